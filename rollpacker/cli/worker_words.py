@@ -73,8 +73,9 @@ def environment_words(config: RunConfig) -> str:
     """Say what answers the turns, and within which limits."""
     environment = config.environment
     assert environment is not None
+    named = environment.env or f"{environment.name} ({', '.join(environment.tools)})"
     return (
-        f"{environment.env} answers up to {plural(environment.max_turns, 'turn')} of a response; what it says is "
+        f"{named} answers up to {plural(environment.max_turns, 'turn')} of a response; what it says is "
         "context, and never trained\n"
         f"{environment.max_open} at a time, each in a process of its own; a reset may take "
         f"{environment.reset_timeout_s:g} s, a turn {environment.turn_timeout_s:g} s, all turns "

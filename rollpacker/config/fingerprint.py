@@ -83,6 +83,8 @@ def config_fingerprint(config: RunConfig) -> str:
 
 _ADDED_LATER: Mapping[str, Any] = {
     "environment": None,
+    "environment.tools": [],
+    "environment.tool_parser": "hermes",
     "reward.function": None,
     "reward.url": None,
     "data.solve_rates": None,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Kind, PositiveSeconds, Section
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Kind, OnlyWith, PositiveSeconds, Section
 from rollpacker.config.sections.reward_checks import NAMED_IN_PYTHON
 
 if TYPE_CHECKING:
@@ -17,17 +17,28 @@ if TYPE_CHECKING:
 class EnvironmentSection(Section):
     """What answers the turns of a policy: a response is then a trajectory of several turns."""
 
-    name: Literal["gym"]
+    name: Literal["gym", "tools"]
     """`gym`: a Python class with GEM's or gymnasium's interface whose actions and observations are texts. It has
     reset(seed, options) -> (observation, info), of which either parameter may be missing, and step(action) ->
-    (observation, reward, terminated, truncated, info). `options` are the other fields of the prompt's line."""
-    env: str
+    (observation, reward, terminated, truncated, info). `options` are the other fields of the prompt's line.
+    `tools`: Python functions that the model may call. A turn without a call is the answer, which the reward scores."""
+    env: str | None = None
     """The class: my_env.py:Maze, or package.module:Maze. The package has rollpacker.environments.walk_turns:WalkTurns
     and others beside it."""
-    arguments: Annotated[dict[str, Any], Kind("a mapping of each parameter of the class to its value")] = Field(
-        default_factory=dict
-    )
+    arguments: Annotated[
+        dict[str, Any], Kind("a mapping of each parameter of the class to its value"), OnlyWith("environment.env")
+    ] = Field(default_factory=dict)
     """Given to the class by name."""
+    tools: Annotated[
+        tuple[str, ...], Kind("a list of FILE.py:NAME or MODULE:NAME"), OnlyWith("environment.name", "tools")
+    ] = ()
+    """The functions: my_tools.py:search, or package.module:search; the package has
+    rollpacker.environments.calculator:calculate and rollpacker.environments.python_tool:python. The chat template tells
+    the model of each what its type hints and its Google docstring say. What a call returns, or why it failed, is the
+    next message; a call that never returns ends the trajectory's attempt after turn_timeout_s."""
+    tool_parser: Annotated[Literal["hermes", "llama3_json"], OnlyWith("environment.name", "tools")] = "hermes"
+    """How the model writes calls, by vLLM's names. `hermes`: JSON between <tool_call> tags, as Qwen2.5, Qwen3 and
+    Hermes do. `llama3_json`: JSON from the beginning of the turn on, as Llama 3 does."""
     max_turns: Count = Field(20, ge=1)
     """That a policy writes in a trajectory. rollout.max_response_tokens counts all its tokens, those of the environment
     too; only what the policy wrote is trained."""
@@ -43,15 +54,39 @@ class EnvironmentSection(Section):
     episode_timeout_s: Annotated[PositiveSeconds, NOT_IN_FINGERPRINT] = 600.0
     """For all answers of a trajectory together; what engines take is not counted."""
 
-    @field_validator("env")
+    @field_validator("env", "tools")
     @classmethod
-    def _names_a_class(cls, value: str) -> str:
-        if not re.fullmatch(NAMED_IN_PYTHON, value):
-            raise ValueError(
-                f"environment.env={value} names nothing in Python.\n"
-                "A class is named FILE.py:NAME or PACKAGE.MODULE:NAME.\nCorrect it."
-            )
+    def _names_something(cls, value: Any, info: ValidationInfo) -> Any:
+        for each in (value,) if isinstance(value, str) else value or ():
+            if not re.fullmatch(NAMED_IN_PYTHON, each):
+                raise ValueError(
+                    f"environment.{info.field_name} names nothing in Python by {each}.\n"
+                    "A class or a function is named FILE.py:NAME or PACKAGE.MODULE:NAME.\nCorrect it."
+                )
         return value
+
+    @model_validator(mode="after")
+    def _names_what_answers(self) -> Self:
+        key = _KEYS[self.name]
+        others = [each for each in _KEYS.values() if each != key and getattr(self, each)]
+        if not getattr(self, key) or others:
+            problem = f"with environment.{others[0]}" if others else f"without environment.{key}"
+            raise ValueError(
+                f"environment={self.name} {problem}.\n"
+                f"It takes environment.{key}={_EXAMPLES[key]}, and not what other environments take.\nCorrect it."
+            )
+        return self
+
+    @property
+    def speaks_first(self) -> bool:
+        """Whether the first turn follows an observation, which then opens it."""
+        return self.name == "gym"
+
+
+_KEYS = {"gym": "env", "tools": "tools"}
+"""Which names what answers, by the section's name."""
+
+_EXAMPLES = {"env": "my_env.py:Maze", "tools": "[my_tools.py:search]"}
 
 
 def check_environment(config: RunConfig) -> None:
@@ -70,10 +105,16 @@ def check_environment(config: RunConfig) -> None:
         return
     for key, is_set, reason, remedy in (
         (
-            f"reward.name={reward.name_of()}",
-            reward.names != ("environment",),
+            f"reward={reward.name_of()}",
+            environment.name == "gym" and reward.names != ("environment",),
             "A trajectory's reward is the sum of what its environment gives.",
             "Choose reward=environment.",
+        ),
+        (
+            "reward=environment",
+            environment.name == "tools" and "environment" in reward.names,
+            "Tools give no reward: the answer that follows them has one.",
+            "Choose the reward of the answer, such as reward=math.",
         ),
         (
             "backend.name=sim",
@@ -95,4 +136,4 @@ def check_environment(config: RunConfig) -> None:
         ),
     ):
         if is_set:
-            raise ValueError(f"environment.env={environment.env} with {key}.\n{reason}\n{remedy}")
+            raise ValueError(f"environment={environment.name} with {key}.\n{reason}\n{remedy}")
