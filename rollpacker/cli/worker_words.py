@@ -73,7 +73,7 @@ def environment_words(config: RunConfig) -> str:
     """Say what answers the turns, and within which limits."""
     environment = config.environment
     assert environment is not None
-    named = environment.env or f"{environment.name} ({', '.join(environment.tools)})"
+    named = environment.env or environment.loop or f"{environment.name} ({', '.join(environment.tools)})"
     return (
         f"{named} answers up to {plural(environment.max_turns, 'turn')} of a response; what it says is "
         "context, and never trained\n"

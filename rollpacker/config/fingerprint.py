@@ -85,6 +85,7 @@ _ADDED_LATER: Mapping[str, Any] = {
     "environment": None,
     "environment.tools": [],
     "environment.tool_parser": "hermes",
+    "environment.loop": None,
     "reward.function": None,
     "reward.url": None,
     "data.solve_rates": None,

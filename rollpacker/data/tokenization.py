@@ -102,6 +102,11 @@ class PromptTokenizer:
                 "Take a model that was trained with tools, or give a template by data.chat_template.",
             )
 
+    @property
+    def backend(self) -> Any:
+        """The tokenizer as transformers has it."""
+        return self._tokenizer
+
     def text(self, prompt: Prompt) -> str:
         """Give the prompt as the policy sees it."""
         if self.is_chat(prompt):

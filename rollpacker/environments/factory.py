@@ -26,7 +26,9 @@ def make_environments(config: RunConfig, tokenizer: PromptTokenizer) -> Environm
     longest_s = max(section.reset_timeout_s, section.turn_timeout_s)
     source = source_of(config)
     return EnvironmentParts(
-        service=EnvironmentPool(source.name, source.arguments, limit_s=longest_s + GRACE_S),
+        service=EnvironmentPool(
+            source.name, source.arguments, limit_s=longest_s + GRACE_S, sends_tokens=section.name == "loop"
+        ),
         texts=TurnRenderer(tokenizer, keeps_special=section.name == "tools"),
         gives_rewards="environment" in config.reward.names,
     )
@@ -38,7 +40,8 @@ def try_observation(config: RunConfig, tokenizer: PromptTokenizer, prompt: Promp
     Raises:
         DataError: The chat template does not take it.
     """
-    if (section := config.environment) is not None:
+    section = config.environment
+    if section is not None and section.name != "loop":  # which renders for itself
         message = {"role": "tool" if section.name == "tools" else "user", "content": "-"}
         TurnRenderer(tokenizer).observation(prompt, [message], [tokenizer.eos_token_id])
 

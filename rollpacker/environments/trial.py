@@ -19,6 +19,8 @@ _ALLOWED = {
     "environment.arguments.",
     "tools": "environment.tools names functions FILE.py:NAME or PACKAGE.MODULE:NAME, whose type hints and Google "
     "docstring say what each does and, under `Args:`, what each parameter is.",
+    "loop": "environment.loop names a class FILE.py:NAME or PACKAGE.MODULE:NAME with `async def run(self, "
+    "sampling_params, **kwargs)`, which takes environment.arguments.",
 }
 
 
@@ -49,7 +51,8 @@ def try_environment(config: RunConfig, prompt: Prompt) -> None:
         raise ConfigError(
             f"environment={section.name}: on the first prompt, {prompt.key!r}, the reset gave no observation: "
             f"{problem}.",
-            "reset returns an observation, a text, and a dict; `options` has the other fields of the prompt's line.",
+            "A reset returns an observation, a text, and a dict; a loop begins with a call of `generate`. Both get the "
+            "other fields of the prompt's line.",
             "Correct the class, or raise environment.reset_timeout_s.",
         )
     finally:
@@ -89,7 +92,7 @@ def _started(config: RunConfig) -> SupervisorProcess:
 def _unusable(config: RunConfig, failure: str) -> ConfigError:
     section = config.environment
     assert section is not None
-    named = section.env or ", ".join(section.tools)
+    named = section.env or section.loop or ", ".join(section.tools)
     return ConfigError(
         f"{named} cannot be used as environment={section.name}: {failure}.",
         _ALLOWED[section.name],

@@ -1,4 +1,4 @@
-"""Real runs through the other doors for agents: tools."""
+"""Real runs through the other doors for agents: tools, and an agent loop."""
 
 import json
 import random
@@ -71,6 +71,7 @@ def test_a_model_calls_a_tool_and_only_its_own_words_are_trained_and_scored(tool
         *small_run(tool_inputs, "system=tail", "engine.num_engines=1", "reward=math"),
         *(f"run.num_steps={NUM_STEPS}", "system.stream=false", f"reward.function={tool_inputs}/tools.py:is_right"),
         *("environment=tools", f"environment.tools=[{tool_inputs}/tools.py:look_up]", "environment.max_turns=3"),
+        "environment.max_open=8",
         *("data.plain_as_chat=true", f"data.chat_template={tool_inputs}/template.jinja"),
     )
     assert run.wait() == 0, run.output()
@@ -78,5 +79,52 @@ def test_a_model_calls_a_tool_and_only_its_own_words_are_trained_and_scored(tool
     assert len(accepted) == NUM_STEPS * 8 * 4
     right = [row for row in accepted if row["reward"] == 1]
     assert len(right) > len(accepted) // 4, "what is behind a place can be known from the tool alone"
+    assert replay(run.run_dir).commands
+    run.assert_nothing_is_left()
+
+
+LOOP = """
+from rollpacker.environments.agent_loop import AgentLoopBase, AgentLoopOutput
+from rollpacker.rewards.walk import STEPS, read_task
+
+
+class Walk(AgentLoopBase):
+    async def run(self, sampling_params, *, prompt_ids, ground_truth, **row):
+        place, target = read_task(ground_truth)
+        tokens, mask, reward = list(prompt_ids), [], 0.0
+        while place < target:
+            output = await self.server_manager.generate("w", prompt_ids=tokens, sampling_params=sampling_params)
+            tokens += output.token_ids
+            mask += [1] * len(output.token_ids)
+            words = self.tokenizer.decode(output.token_ids, skip_special_tokens=True).split()
+            if len(words) != 2 or words[0] not in STEPS or words[1] != str(place + STEPS[words[0]]):
+                break
+            place += STEPS[words[0]]
+            reward = float(place == target)
+            said = self.tokenizer.encode(words[1], add_special_tokens=False)
+            tokens += said
+            mask += [0] * len(said)
+        start = len(tokens) - len(mask)
+        return AgentLoopOutput(
+            prompt_ids=tokens[:start], response_ids=tokens[start:], response_mask=mask, reward_score=reward
+        )
+"""
+
+
+@pytest.mark.parametrize("system", ["tail", "flash"])
+def test_an_agent_loop_of_ones_own_is_trained_as_an_environment_is(turns_inputs, tmp_path, system):
+    (tmp_path / "own.py").write_text(LOOP)
+    run = LaunchedRun(
+        tmp_path / "run",
+        *small_run(turns_inputs, f"system={system}", "engine.num_engines=1", "reward=environment"),
+        *(f"run.num_steps={NUM_STEPS}", "system.stream=false", "rollout.max_response_tokens=96"),
+        *("environment=loop", f"environment.loop={tmp_path}/own.py:Walk", "environment.max_turns=12"),
+        "environment.max_open=4",  # each has a tokenizer, which takes seconds to import
+    )
+    assert run.wait() == 0, run.output()
+    accepted = [row for row in rows(run.run_dir, "responses") if row["accepted"]]
+    assert len(accepted) == NUM_STEPS * 8 * 4
+    assert 0 < sum(row["reward"] for row in accepted) < len(accepted)
+    assert {row["reward_reason"] for row in accepted} <= {"terminated", "limit"}
     assert replay(run.run_dir).commands
     run.assert_nothing_is_left()

@@ -17,16 +17,19 @@ if TYPE_CHECKING:
 class EnvironmentSection(Section):
     """What answers the turns of a policy: a response is then a trajectory of several turns."""
 
-    name: Literal["gym", "tools"]
+    name: Literal["gym", "tools", "loop"]
     """`gym`: a Python class with GEM's or gymnasium's interface whose actions and observations are texts. It has
     reset(seed, options) -> (observation, info), of which either parameter may be missing, and step(action) ->
     (observation, reward, terminated, truncated, info). `options` are the other fields of the prompt's line.
-    `tools`: Python functions that the model may call. A turn without a call is the answer, which the reward scores."""
+    `tools`: Python functions that the model may call. A turn without a call is the answer, which the reward scores.
+    `loop`: an agent loop of your own, with verl's names (see rollpacker.environments.agent_loop)."""
     env: str | None = None
     """The class: my_env.py:Maze, or package.module:Maze. The package has rollpacker.environments.walk_turns:WalkTurns
     and others beside it."""
     arguments: Annotated[
-        dict[str, Any], Kind("a mapping of each parameter of the class to its value"), OnlyWith("environment.env")
+        dict[str, Any],
+        Kind("a mapping of each parameter of the class to its value"),
+        OnlyWith("environment.name", "gym", "loop"),
     ] = Field(default_factory=dict)
     """Given to the class by name."""
     tools: Annotated[
@@ -39,6 +42,12 @@ class EnvironmentSection(Section):
     tool_parser: Annotated[Literal["hermes", "llama3_json"], OnlyWith("environment.name", "tools")] = "hermes"
     """How the model writes calls, by vLLM's names. `hermes`: JSON between <tool_call> tags, as Qwen2.5, Qwen3 and
     Hermes do. `llama3_json`: JSON from the beginning of the turn on, as Llama 3 does."""
+    loop: str | None = None
+    """The class: my_loop.py:Guess, or package.module:Guess. It has `async def run(self, sampling_params, **kwargs)`,
+    which calls `await self.server_manager.generate(prompt_ids=..., sampling_params=sampling_params)` for each turn and
+    returns prompt_ids, response_ids and response_mask. kwargs has raw_prompt (the messages), prompt_ids and the other
+    fields of the prompt's line. Each call goes on from all tokens before. With reward=environment its reward_score is
+    the reward; another reward scores the last turn."""
     max_turns: Count = Field(20, ge=1)
     """That a policy writes in a trajectory. rollout.max_response_tokens counts all its tokens, those of the environment
     too; only what the policy wrote is trained."""
@@ -54,7 +63,7 @@ class EnvironmentSection(Section):
     episode_timeout_s: Annotated[PositiveSeconds, NOT_IN_FINGERPRINT] = 600.0
     """For all answers of a trajectory together; what engines take is not counted."""
 
-    @field_validator("env", "tools")
+    @field_validator("env", "tools", "loop")
     @classmethod
     def _names_something(cls, value: Any, info: ValidationInfo) -> Any:
         for each in (value,) if isinstance(value, str) else value or ():
@@ -83,10 +92,10 @@ class EnvironmentSection(Section):
         return self.name == "gym"
 
 
-_KEYS = {"gym": "env", "tools": "tools"}
+_KEYS = {"gym": "env", "tools": "tools", "loop": "loop"}
 """Which names what answers, by the section's name."""
 
-_EXAMPLES = {"env": "my_env.py:Maze", "tools": "[my_tools.py:search]"}
+_EXAMPLES = {"env": "my_env.py:Maze", "tools": "[my_tools.py:search]", "loop": "my_loop.py:Guess"}
 
 
 def check_environment(config: RunConfig) -> None:
@@ -94,9 +103,9 @@ def check_environment(config: RunConfig) -> None:
     reward, environment = config.reward, config.environment
     if "environment" in reward.names and (environment is None or reward.names != ("environment",)):
         raise ValueError(
-            "reward=environment without environment=gym.\n"
+            "reward=environment without an environment.\n"
             "It is the sum of what environments give for the turns of a response.\n"
-            "Choose environment=gym with environment.env, or another reward."
+            "Choose environment=gym or environment=loop, or another reward."
             if environment is None
             else f"reward.names has {', '.join(reward.names)}.\n"
             "In a run with environments they give every reward.\nLeave out reward.domains."
