@@ -76,8 +76,9 @@ def environment_words(config: RunConfig) -> str:
         return _modelled_environment(config.modelled_environment)
     environment = config.environment
     assert environment is not None
+    named = environment.env or environment.loop or f"{environment.name} ({', '.join(environment.tools)})"
     return (
-        f"{environment.env} answers up to {plural(environment.max_turns, 'turn')} of a response; what it says is "
+        f"{named} answers up to {plural(environment.max_turns, 'turn')} of a response; what it says is "
         "context, and never trained\n"
         f"{environment.max_open} at a time, each in a process of its own; a reset may take "
         f"{environment.reset_timeout_s:g} s, a turn {environment.turn_timeout_s:g} s, all turns "

@@ -83,6 +83,9 @@ def config_fingerprint(config: RunConfig) -> str:
 
 _ADDED_LATER: Mapping[str, Any] = {
     "environment": None,
+    "environment.tools": [],
+    "environment.tool_parser": "hermes",
+    "environment.loop": None,
     "reward.function": None,
     "reward.url": None,
     "data.solve_rates": None,

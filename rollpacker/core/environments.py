@@ -123,6 +123,10 @@ class Environments:
         stopped = [(request, self._end(request, STOPPED)) for request in requests]
         return [request for request, trajectory in stopped if trajectory.stage is Stage.GENERATING]
 
+    def has(self, request: RequestId) -> bool:
+        """Tell whether a trajectory is under way."""
+        return request in self._trajectories
+
     def is_generating(self, request: RequestId) -> bool:
         """Tell whether a trajectory is the router's."""
         return self._trajectories[request].stage is Stage.GENERATING

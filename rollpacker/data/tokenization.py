@@ -50,7 +50,14 @@ _OWN_VARIABLES = ("messages", "add_generation_prompt", "tools", "documents", "bo
 class PromptTokenizer:
     """The tokenizer of one model directory; never looks outside of it but for `data.chat_template`."""
 
-    def __init__(self, model_path: Path, section: DataSection | None = None, *, opens_answer: bool = True) -> None:
+    def __init__(
+        self,
+        model_path: Path,
+        section: DataSection | None = None,
+        *,
+        opens_answer: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Load it, and transformers with it.
 
         Args:
@@ -58,6 +65,7 @@ class PromptTokenizer:
             section: How prompts become text; None takes every default.
             opens_answer: Whether a prompt ends where the assistant's answer begins; where an environment speaks first,
                 that is up to its observation.
+            tools: That the chat template tells the model of, as JSON schemas, where a prompt's line has none.
 
         Raises:
             ModelError: The directory does not exist, has no usable tokenizer, or one without an end-of-sequence token.
@@ -65,6 +73,7 @@ class PromptTokenizer:
         """
         self._section = section or DataSection(path=None)
         self._opens_answer = opens_answer
+        self._tools = list(tools)
         self._model_path = model_path
         self._tokenizer = load_tokenizer(model_path)
         eos_token_id = self._tokenizer.eos_token_id
@@ -86,12 +95,29 @@ class PromptTokenizer:
             check_template_arguments(
                 "data.template_arguments", self._section.template_arguments, str(self._tokenizer.chat_template)
             )
+        if self._tools and "tools" not in _variables_of(str(self._tokenizer.chat_template)):
+            raise ConfigError(
+                f"environment.tools is set, and the chat template of the model in {model_path} does not read `tools`.",
+                "The template tells the model which tools there are.",
+                "Take a model that was trained with tools, or give a template by data.chat_template.",
+            )
+
+    @property
+    def backend(self) -> Any:
+        """The tokenizer as transformers has it."""
+        return self._tokenizer
 
     def text(self, prompt: Prompt) -> str:
         """Give the prompt as the policy sees it."""
         if self.is_chat(prompt):
             return self.render(prompt, [], opens_answer=self._opens_answer)
         assert prompt.text is not None
+        if self._tools:
+            raise DataError(
+                f"environment.tools is set, and the prompt {prompt.key!r} is plain text",
+                "Allowed: chat messages, whose template tells the model which tools there are",
+                "Set data.plain_as_chat=true, or write `messages`",
+            )
         return prompt.text
 
     def is_chat(self, prompt: Prompt) -> bool:
@@ -100,7 +126,8 @@ class PromptTokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """Give the tokens of a text that goes on, without special tokens beside those that it spells."""
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        whole = text.encode(errors="replace").decode()  # half a pair of UTF-16, which JSON can spell, is no text
+        ids: list[int] = self._tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
     def token_texts(self, token_ids: Sequence[int]) -> str:
@@ -152,7 +179,7 @@ class PromptTokenizer:
         try:
             text = self._tokenizer.apply_chat_template(
                 messages,
-                tools=prompt.row.get("tools") or None,
+                tools=prompt.row.get("tools") or self._tools or None,
                 tokenize=False,
                 add_generation_prompt=opens_answer,
                 **self._section.template_arguments,
@@ -183,7 +210,7 @@ def check_template_arguments(key: str, names: Iterable[str], template: str) -> N
     Raises:
         ConfigError: One of the names given by this key is none of the template's.
     """
-    read = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", template))
+    read = _variables_of(template)
     for name in names:
         if name not in read or name in _OWN_VARIABLES:
             nearest = difflib.get_close_matches(name, [known for known in read if known not in _OWN_VARIABLES], n=1)
@@ -194,13 +221,17 @@ def check_template_arguments(key: str, names: Iterable[str], template: str) -> N
             )
 
 
+def _variables_of(template: str) -> dict[str, None]:
+    return dict.fromkeys(re.findall(r"[A-Za-z_]\w*", template))
+
+
 def load_tokenizer(model_path: Path) -> Any:
     """Load the tokenizer of a model directory as every user of the model does: by transformers' `AutoTokenizer`.
 
     `tokenizer.json` alone does not say which tokens a text has: for some types of models (Qwen2 is one) transformers
     takes only the vocabulary from it, and the rules of cutting and joining from a class of its own.
 
-    A process that loads models imports torch before its first tokenizer: see `_without_torch`.
+    A process that loads models imports torch before its first tokenizer: see `without_torch`.
 
     Raises:
         ModelError: The directory does not exist, or has no usable tokenizer.
@@ -208,7 +239,7 @@ def load_tokenizer(model_path: Path) -> Any:
     check_directory(model_path)
     check_tokenizer_files(model_path)
     try:
-        with _without_torch():
+        with without_torch():
             from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(str(model_path), local_files_only=True)
@@ -221,7 +252,7 @@ def load_tokenizer(model_path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _without_torch() -> Iterator[None]:
+def without_torch() -> Iterator[None]:
     """Import transformers without torch, where the process has not loaded either.
 
     Transformers imports torch wherever it is installed: 10 of the 13 s of one slow core that a tokenizer takes, in each

@@ -3,22 +3,24 @@
 Token in, token out: a conversation that is rendered anew after each turn has other tokens than the engine sampled,
 because templates drop thinking, trim white space or cut words otherwise. Here only what is new is rendered: the end of
 the policy's turn as the template writes it, without what the policy wrote of it, a message of the user with the
-observation, and the beginning of the next answer. The template writes that after a turn in which a marker stands for
-the policy's words, so nothing of an earlier turn is asked of it.
+observation, or the messages that it consists of, and the beginning of the next answer. The template writes that after
+a turn in which a marker stands for the policy's words, so nothing of an earlier turn is asked of it.
 
-Where the prompt is a plain text, so is the conversation: an observation is tokens of its text alone.
+Where the prompt is a plain text, so is the conversation: an observation is tokens of its text alone. An observation
+that is tokens stays as it is.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rollpacker.data.tokenization import PromptTokenizer
+    from rollpacker.protocols.environment import Observation
     from rollpacker.protocols.rollout import Prompt
 
 _MARKER = "RollPackerTurn"
@@ -26,34 +28,46 @@ _MARKER = "RollPackerTurn"
 
 
 class TurnRenderer:
-    """Implements `rollpacker.protocols.environment.TurnTexts` with the tokenizer of the model directory."""
+    """Implements `rollpacker.protocols.environment.TurnTexts` with the tokenizer of the model directory.
 
-    def __init__(self, tokenizer: PromptTokenizer) -> None:
+    Args:
+        tokenizer: Of the prompts.
+        keeps_special: Whether the text of a turn has its special tokens: some models write calls of tools with them.
+    """
+
+    def __init__(self, tokenizer: PromptTokenizer, *, keeps_special: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._keeps_special = keeps_special
 
     def action(self, turn: Sequence[int]) -> str:
-        return self._tokenizer.decode(turn)
+        return self._tokenizer.token_texts(turn) if self._keeps_special else self._tokenizer.decode(turn)
 
-    def observation(self, prompt: Prompt, text: str, turn: Sequence[int]) -> Sequence[int]:
+    def observation(self, prompt: Prompt, observation: Observation, turn: Sequence[int]) -> Sequence[int]:
         tokenizer = self._tokenizer
+        if isinstance(observation, str):
+            messages: list[Any] = [_user(observation)] if turn or observation else []
+        elif not observation or isinstance(observation[0], int):
+            return observation  # type: ignore[return-value]  # the first tells what all of them are
+        else:
+            messages = observation
         if not tokenizer.is_chat(prompt):
-            return tokenizer.encode_text(text) if text else []
+            return tokenizer.encode_text("\n".join(message["content"] for message in messages))
         if not turn:
-            return tokenizer.encode_text(self._opening(prompt, text))
-        return tokenizer.encode_text(self._reply(prompt, text, tokenizer.token_texts(turn[-1:])))
+            return tokenizer.encode_text(self._opening(prompt, messages))
+        return tokenizer.encode_text(self._reply(prompt, messages, tokenizer.token_texts(turn[-1:])))
 
-    def _opening(self, prompt: Prompt, text: str) -> str:
+    def _opening(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]]) -> str:
         """What follows a prompt that opens no answer yet."""
         before = self._tokenizer.render(prompt, [], opens_answer=False)
-        whole = self._tokenizer.render(prompt, [_user(text)] if text else [], opens_answer=True)
+        whole = self._tokenizer.render(prompt, messages, opens_answer=True)
         if not whole.startswith(before):
             raise _not_extendable(prompt, before, whole)
         return whole.removeprefix(before)
 
-    def _reply(self, prompt: Prompt, text: str, last_token: str) -> str:
+    def _reply(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]], last_token: str) -> str:
         """What follows a turn that ends with this token."""
         answered = [*([] if _ends_with_user(prompt) else [_user("-")]), {"role": "assistant", "content": _MARKER}]
-        whole = self._tokenizer.render(prompt, [*answered, _user(text)], opens_answer=True)
+        whole = self._tokenizer.render(prompt, [*answered, *messages], opens_answer=True)
         _, marker, after = whole.rpartition(_MARKER)
         if not marker:
             raise _not_extendable(prompt, _MARKER, whole)

@@ -1,20 +1,11 @@
-"""A calculator as a tool: a turn may compute before it answers.
-
-The prompt's line has the answer in `ground_truth`. A turn that contains `calc: EXPRESSION` gets the value; one that
-contains `answer: NUMBER` ends the task, with reward 1 where the number is right. A turn with neither, or an expression
-that cannot be computed, gets an observation that says so.
-"""
+"""A calculator as a tool: `environment.tools=[rollpacker.environments.calculator:calculate]`."""
 
 from __future__ import annotations
 
 import ast
 import operator
-import re
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
-
-_CALL = re.compile(r"(calc|answer):\s*([^\n]*)")
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -27,27 +18,13 @@ _MOST_DIGITS = 1000
 """Of a numerator or denominator."""
 
 
-class Calculator:
-    """One question."""
+def calculate(expression: str) -> str:
+    """Compute a number exactly, such as (2 + 3) / 6.
 
-    def reset(self, *, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin; the prompt asks."""
-        self._answer = compute(str((options or {})["ground_truth"]))
-        return "", {}
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Compute, or take the answer."""
-        calls = _CALL.findall(action)
-        if not calls:
-            return "Write `calc: EXPRESSION` or `answer: NUMBER`.", 0.0, False, False, {}
-        kind, text = calls[-1]
-        try:
-            value = compute(text)
-        except (ValueError, SyntaxError, ZeroDivisionError) as error:
-            return f"{text.strip()} cannot be computed: {error}", 0.0, kind == "answer", False, {}
-        if kind == "answer":
-            return "", float(value == self._answer), True, False, {}
-        return str(value), 0.0, False, False, {}
+    Args:
+        expression: Numbers with + - * / and parentheses.
+    """
+    return str(compute(expression))
 
 
 def compute(text: str) -> Fraction:

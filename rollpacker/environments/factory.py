@@ -1,25 +1,62 @@
-"""Makes what a configuration's environments run in."""
+"""Makes what a configuration's environments run in, and the tokenizer of prompts that they answer."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.data.turns import TurnRenderer
 from rollpacker.environments.pool import EnvironmentPool
+from rollpacker.environments.sources import source_of
+from rollpacker.environments.trial import tool_schemas
 from rollpacker.protocols.environment import EnvironmentParts
 
 if TYPE_CHECKING:
-    from rollpacker.config.sections.environment import EnvironmentSection
-    from rollpacker.data.tokenization import PromptTokenizer
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.protocols.rollout import Prompt
 
 GRACE_S = 10.0
 """How much longer than the scheduler's limits a call may take."""
 
 
-def make_environments(section: EnvironmentSection, tokenizer: PromptTokenizer) -> EnvironmentParts:
+def make_environments(config: RunConfig, tokenizer: PromptTokenizer) -> EnvironmentParts:
     """Make them; processes start as trajectories need them."""
+    section = config.environment
+    assert section is not None
     longest_s = max(section.reset_timeout_s, section.turn_timeout_s)
+    source = source_of(config)
     return EnvironmentParts(
-        service=EnvironmentPool(section.env, section.arguments, limit_s=longest_s + GRACE_S),
-        texts=TurnRenderer(tokenizer),
+        service=EnvironmentPool(
+            source.name, source.arguments, limit_s=longest_s + GRACE_S, sends_tokens=section.name == "loop"
+        ),
+        texts=TurnRenderer(tokenizer, keeps_special=section.name == "tools"),
+        gives_rewards="environment" in config.reward.names,
+    )
+
+
+def try_observation(config: RunConfig, tokenizer: PromptTokenizer, prompt: Prompt) -> None:
+    """Render an observation behind a turn, where the run's environments say some.
+
+    Raises:
+        DataError: The chat template does not take it.
+    """
+    section = config.environment
+    if section is not None and section.name != "loop":  # which renders for itself
+        message = {"role": "tool" if section.name == "tools" else "user", "content": "-"}
+        TurnRenderer(tokenizer).observation(prompt, [message], [tokenizer.eos_token_id])
+
+
+def make_tokenizer(config: RunConfig) -> PromptTokenizer:
+    """Load the tokenizer of a run's prompts.
+
+    Raises:
+        UserError: As `PromptTokenizer`, or a tool cannot be used.
+    """
+    section = config.environment
+    has_tools = section is not None and section.name == "tools"
+    return PromptTokenizer(
+        config.model.directory,
+        config.data,
+        opens_answer=section is None or not section.speaks_first,
+        tools=tool_schemas(config) if has_tools else (),
     )

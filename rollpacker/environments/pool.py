@@ -11,6 +11,7 @@ loop too, which therefore starts none itself.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from typing import Any
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import RequestId
 from rollpacker.protocols.arrivals import Arrivals
-from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset
+from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
 from rollpacker.rewards.supervisor_process import ProcessDied, SupervisorProcess
 
 PROCESS = "rollpacker.environments.process"
@@ -38,11 +39,15 @@ class EnvironmentPool:
         source: Of the class, `FILE.py:NAME` or `PACKAGE.MODULE:NAME`.
         arguments: Given to it by name.
         limit_s: After which a call is given up even if nobody ends it.
+        sends_tokens: Whether it needs more of a turn than its text.
     """
 
-    def __init__(self, source: str, arguments: Mapping[str, Any], *, limit_s: float) -> None:
+    def __init__(
+        self, source: str, arguments: Mapping[str, Any], *, limit_s: float, sends_tokens: bool = False
+    ) -> None:
         self._words = [source, json.dumps(dict(arguments))]
         self._limit_s = limit_s
+        self._sends_tokens = sends_tokens
         self._free: list[SupervisorProcess] = []
         self._open: dict[RequestId, SupervisorProcess | None] = {}
         """None until it is started."""
@@ -56,11 +61,11 @@ class EnvironmentPool:
     def reset(self, request: RequestId, call: int, start: EnvironmentReset) -> None:
         if request not in self._open:
             self._open[request] = self._free.pop() if self._free else None
-        self._ask(request, call, {"reset": start.seed, "options": dict(start.options)})
+        self._ask(request, call, {"reset": dataclasses.asdict(start)})
 
-    def step(self, request: RequestId, call: int, action: str) -> None:
+    def step(self, request: RequestId, call: int, turn: EnvironmentTurn) -> None:
         if request in self._open:
-            self._ask(request, call, {"step": action})
+            self._ask(request, call, {"step": dataclasses.asdict(turn) if self._sends_tokens else {"text": turn.text}})
         else:
             self._answers.put([EnvironmentAnswer(request=request, call=call, failure="environment_lost")])
 

@@ -2,9 +2,13 @@
 
 Invariant: it outlives neither the process that started it nor the closing of its socket.
 
-Both sides speak JSON lines. Requests are `{"reset": SEED, "options": {...}}` and `{"step": TEXT}`; responses
-`{observation, reward, terminated, truncated, time_s}`, or `{failure}` where the environment raised or answered
-otherwise. It first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
+Both sides speak JSON lines. Requests are `{"reset": {"seed": ..., "options": ..., ...}}` and `{"step": {"text": ...}}`,
+with the fields of `rollpacker.protocols.environment`; responses `{observation, reward, terminated, truncated, time_s}`,
+or `{failure}` where the environment raised or answered otherwise. `{"tool_schemas": true}` asks for `{tool_schemas}`.
+It first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
+
+An observation is a text, or a list of chat messages. An environment with `takes_tokens` gets all of a turn, as a dict,
+and may answer with a list of tokens.
 
 Run as `python -m rollpacker.environments.process ENV ARGUMENTS PARENT_PID`, with the socket as standard input.
 """
@@ -45,41 +49,53 @@ class Environment:
 
     def __init__(self, env: Any) -> None:
         self._env = env
+        self._takes_tokens = getattr(env, "takes_tokens", False)
         self._reset = taking_known(env.reset)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Reset or step; raises what the environment raises, and `Unfit`."""
-        if "reset" not in request:
-            return _step_of(self._env.step(request["step"]))
-        match self._reset(seed=request["reset"], options=request["options"]):
-            case (str(observation), dict()):
+        """Reset, step, or tell of tools; raises what the environment raises, and `Unfit`."""
+        match request:
+            case {"step": turn}:
+                return self._step_of(self._env.step(turn if self._takes_tokens else turn["text"]))
+            case {"tool_schemas": _}:
+                return {"tool_schemas": getattr(self._env, "tool_schemas", [])}
+        match self._reset(**request["reset"]):
+            case (observation, dict()) if self._is_fit(observation):
                 return {"observation": observation, "reward": 0.0, "terminated": False, "truncated": False}
             case other:
                 raise Unfit(f"reset returned {other!r:.300}; it is an observation, a text, and a dict")
 
+    def _step_of(self, value: Any) -> dict[str, Any]:
+        match value:
+            case (observation, reward, terminated, truncated, dict()) if self._is_fit(observation):
+                number = reward.item() if hasattr(reward, "item") else reward
+                if not isinstance(number, Real) or not abs(float(number)) <= LARGEST_REWARD:
+                    raise Unfit(f"step returned the reward {reward!r:.300}, which no training bears")
+                return {
+                    "observation": observation,
+                    "reward": float(number),
+                    "terminated": bool(terminated),
+                    "truncated": bool(truncated),
+                }
+        raise Unfit(
+            f"step returned {value!r:.300}; it is an observation, a text, with reward, terminated, truncated and a dict"
+        )
+
+    def _is_fit(self, observation: object) -> bool:
+        if isinstance(observation, list):
+            return self._takes_tokens or all(map(_is_message, observation))
+        return isinstance(observation, str)
+
 
 def taking_known(reset: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a `reset` be called with `seed` and `options`, of which it need not take both: GEM's has no `options`."""
+    """Let a `reset` be called with more than it takes: GEM's has a `seed` alone, gymnasium's `options` too."""
     parameters = inspect.signature(reset).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     return lambda **given: reset(**{name: each for name, each in given.items() if takes_any or name in parameters})
 
 
-def _step_of(value: Any) -> dict[str, Any]:
-    match value:
-        case (str(observation), reward, terminated, truncated, dict()):
-            number = reward.item() if hasattr(reward, "item") else reward
-            if not isinstance(number, Real) or not abs(float(number)) <= LARGEST_REWARD:
-                raise Unfit(f"step returned the reward {reward!r:.300}, which no training bears")
-            return {
-                "observation": observation,
-                "reward": float(number),
-                "terminated": bool(terminated),
-                "truncated": bool(truncated),
-            }
-    raise Unfit(
-        f"step returned {value!r:.300}; it is an observation, a text, with reward, terminated, truncated and a dict"
-    )
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
 def make(source: str, arguments: dict[str, Any]) -> Environment:
@@ -93,6 +109,8 @@ def make(source: str, arguments: dict[str, Any]) -> Environment:
         raise UnusableFunction(f"{source} is {kind!r:.300}, which makes no environment")
     try:
         env = kind(**arguments)
+    except UnusableFunction:
+        raise
     except Exception as error:
         raise UnusableFunction(f"making {source} raised {in_words(error, __file__)}") from error
     for name in ("reset", "step"):

@@ -7,29 +7,35 @@ from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import ConfigError, EngineFailed
 from rollpacker.environments.pool import PROCESS
+from rollpacker.environments.sources import source_of
 from rollpacker.rewards.supervisor_process import SupervisorProcess
 
 if TYPE_CHECKING:
-    from rollpacker.config.sections.environment import EnvironmentSection
+    from rollpacker.config.schema import RunConfig
     from rollpacker.protocols.rollout import Prompt
 
+_ALLOWED = {
+    "gym": "environment.env names a class FILE.py:NAME or PACKAGE.MODULE:NAME with reset and step, which takes "
+    "environment.arguments.",
+    "tools": "environment.tools names functions FILE.py:NAME or PACKAGE.MODULE:NAME, whose type hints and Google "
+    "docstring say what each does and, under `Args:`, what each parameter is.",
+    "loop": "environment.loop names a class FILE.py:NAME or PACKAGE.MODULE:NAME with `async def run(self, "
+    "sampling_params, **kwargs)`, which takes environment.arguments.",
+}
 
-def try_environment(section: EnvironmentSection, prompt: Prompt) -> None:
+
+def try_environment(config: RunConfig, prompt: Prompt) -> None:
     """Make one in a process of its own and reset it, as often as a trajectory may begin.
 
     Raises:
         ConfigError: It cannot be made, or no reset gives an observation.
     """
-    process = SupervisorProcess(PROCESS, [section.env, json.dumps(section.arguments)], role="environment process")
+    section = config.environment
+    assert section is not None
+    process = _started(config)
     try:
-        if failure := process.start_failure():
-            raise ConfigError(
-                f"environment.env={section.env} cannot be used: {failure}.",
-                "It names a class FILE.py:NAME or PACKAGE.MODULE:NAME with reset and step, which takes "
-                "environment.arguments.",
-                "Correct the name, the class or the arguments.",
-            )
-        line = json.dumps({"reset": 0, "options": dict(prompt.options)})
+        start = {"seed": 0, "options": dict(prompt.options), "messages": prompt.messages, "text": prompt.text}
+        line = json.dumps({"reset": start})
         problem = "its process died or hung"
         for _ in range(section.max_restarts + 1):
             try:
@@ -43,10 +49,52 @@ def try_environment(section: EnvironmentSection, prompt: Prompt) -> None:
                 return
             problem = str(answer["failure"])
         raise ConfigError(
-            f"environment.env={section.env}: on the first prompt, {prompt.key!r}, the reset gave no observation: "
+            f"environment={section.name}: on the first prompt, {prompt.key!r}, the reset gave no observation: "
             f"{problem}.",
-            "reset returns an observation, a text, and a dict; `options` has the other fields of the prompt's line.",
+            "A reset returns an observation, a text, and a dict; a loop begins with a call of `generate`. Both get the "
+            "other fields of the prompt's line.",
             "Correct the class, or raise environment.reset_timeout_s.",
         )
     finally:
         process.close()
+
+
+def tool_schemas(config: RunConfig) -> list[dict[str, Any]]:
+    """What the chat template tells a model of its tools, as JSON schemas; one per tool, in their order.
+
+    Raises:
+        ConfigError: One is no function, or lacks type hints or a docstring.
+    """
+    section = config.environment
+    assert section is not None
+    process = _started(config)
+    try:
+        answer = process.ask(json.dumps({"tool_schemas": True}), section.reset_timeout_s)
+    except EngineFailed as error:
+        answer = {"failure": str(error)}
+    finally:
+        process.close()
+    if "failure" in answer:
+        raise _unusable(config, answer["failure"])
+    schemas: list[dict[str, Any]] = answer["tool_schemas"]
+    return schemas
+
+
+def _started(config: RunConfig) -> SupervisorProcess:
+    source = source_of(config)
+    process = SupervisorProcess(PROCESS, [source.name, json.dumps(source.arguments)], role="environment process")
+    if failure := process.start_failure():
+        process.close()
+        raise _unusable(config, failure)
+    return process
+
+
+def _unusable(config: RunConfig, failure: str) -> ConfigError:
+    section = config.environment
+    assert section is not None
+    named = section.env or section.loop or ", ".join(section.tools)
+    return ConfigError(
+        f"{named} cannot be used as environment={section.name}: {failure}.",
+        _ALLOWED[section.name],
+        "Correct the name, the code or the arguments.",
+    )

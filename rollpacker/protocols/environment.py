@@ -1,15 +1,21 @@
-"""What answers the turns of a policy: environments, one for each trajectory that is under way."""
+"""What answers the turns of a policy: environments, one for each trajectory that is under way.
+
+An observation is a text, which becomes a message of the user; or chat messages, such as results of tools; or tokens,
+where what made them has its own way to write a conversation. An empty list is nothing at all.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rollpacker.core.ids import RequestId
-    from rollpacker.protocols.rollout import Prompt
+    from rollpacker.protocols.rollout import FinishReason, Prompt
+
+Observation = str | list[dict[str, Any]] | list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +26,27 @@ class EnvironmentReset:
     """31 bits; the same for all trajectories of a prompt."""
     options: Mapping[str, Any]
     """The prompt's line: its other fields, and its `ground_truth` where that is an answer."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """Of the prompt."""
+    text: str | None = None
+    """Of a prompt that goes through no chat template."""
+    prompt_ids: Sequence[int] = ()
+    """The prompt as engines get it."""
+    max_tokens: int = 0
+    """Of the trajectory, with what its environment writes."""
+    sampling_params: Mapping[str, float] = field(default_factory=dict)
+    """With which every turn is sampled: temperature, top_p, top_k."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentTurn:
+    """What a policy wrote since its environment spoke last."""
+
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """One per token."""
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +56,7 @@ class EnvironmentAnswer:
     request: RequestId
     call: int
     """As it was asked."""
-    observation: str = ""
+    observation: Observation = ""
     reward: float = 0.0
     """Of this step."""
     is_terminated: bool = False
@@ -50,8 +77,8 @@ class EnvironmentService(Protocol):
 
     def reset(self, request: RequestId, call: int, start: EnvironmentReset) -> None: ...
 
-    def step(self, request: RequestId, call: int, action: str) -> None:
-        """Give an environment the text of a turn; one that is not open fails."""
+    def step(self, request: RequestId, call: int, turn: EnvironmentTurn) -> None:
+        """Give an environment a turn; one that is not open fails."""
 
     def end(self, request: RequestId) -> None:
         """Let go of an environment, whatever it does; one that is not open is ignored."""
@@ -71,9 +98,9 @@ class TurnTexts(Protocol):
     """Turns a policy's turns into text, and observations into tokens that follow them."""
 
     def action(self, turn: Sequence[int]) -> str:
-        """The text of a turn, without special tokens."""
+        """The text of a turn, as environments read it."""
 
-    def observation(self, prompt: Prompt, text: str, turn: Sequence[int]) -> Sequence[int]:
+    def observation(self, prompt: Prompt, observation: Observation, turn: Sequence[int]) -> Sequence[int]:
         """The tokens of an observation; `turn` has those that it follows, empty at the beginning.
 
         Raises:
@@ -87,3 +114,5 @@ class EnvironmentParts:
 
     service: EnvironmentService
     texts: TurnTexts
+    gives_rewards: bool = True
+    """Else the reward scores what a policy wrote last."""

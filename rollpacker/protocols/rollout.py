@@ -125,6 +125,12 @@ class Response:
             return None
         return np.repeat(np.array(is_sampled), [span.num_tokens for span in self.spans])
 
+    @property
+    def last_turn(self) -> TokenIds:
+        """What a policy wrote after an environment's last words, if there were any."""
+        mask = self.mask
+        return self.token_ids if mask is None else self.token_ids[np.flatnonzero(~mask)[-1] + 1 :]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenIncrement:

@@ -35,6 +35,9 @@ def test_environments_their_number_and_their_limits_are_named():
     assert "WalkTurns answers up to 7 turns of a response" in words
     assert "64 at a time" in words
     assert "begins again up to 2 times" in words
+    tools = "environment.tools=[rollpacker.environments.calculator:calculate]"
+    words = environment_words(composed(*REAL, "environment=tools", tools, "system=verl", "system.stream=false"))
+    assert words.startswith("tools (rollpacker.environments.calculator:calculate) answers up to 20 turns")
 
 
 def test_modelled_environments_are_named_as_such_with_what_they_take():

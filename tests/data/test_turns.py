@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.data.turns import TurnRenderer
@@ -117,6 +118,30 @@ def test_an_environment_that_speaks_first_is_a_message_of_the_user_before_the_an
     assert tokenizer.text(system) == "<|im_start|>system\nplay<|im_end|>\n"
     first = tokenizer.token_texts(renderer.observation(system, "You see a door.", []))
     assert first == "<|im_start|>user\nYou see a door.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_results_of_tools_are_messages_of_their_own_role_and_tokens_stay_as_they_are(model_path):
+    tokenizer, _ = renderer_of(model_path, "qwen2.5")
+    renderer = TurnRenderer(tokenizer, keeps_special=True)
+    turn = tokenizer.encode_text("<|start|>add(1, 2)<|im_end|>")
+    assert renderer.action(turn) == "<|start|>add(1, 2)<|im_end|>"
+    results = [{"role": "tool", "content": "3"}, {"role": "tool", "content": "\ud800"}]
+    following = tokenizer.token_texts(renderer.observation(prompt(user("hi")), results, turn))
+    assert following == "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>tool\n?<|im_end|>\n<|im_start|>assistant\n"
+    assert renderer.observation(prompt(user("hi")), [5, 6], turn) == [5, 6]
+    assert renderer.observation(prompt(user("hi")), [], []) == []
+
+
+def test_tools_are_what_the_template_is_told_where_a_line_has_none(model_path):
+    told = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}" + CHATML
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    with pytest.raises(ConfigError, match="does not read `tools`"):
+        PromptTokenizer(model_path, tools=tools)
+    tokenizer = PromptTokenizer(model_path)
+    tokenizer._tokenizer.chat_template, tokenizer._tools = told, tools
+    assert tokenizer.text(prompt(user("hi"))).startswith("add <|im_start|>user")
+    with pytest.raises(DataError, match="plain text"):
+        tokenizer.text(prompt(user("hi"), text="hi"))
 
 
 def test_behind_a_plain_prompt_an_observation_is_its_text(model_path):

@@ -44,6 +44,19 @@ def inputs(made_once):
 
 
 @pytest.fixture(scope="session")
+def turns_inputs(made_once):
+    """A folder as `inputs`, with a model that writes a pair per turn."""
+
+    def make(folder):
+        torch.set_num_threads(1)
+        make_model(folder / "model", num_iterations=300, language=task.WALKS_IN_TURNS)
+        (folder / "prompts.jsonl").write_text(task.prompt_file(40, random.Random(2)))
+        (folder / "unseen.jsonl").write_text(task.prompt_file(6, random.Random(3)))
+
+    return made_once("turns", make)
+
+
+@pytest.fixture(scope="session")
 def plain_run(inputs, made_once):
     """The folder of a run of five steps under plain batching, which nothing disturbs."""
 

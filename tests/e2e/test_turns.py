@@ -1,14 +1,10 @@
 """Real runs in which an environment answers every turn: it hangs and crashes, and each prompt is trained once."""
 
 import json
-import random
 from collections import Counter
 
 import pytest
-import torch
 
-from rollpacker.demo import task
-from rollpacker.demo.warm_start import make_model
 from rollpacker.report.page import render
 from rollpacker.report.story import read_story
 from rollpacker.runtime.rollout.replay import replay
@@ -21,19 +17,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 NUM_STEPS = 3
 
 WALK = "rollpacker.environments.walk_turns:WalkTurns"
-
-
-@pytest.fixture(scope="session")
-def turns_inputs(made_once):
-    """A folder as `inputs`, with a model that writes a pair per turn."""
-
-    def make(folder):
-        torch.set_num_threads(1)
-        make_model(folder / "model", num_iterations=300, language=task.WALKS_IN_TURNS)
-        (folder / "prompts.jsonl").write_text(task.prompt_file(40, random.Random(2)))
-        (folder / "unseen.jsonl").write_text(task.prompt_file(6, random.Random(3)))
-
-    return made_once("turns", make)
 
 
 @pytest.mark.parametrize(("system", "advantage"), [("tail", "gigpo"), ("flash", "step_reinforce")])

@@ -14,7 +14,8 @@ import pytest
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.environments.pool import EnvironmentPool
-from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset
+from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
+from rollpacker.protocols.rollout import FinishReason
 
 WALK = "rollpacker.environments.walk_turns:WalkTurns"
 DELAYED = "rollpacker.environments.delayed:Delayed"
@@ -31,10 +32,18 @@ class Env:
             raise KeyError("no such door")
         if action == "nonsense":
             return "only a text"
+        if action == "messages":
+            return [{"role": "tool", "content": "7"}], 0.0, False, False, {}
+        if action == "tokens":
+            return [1, 2], 0.0, False, False, {}
         if action == "nan":
             return "", float("nan"), False, False, {}
         return action.upper(), 0.5, False, action == "long", {}
 """
+
+
+def turn(text: str) -> EnvironmentTurn:
+    return EnvironmentTurn(text=text, token_ids=(), logprobs=(), finish_reason=FinishReason.STOP)
 
 
 def request(sample: int = 0) -> RequestId:
@@ -68,7 +77,7 @@ async def test_a_walk_is_walked_step_by_step_and_rewarded_at_its_end():
         for call, (action, observation) in enumerate(
             [("+4 7", "7 12 :"), ("+4 11", "11 12 :"), ("+1 12", "12 12 :")], start=1
         ):
-            pool.step(request(), call, action)
+            pool.step(request(), call, turn(action))
             found = await answer(pool)
             assert (found.call, found.observation, found.failure) == (call, observation, None)
             rewards.append(found.reward)
@@ -109,7 +118,7 @@ async def test_an_environment_that_hangs_is_killed_when_it_is_ended_and_its_proc
         await answer(pool)
         (before,) = pids(pool)
         for call in range(1, 4):
-            pool.step(request(), call, f"+1 {3 + call}")
+            pool.step(request(), call, turn(f"+1 {3 + call}"))
             with suppress(TimeoutError):
                 await asyncio.wait_for(pool.collect(), 1.0 if call < 3 else 0.1)
                 continue
@@ -131,7 +140,7 @@ async def test_an_environment_that_crashes_is_a_failure_of_its_trajectory_alone(
         place = 3
         while found.failure is None:
             place += 1
-            pool.step(request(), found.call + 1, f"+1 {place}")
+            pool.step(request(), found.call + 1, turn(f"+1 {place}"))
             found = await answer(pool)
         assert found.failure == "environment_crashed"
         pool.end(request())
@@ -141,7 +150,12 @@ async def test_an_environment_that_crashes_is_a_failure_of_its_trajectory_alone(
 
 @pytest.mark.parametrize(
     ("action", "says"),
-    [("raise", "no such door"), ("nonsense", "an observation, a text"), ("nan", "no training bears")],
+    [
+        ("raise", "no such door"),
+        ("nonsense", "an observation, a text"),
+        ("nan", "no training bears"),
+        ("tokens", "an observation, a text"),
+    ],
 )
 async def test_what_an_environment_raises_or_answers_otherwise_is_a_failure_in_words(
     tmp_path: Path, action: str, says: str
@@ -150,18 +164,20 @@ async def test_what_an_environment_raises_or_answers_otherwise_is_a_failure_in_w
     async with pool_of(f"{tmp_path}/own.py:Env") as pool:
         pool.reset(request(), 0, START)
         assert (await answer(pool)).observation == "seed 1"
-        pool.step(request(), 1, action)
+        pool.step(request(), 1, turn(action))
         found = await answer(pool)
         assert found.failure == "environment_error"
         assert says in found.problem
-        pool.step(request(), 2, "long")
+        pool.step(request(), 2, turn("long"))
         found = await answer(pool)
         assert (found.observation, found.reward, found.is_truncated) == ("LONG", 0.5, True)
+        pool.step(request(), 3, turn("messages"))
+        assert (await answer(pool)).observation == [{"role": "tool", "content": "7"}]
 
 
 async def test_a_step_of_an_environment_that_is_not_open_fails():
     async with pool_of(WALK) as pool:
-        pool.step(request(), 4, "+1 4")
+        pool.step(request(), 4, turn("+1 4"))
         assert await answer(pool) == EnvironmentAnswer(request=request(), call=4, failure="environment_lost")
 
 

@@ -1,23 +1,35 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollpacker.config.sections.environment import EnvironmentSection
+from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain
-from rollpacker.environments.trial import try_environment
+from rollpacker.environments.trial import tool_schemas, try_environment
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt
+from tests.sim.composed import composed
 
 WALK = "rollpacker.environments.walk_turns:WalkTurns"
 DELAYED = "rollpacker.environments.delayed:Delayed"
+CALCULATE = "rollpacker.environments.calculator:calculate"
+
+
+def config_of(*words: str) -> RunConfig:
+    return composed("model.path=model", "data.path=prompts.jsonl", "system.stream=false", *words)
+
+
+def prompt(answer: str = "3 20") -> Prompt:
+    return Prompt(key="p", domain=Domain("walk"), messages=(), text="3 20 :", reference=AnswerReference(text=answer))
 
 
 def try_it(env: str, arguments: dict[str, Any], answer: str = "3 20") -> None:
-    prompt = Prompt(key="p", domain=Domain("walk"), messages=(), text="3 20 :", reference=AnswerReference(text=answer))
-    try_environment(EnvironmentSection(name="gym", env=env, arguments=arguments, max_restarts=1), prompt)
+    words = ["environment=gym", f"environment.env={env}", "environment.max_restarts=1"]
+    given = ", ".join(f"{name}: {value!r}" for name, value in arguments.items())
+    try_environment(config_of(*words, f"environment.arguments={{{given}}}"), prompt(answer))
 
 
 def test_an_environment_that_can_be_reset_is_fine():
@@ -43,3 +55,30 @@ def test_one_that_cannot_be_made_or_reset_is_refused_with_the_reason(env: str, a
 def test_a_prompt_that_it_does_not_take_is_named():
     with pytest.raises(ConfigError, match=r"the first prompt, 'p'.*start and target"):
         try_it(WALK, {}, answer="no walk")
+
+
+def test_the_schemas_of_tools_are_those_of_their_hints_and_docstrings():
+    (schema,) = tool_schemas(config_of("environment=tools", f"environment.tools=[{CALCULATE}]"))
+    function = schema["function"]
+    assert function["name"] == "calculate"
+    assert function["description"].startswith("Compute a number exactly")
+    assert function["parameters"]["properties"]["expression"]["type"] == "string"
+    assert function["parameters"]["required"] == ["expression"]
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("calculate", r"it has `compute`|has no `calculate`"),
+        ("undocumented", "no docstring"),
+        ("unhinted", "missing a type hint"),
+        ("NUMBER", "no plain function"),
+    ],
+)
+def test_a_tool_that_no_model_could_be_told_of_is_refused_with_the_reason(tmp_path: Path, source: str, says: str):
+    (tmp_path / "own.py").write_text(
+        "NUMBER = 3\n\n\ndef undocumented(text: str):\n    pass\n\n\n"
+        'def unhinted(text):\n    """Do.\n\n    Args:\n        text: Any.\n    """\n'
+    )
+    with pytest.raises(ConfigError, match=says):
+        tool_schemas(config_of("environment=tools", f"environment.tools=[{tmp_path}/own.py:{source}]"))

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Kind, Positive, PositiveSeconds, Section
+from rollpacker.config.sections.base import (
+    NOT_IN_FINGERPRINT,
+    Count,
+    Kind,
+    OnlyWith,
+    Positive,
+    PositiveSeconds,
+    Section,
+)
 from rollpacker.config.sections.losses import TURN_ADVANTAGES
 from rollpacker.config.sections.modelled_environment import check_modelled_environment
 from rollpacker.config.sections.reward_checks import NAMED_IN_PYTHON
@@ -19,17 +27,37 @@ if TYPE_CHECKING:
 class EnvironmentSection(Section):
     """What answers the turns of a policy: a response is then a trajectory of several turns."""
 
-    name: Literal["gym"]
+    name: Literal["gym", "tools", "loop"]
     """`gym`: a Python class with GEM's or gymnasium's interface whose actions and observations are texts. It has
     reset(seed, options) -> (observation, info), of which either parameter may be missing, and step(action) ->
-    (observation, reward, terminated, truncated, info). `options` are the other fields of the prompt's line."""
-    env: str
+    (observation, reward, terminated, truncated, info). `options` are the other fields of the prompt's line.
+    `tools`: Python functions that the model may call. A turn without a call is the answer, which the reward scores.
+    `loop`: an agent loop of your own, with verl's names (see rollpacker.environments.agent_loop)."""
+    env: str | None = None
     """The class: my_env.py:Maze, or package.module:Maze. The package has rollpacker.environments.walk_turns:WalkTurns
     and others beside it."""
-    arguments: Annotated[dict[str, Any], Kind("a mapping of each parameter of the class to its value")] = Field(
-        default_factory=dict
-    )
+    arguments: Annotated[
+        dict[str, Any],
+        Kind("a mapping of each parameter of the class to its value"),
+        OnlyWith("environment.name", "gym", "loop"),
+    ] = Field(default_factory=dict)
     """Given to the class by name."""
+    tools: Annotated[
+        tuple[str, ...], Kind("a list of FILE.py:NAME or MODULE:NAME"), OnlyWith("environment.name", "tools")
+    ] = ()
+    """The functions: my_tools.py:search, or package.module:search; the package has
+    rollpacker.environments.calculator:calculate and rollpacker.environments.python_tool:python. The chat template tells
+    the model of each what its type hints and its Google docstring say. What a call returns, or why it failed, is the
+    next message; a call that never returns ends the trajectory's attempt after turn_timeout_s."""
+    tool_parser: Annotated[Literal["hermes", "llama3_json"], OnlyWith("environment.name", "tools")] = "hermes"
+    """How the model writes calls, by vLLM's names. `hermes`: JSON between <tool_call> tags, as Qwen2.5, Qwen3 and
+    Hermes do. `llama3_json`: JSON from the beginning of the turn on, as Llama 3 does."""
+    loop: str | None = None
+    """The class: my_loop.py:Guess, or package.module:Guess. It has `async def run(self, sampling_params, **kwargs)`,
+    which calls `await self.server_manager.generate(prompt_ids=..., sampling_params=sampling_params)` for each turn and
+    returns prompt_ids, response_ids and response_mask. kwargs has raw_prompt (the messages), prompt_ids and the other
+    fields of the prompt's line. Each call goes on from all tokens before. With reward=environment its reward_score is
+    the reward; another reward scores the last turn."""
     max_turns: Count = Field(20, ge=1)
     """That a policy writes in a trajectory. rollout.max_response_tokens counts all its tokens, those of the environment
     too; only what the policy wrote is trained."""
@@ -47,15 +75,39 @@ class EnvironmentSection(Section):
     episode_timeout_s: Annotated[PositiveSeconds, NOT_IN_FINGERPRINT] = 600.0
     """For all answers of a trajectory together; what engines take is not counted."""
 
-    @field_validator("env")
+    @field_validator("env", "tools", "loop")
     @classmethod
-    def _names_a_class(cls, value: str) -> str:
-        if not re.fullmatch(NAMED_IN_PYTHON, value):
-            raise ValueError(
-                f"environment.env={value} names nothing in Python.\n"
-                "A class is named FILE.py:NAME or PACKAGE.MODULE:NAME.\nCorrect it."
-            )
+    def _names_something(cls, value: Any, info: ValidationInfo) -> Any:
+        for each in (value,) if isinstance(value, str) else value or ():
+            if not re.fullmatch(NAMED_IN_PYTHON, each):
+                raise ValueError(
+                    f"environment.{info.field_name} names nothing in Python by {each}.\n"
+                    "A class or a function is named FILE.py:NAME or PACKAGE.MODULE:NAME.\nCorrect it."
+                )
         return value
+
+    @model_validator(mode="after")
+    def _names_what_answers(self) -> Self:
+        key = _KEYS[self.name]
+        others = [each for each in _KEYS.values() if each != key and getattr(self, each)]
+        if not getattr(self, key) or others:
+            problem = f"with environment.{others[0]}" if others else f"without environment.{key}"
+            raise ValueError(
+                f"environment={self.name} {problem}.\n"
+                f"It takes environment.{key}={_EXAMPLES[key]}, and not what other environments take.\nCorrect it."
+            )
+        return self
+
+    @property
+    def speaks_first(self) -> bool:
+        """Whether the first turn follows an observation, which then opens it."""
+        return self.name == "gym"
+
+
+_KEYS = {"gym": "env", "tools": "tools", "loop": "loop"}
+"""Which names what answers, by the section's name."""
+
+_EXAMPLES = {"env": "my_env.py:Maze", "tools": "[my_tools.py:search]", "loop": "my_loop.py:Guess"}
 
 
 def check_environment(config: RunConfig) -> None:
@@ -64,9 +116,9 @@ def check_environment(config: RunConfig) -> None:
     reward, environment = config.reward, config.environment
     if "environment" in reward.names and (environment is None or reward.names != ("environment",)):
         raise ValueError(
-            "reward=environment without environment=gym.\n"
+            "reward=environment without an environment.\n"
             "It is the sum of what environments give for the turns of a response.\n"
-            "Choose environment=gym with environment.env, or another reward."
+            "Choose environment=gym or environment=loop, or another reward."
             if environment is None
             else f"reward.names has {', '.join(reward.names)}.\n"
             "In a run with environments they give every reward.\nLeave out reward.domains."
@@ -81,10 +133,16 @@ def check_environment(config: RunConfig) -> None:
         return
     for key, is_set, reason, remedy in (
         (
-            f"reward.name={reward.name_of()}",
-            reward.names != ("environment",),
+            f"reward={reward.name_of()}",
+            environment.name == "gym" and reward.names != ("environment",),
             "A trajectory's reward is the sum of what its environment gives.",
             "Choose reward=environment.",
+        ),
+        (
+            "reward=environment",
+            environment.name == "tools" and "environment" in reward.names,
+            "Tools give no reward: the answer that follows them has one.",
+            "Choose the reward of the answer, such as reward=math.",
         ),
         (
             "backend.name=sim",
@@ -106,4 +164,4 @@ def check_environment(config: RunConfig) -> None:
         ),
     ):
         if is_set:
-            raise ValueError(f"environment.env={environment.env} with {key}.\n{reason}\n{remedy}")
+            raise ValueError(f"environment={environment.name} with {key}.\n{reason}\n{remedy}")

@@ -8,7 +8,8 @@ Invariant: neither the supervisor's time nor its memory depends on what a progra
 Frames that no runner sends end the program.
 
 It exchanges JSON lines with the worker over its standard input, a socket. A request is `{source, cases, limits_s,
-entry_point, ...}` or `{"stop": true}`; the response is `{reason, time_s, case_runs}`. The supervisor first sends
+entry_point, ...}` or `{"stop": true}`; the response is `{reason, time_s, case_runs}`, with `output` where the last case
+expects none: its output is `null`. The supervisor first sends
 `{"is_ready": true}` when a first sandbox has run an empty program, or `{"failure": ...}` and ends.
 
 Run as `python -m rollpacker.rewards.sandbox.supervisor BOUNDS PARENT_PID`.
@@ -175,8 +176,9 @@ class _Scorer:
         began_s = time.monotonic()
         runs: list[tuple[int, float, bool]] = []
         sandboxes: dict[str, RunnerChannel] = {}
+        output = None
         try:
-            self._run_cases(request, sandboxes, runs)
+            output = self._run_cases(request, sandboxes, runs)
             reason = _PASSED
         except Failed as failure:
             reason = str(failure)
@@ -185,13 +187,16 @@ class _Scorer:
         finally:
             for sandbox in sandboxes.values():
                 sandbox.kill()
-        return {"reason": reason, "time_s": time.monotonic() - began_s, "case_runs": runs}
+        response = {"reason": reason, "time_s": time.monotonic() - began_s, "case_runs": runs}
+        return response if output is None else response | {"output": output.decode(errors="replace")}
 
     def _run_cases(
         self, request: dict[str, Any], sandboxes: dict[str, RunnerChannel], runs: list[tuple[int, float, bool]]
-    ) -> None:
+    ) -> bytes | None:
+        """Give the output of the last case, if it expects none."""
         sandboxes["program"] = program = self._open(request)
         limits_s = request["limits_s"]
+        shown = None
         for index, case in enumerate(request["cases"]):
             limit_s = min(limits_s[min(index, len(limits_s) - 1)], case["time_limit_s"] or math.inf)
             memory_bytes = min(self._bounds.memory_bytes, (case["memory_limit_mb"] or math.inf) * (1 << 20))
@@ -208,10 +213,12 @@ class _Scorer:
                 runs.append((index, watch.stop(), False))
                 raise
             time_s = watch.stop()
-            failure = None if given is None else self._compare(case, given)
+            shown = given if case.get("output", "") is None else None
+            failure = None if given is None or shown is not None else self._compare(case, given)
             runs.append((index, time_s, failure is None))
             if failure is not None:
                 raise Failed(failure)
+        return shown
 
     def _open(self, job: dict[str, Any]) -> RunnerChannel:
         """Start a sandbox; retried where the machine was too busy."""

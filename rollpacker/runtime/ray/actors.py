@@ -284,10 +284,10 @@ class RewardActor(Actor):
 
     async def start(self, config: RunConfig) -> None:
         with _no_garbage_collection():
-            from rollpacker.data.tokenization import PromptTokenizer
+            from rollpacker.environments.factory import make_tokenizer
             from rollpacker.rewards.factory import make_reward_worker
 
-            self._tokenizer = PromptTokenizer(config.model.directory, config.data)
+            self._tokenizer = make_tokenizer(config)
             self._worker = make_reward_worker(config.reward)
 
     async def score(self, responses: Sequence[ResponseToScore]) -> None:
@@ -322,12 +322,12 @@ class JudgeActor(RewardActor):
             os.environ.setdefault(MPS_SHARE, f"{100 * judge.gpu_share:g}")
         with _no_garbage_collection():
             self._take_torch_threads(judge.num_threads)
-            from rollpacker.data.tokenization import PromptTokenizer
             from rollpacker.engines.factory import open_judge
+            from rollpacker.environments.factory import make_tokenizer
             from rollpacker.rewards.judge.reading import JudgePrompts
             from rollpacker.rewards.judge.worker import JudgeRewardWorker
 
-            self._tokenizer = PromptTokenizer(config.model.directory, config.data)
+            self._tokenizer = make_tokenizer(config)
             prompts = JudgePrompts(judge)
             self._worker = JudgeRewardWorker(open_judge(judge), prompts, judge)
 

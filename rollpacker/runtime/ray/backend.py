@@ -17,7 +17,7 @@ from rollpacker.core.ids import EngineId
 from rollpacker.data.fitting import fit_held_out, fit_prompts
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.data.training_prompts import load_training_prompts
-from rollpacker.environments.factory import make_environments
+from rollpacker.environments.factory import make_environments, make_tokenizer
 from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.rollout import TokenizedPrompt
@@ -74,7 +74,7 @@ class RayBackend:
                     raise EngineFailed(f"{name} cannot start: its node is lost.")
                 return await actors.slots.replace(slot, name)
 
-            environments = make_environments(config.environment, tokenizer) if config.environment else None
+            environments = make_environments(config, tokenizer) if config.environment else None
             yield Workers(
                 environments=environments,
                 prompts=prompts,
@@ -132,7 +132,7 @@ def _read_prompts(
 
     Also gives what a person should know of them.
     """
-    tokenizer = PromptTokenizer(config.model.directory, config.data, opens_answer=config.environment is None)
+    tokenizer = make_tokenizer(config)
     held_out, notes = fit_held_out(config.evaluation, tokenizer, config.data)
     if not config.trains:
         return tokenizer, {}, held_out, notes

@@ -180,8 +180,8 @@ class Driver:
         self._reward.start()
         await self._meter.begin(await self._engines.start())
         self.elastic.start()
-        if not self._trajectories.are_any:
-            self._reward.add([self._rounds.scoring(ScoreResponse(request=each)) for each in self._rounds.live.unscored])
+        unscored = self._trajectories.to_score(self._rounds.live.unscored, self._scheduler)
+        self._reward.add([self._rounds.scoring(ScoreResponse(request=each)) for each in unscored])
         for timer, at_s in self._scheduler.timers.items():
             self._timers.set(timer, at_s)
         self._trajectories.start(self._scheduler)
@@ -379,8 +379,8 @@ class Driver:
                 return self._order.draw(command.domain, command.num_prompts)
             case Launch() | Abort() | Evict():
                 self._orders.add(command)
-            case ScoreResponse() if self._trajectories.are_any:
-                return self._trajectories.reward(command)
+            case ScoreResponse() if (rewarded := self._trajectories.reward(command)) is not None:
+                return rewarded
             case ScoreResponse():
                 self._to_score.append(command)
             case MeasureProgress():

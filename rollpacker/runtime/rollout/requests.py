@@ -105,11 +105,11 @@ class SamplingRules:
         return {rule.name: rule for rule in self.evaluation.rules}
 
     def scoring(self, command: ScoreResponse, response: Response) -> ResponseToScore:
-        """Ask the reward for a verdict."""
+        """Ask the reward for a verdict, of several turns on the last one."""
         return ResponseToScore(
             request=command.request,
             prompt=self.prompt_of(command.request).prompt,
-            token_ids=response.token_ids,
+            token_ids=response.last_turn,
             is_truncated=response.finish_reason is FinishReason.LENGTH,
             case_limits_s=command.case_limits_s,
         )

@@ -4,6 +4,8 @@
     Scheduler <───────── EnvironmentStepped, EnvironmentFailed ──────── here <────── collect ─────── environments
     Scheduler ── ScoreResponse ──> here ── RewardComputed: the sum of the rewards of its turns ──> Scheduler
 
+Where environments give no rewards, as tools do, the run's reward scores what the policy wrote last.
+
 Token in, token out: what an engine sampled stays as it is, in the request's record, and an observation is appended to
 it as tokens of its own. The engine that writes the next turn gets them as what was begun before.
 
@@ -23,8 +25,15 @@ from rollpacker.core.environments import FINISHED, STOPPED
 from rollpacker.core.events import Event, ResponseFinished, RewardComputed
 from rollpacker.core.ids import EngineId, RequestId, is_held_out, sampled
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentParts, EnvironmentReset, EnvironmentService
-from rollpacker.protocols.rollout import Response, Turn, Verdict
+from rollpacker.protocols.environment import (
+    EnvironmentAnswer,
+    EnvironmentParts,
+    EnvironmentReset,
+    EnvironmentService,
+    EnvironmentTurn,
+    TurnTexts,
+)
+from rollpacker.protocols.rollout import FinishReason, Response, Turn, Verdict
 from rollpacker.runtime.rollout.episodes import ENVIRONMENT_ACTOR, EnvironmentStay, Episode
 from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.requests import environment_seed
@@ -104,17 +113,28 @@ class Trajectories:
         kind = ResponseFinished if self._parts is None else TurnFinished
         return kind(request=response.request, engine=engine, num_tokens=response.num_tokens, spans=response.spans)
 
+    def to_score(self, unscored: Sequence[RequestId], scheduler: Scheduler) -> list[RequestId]:
+        """Which of an earlier attempt's responses the run's reward scores: of some, only a turn has ended."""
+        under_way = scheduler.beside.environments
+        if under_way is None or self._parts is None:
+            return list(unscored)
+        return [] if self._parts.gives_rewards else [each for each in unscored if not under_way.has(each)]
+
     @property
     def are_any(self) -> bool:
         """Whether environments answer turns."""
         return self._parts is not None
 
-    def reward(self, command: ScoreResponse) -> RewardComputed:
-        """Give the reward of a trajectory, which its environment has computed."""
+    def reward(self, command: ScoreResponse) -> RewardComputed | None:
+        """Give the reward of a trajectory; None where the run's reward scores it."""
+        if self._parts is None:
+            return None
         request, now = command.request, self._clock.now()
         attempt = self._attempts.pop(request, None) or _Attempt(episode=Episode(), end="environment_lost")
         book = self._rounds.book_of(request)
         book.end_trajectory(request, is_whole=attempt.end == "terminated", now=now)
+        if attempt.end in _ENDS and not self._parts.gives_rewards:
+            return None
         reward = sum(turn.reward for turn in attempt.episode.turns) if attempt.end in _ENDS else 0.0
         verdict = Verdict(request=request, reward=reward, reason=attempt.end, time_s=0.0, scorer=ENVIRONMENT_ACTOR)
         book.scored(verdict, now)
@@ -133,7 +153,7 @@ class Trajectories:
                 service.reset(request, command.call, self._reset(request))
             case StepEnvironment():
                 self._call(request, command.call, "step")
-                service.step(request, command.call, self._parts.texts.action(self._last_turn(request)))
+                service.step(request, command.call, self._turn(request, self._parts.texts))
             case CloseEnvironment():
                 service.end(request)
                 self._close(command)
@@ -157,19 +177,35 @@ class Trajectories:
         attempt = self._attempts.get(request)
         if attempt is not None and attempt.call is not None:
             self._answered(request, attempt, reason)
-        if reason == STOPPED:
-            self._book(request).stop_trajectory(request)
         if has_failed and not command.begins_again:
             self._book(request).num_given_up += 1
         if attempt is not None and is_held_out(request) and has_failed:
             attempt.end = reason
         elif reason != FINISHED:
+            self._book(request).stop_trajectory(request)
             self._attempts.pop(request, None)
 
     def _reset(self, request: RequestId) -> EnvironmentReset:
-        prompt = self._rounds.sampling.prompt_of(request).prompt
+        sampling = self._rounds.sampling
+        prompt, asked = sampling.prompt_of(request).prompt, sampling.generation(request, None, 0)
         return EnvironmentReset(
-            seed=environment_seed(self._rounds.sampling.seed, request.prompt), options=prompt.options
+            seed=environment_seed(sampling.seed, request.prompt),
+            options=prompt.options,
+            messages=prompt.messages,
+            text=prompt.text,
+            prompt_ids=asked.prompt_token_ids.tolist(),
+            max_tokens=asked.max_response_tokens,
+            sampling_params={"temperature": asked.temperature, "top_p": asked.top_p, "top_k": asked.top_k},
+        )
+
+    def _turn(self, request: RequestId, texts: TurnTexts) -> EnvironmentTurn:
+        token_ids = self._last_turn(request)
+        response = self._book(request).kept(request)
+        return EnvironmentTurn(
+            text=texts.action(token_ids),
+            token_ids=token_ids,
+            logprobs=response.logprobs[response.num_tokens - len(token_ids) :].tolist() if response else (),
+            finish_reason=response.finish_reason if response else FinishReason.ABORTED,
         )
 
     def _book(self, request: RequestId) -> RequestBook:

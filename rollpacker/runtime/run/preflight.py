@@ -114,7 +114,7 @@ class RealRunFacts:
             is_elsewhere = self._config.cluster is not None and current_allocation(os.environ) is None
             try_checks(self._config.reward, prompts, can_reach=not is_elsewhere)
             if self._config.environment and prompts:
-                try_environment(self._config.environment, prompts[0])
+                try_environment(self._config, prompts[0])
 
     def cluster(self) -> ClusterSize:
         return cluster_size(self._config, current_allocation(os.environ))

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from rollpacker.data.fitting import fit_prompts
 from rollpacker.data.held_out import load_held_out
-from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.data.training_prompts import load_training_prompts
+from rollpacker.environments.factory import make_tokenizer, try_observation
 from rollpacker.runtime.rollout.scheduling import check_supply
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def notes_of_tokens(config: RunConfig) -> list[str]:
 
 
 def _look(config: RunConfig) -> list[str]:
-    tokenizer = PromptTokenizer(config.model.directory, config.data, opens_answer=config.environment is None)
+    tokenizer = make_tokenizer(config)
     if config.trains:
         prompts, notes = load_training_prompts(config.data)
     else:
@@ -54,6 +54,8 @@ def _look(config: RunConfig) -> list[str]:
         prompts = tuple(chain.from_iterable(load_held_out(config.evaluation).values()))
     step = -(-len(prompts) // MOST_PROMPTS)
     fitting = fit_prompts(prompts[::step], tokenizer, config.data)
+    for each in list(fitting.prompts.values())[:1]:
+        try_observation(config, tokenizer, each.prompt)
     if step == 1:
         check_supply(config, Counter(each.prompt.domain for each in fitting.prompts.values()))
         return [*notes, *fitting.notes(config.data)]

@@ -1,0 +1,88 @@
+"""Functions that a model may call: each call of a turn is answered by a message of the role `tool`.
+
+    turn with calls ──each function is called──> messages with what they returned, or why they could not
+    turn without one ──> the answer: the trajectory ends
+
+Invariant: nothing that a model writes, and nothing that a function raises, is a failure of the environment. What hangs
+or crashes the process is: the trajectory begins again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from rollpacker.config.python_names import UnusableFunction, in_words, load_named
+from rollpacker.environments.tool_calls import PARSERS, Call, MalformedCallError
+
+_PREPARE = "prepare_tools"
+"""A function of a tool's module that is called once, before any call, if there is one."""
+
+
+class Tools:
+    """An environment with the interface of `rollpacker.environments`.
+
+    Args:
+        tools: The functions, each `FILE.py:NAME` or `PACKAGE.MODULE:NAME`; a model calls them by their own names.
+        parser: How it writes calls: one of `rollpacker.environments.tool_calls.PARSERS`.
+    """
+
+    def __init__(self, tools: list[str], parser: str) -> None:
+        self._functions: dict[str, Callable[..., object]] = {}
+        self._parse = PARSERS[parser]
+        for source in tools:
+            function = load_named(source, prepare=_PREPARE)
+            if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
+                raise UnusableFunction(f"{source} is {function!r:.100}, which is no plain function")
+            if function.__name__ in self._functions:
+                raise UnusableFunction(f"two tools are called {function.__name__}")
+            self._functions[function.__name__] = function
+
+    @cached_property
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """What a chat template tells the model of each.
+
+        Raises:
+            UnusableFunction: One lacks type hints or a docstring.
+        """
+        from rollpacker.data.tokenization import without_torch
+
+        with without_torch():
+            from transformers.utils.chat_template_utils import get_json_schema
+        schemas = []
+        for name, function in self._functions.items():
+            try:
+                schemas.append(get_json_schema(function))
+            except Exception as error:  # its errors have no class of their own in common
+                raise UnusableFunction(f"{name} has no schema: {error}") from error
+        return schemas
+
+    def reset(self) -> tuple[list[dict[str, str]], dict[str, Any]]:
+        """Begin; the prompt asks."""
+        return [], {}
+
+    def step(self, action: str) -> tuple[list[dict[str, str]], float, bool, bool, dict[str, Any]]:
+        """Call what a turn calls, one after the other; a turn without calls ends the trajectory."""
+        try:
+            calls = self._parse(action)
+        except MalformedCallError as error:
+            return [_message("", f"Error: {error}")], 0.0, False, False, {}
+        results = [_message(call.name, self._result_of(call)) for call in calls]
+        return results, 0.0, not calls, False, {}
+
+    def _result_of(self, call: Call) -> str:
+        function = self._functions.get(call.name)
+        if function is None:
+            return f"Error: there is no tool {call.name}; there are {', '.join(self._functions)}"
+        try:
+            result = function(**call.arguments)
+            return result if isinstance(result, str) else json.dumps(result)
+        except Exception as error:  # noqa: BLE001 a call's boundary: the model is told, and may call again
+            return f"Error: {in_words(error, __file__)}"
+
+
+def _message(name: str, content: str) -> dict[str, str]:
+    return {"role": "tool", "content": content} | ({"name": name} if name else {})

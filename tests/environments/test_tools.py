@@ -1,0 +1,107 @@
+"""Tools as an environment: calls are answered in their order, and nothing that is written or raised ends anything."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollpacker.environments import python_tool
+from rollpacker.environments.tools import Tools
+
+CALCULATE = "rollpacker.environments.calculator:calculate"
+
+OWN = '''
+prepared = []
+
+
+def prepare_tools():
+    prepared.append(1)
+
+
+def table(size: int, title: str = ""):
+    """Make one."""
+    return {"title": title, "rows": [prepared] * size}
+
+
+def half(text: str):
+    """Give half a pair of UTF-16."""
+    return "\\ud800"
+
+
+def fail(text: str):
+    """Fail."""
+    raise KeyError(text)
+'''
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def contents(tools: Tools, action: str) -> list[str]:
+    messages, reward, is_over, is_truncated, _ = tools.step(action)
+    assert (reward, is_over, is_truncated) == (0.0, not messages, False)
+    assert {message["role"] for message in messages} <= {"tool"}
+    return [message["content"] for message in messages]
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Tools:
+    (tmp_path / "own.py").write_text(OWN)
+    own = [f"{tmp_path}/own.py:{name}" for name in ("table", "half", "fail")]
+    made = Tools([CALCULATE, *own], "hermes")
+    assert made.reset() == ([], {})
+    return made
+
+
+def test_calls_are_answered_in_their_order_by_messages_of_their_tools(tools: Tools):
+    messages = tools.step(call("calculate", expression="1/3 + 0.5") + call("table", size=1))[0]
+    assert messages[0] == {"role": "tool", "content": "5/6", "name": "calculate"}
+    assert json.loads(messages[1]["content"]) == {"title": "", "rows": [[1]]}
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        (call("fail", text="x"), "Error: KeyError: 'x'"),
+        (call("calculate", text="1"), "unexpected keyword argument 'text'"),
+        (call("calculate", expression="1/0"), "ZeroDivisionError"),
+        (call("search", text="1"), "there is no tool search; there are calculate, table"),
+        ("<tool_call>{", "a call cannot be read"),
+    ],
+)
+def test_what_a_call_raises_and_a_call_that_is_none_are_messages(tools: Tools, action: str, says: str):
+    (content,) = contents(tools, action)
+    assert content.startswith("Error")
+    assert says in content
+
+
+def test_a_turn_without_a_call_ends_the_trajectory(tools: Tools):
+    assert contents(tools, "It is 5/6.<|im_end|>") == []
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap")
+def test_python_runs_in_the_sandbox_and_shows_what_it_prints_its_last_value_and_its_errors(tmp_path: Path):
+    made = Tools(["rollpacker.environments.python_tool:python"], "hermes")
+    try:
+        assert contents(made, call("python", code="x = 20\nprint(x)\nx + 1")) == ["20\n21\n"]
+        (error,) = contents(made, call("python", code="x"))
+        assert "NameError: name 'x' is not defined" in error
+        assert "rollpacker" not in error
+        assert "SyntaxError" in contents(made, call("python", code="x ="))[0]
+        (tmp_path / "secret").write_text("secret")
+        (error,) = contents(made, call("python", code=f"open('{tmp_path}/secret').read()"))
+        assert "FileNotFoundError" in error
+        assert contents(made, call("python", code="import sys; sys.exit(3)")) == [
+            "Error: the program ended with an error"
+        ]
+        (long,) = contents(made, call("python", code="print('x' * 30_000)"))
+        assert len(long) < python_tool.MOST_CHARACTERS + 100
+        assert "characters left out" in long
+    finally:
+        python_tool._supervisor().close()
+        python_tool._supervisor.cache_clear()
