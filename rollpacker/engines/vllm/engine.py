@@ -15,15 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import transformers
+from vllm.config import VllmConfig
 from vllm.inputs import tokens_input
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from rollpacker.config.sections.engine import EngineSection
+from rollpacker.core.commands import DraftRule
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.core.events import EngineProgress, RunningRequest
 from rollpacker.core.foreign_errors import failure_of
+from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.data.causal_models import max_positions
 from rollpacker.engines.checks import (
     NO_VERSION,
@@ -42,20 +48,9 @@ from rollpacker.engines.vllm.sampling import Flight, check_sampling, sampling_pa
 from rollpacker.engines.vllm.sending import send_tensors
 from rollpacker.engines.vllm.stats import StepTotals
 from rollpacker.protocols.engine import EngineStats
-from rollpacker.protocols.rollout import FinishReason, Response
+from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, TokenIncrement
+from rollpacker.protocols.weights import Weights
 from rollpacker.transfer.offers import WeightOffer
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
-    from pathlib import Path
-
-    from vllm.config import VllmConfig
-
-    from rollpacker.config.sections.engine import EngineSection
-    from rollpacker.core.commands import DraftRule
-    from rollpacker.core.ids import EngineId, RequestId
-    from rollpacker.protocols.rollout import GenerationRequest, TokenIncrement
-    from rollpacker.protocols.weights import Weights
 
 T = TypeVar("T")
 
@@ -176,11 +171,9 @@ class VllmEngine:
         return checksum
 
     async def _replace_weights(self, weights: Weights) -> str:
-        keeps_cache, version = self._keeps_requests, weights.policy_version
-        if not isinstance(weights.payload, WeightOffer):
-            return await self._ask(send_tensors(self._llm, weights.payload, version, keeps_cache=keeps_cache))
-        fetching = fetch_weights(self._llm, self._engine, weights.payload, version, keeps_cache=keeps_cache)
-        fetched = await self._ask(fetching)
+        offer, version = weights.payload, weights.policy_version
+        fetch = fetch_weights if isinstance(offer, WeightOffer) else send_tensors
+        fetched = await self._ask(fetch(self._llm, self._engine, offer, version, keeps_cache=self._keeps_requests))
         check_fit(self._engine, self._tensors, fetched.tensors)
         return fetched.checksum
 

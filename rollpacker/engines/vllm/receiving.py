@@ -1,8 +1,8 @@
-"""Weights that vLLM's workers fetch from the trainer themselves, past the engine's process: `rollpacker.transfer`.
+"""Weights that vLLM's workers fetch themselves, by `rollpacker.transfer`.
 
-Each worker is a receiver of its own. It gets every tensor whole, and vLLM's loaders take the worker's shard of it, so
-any layout of the trainer meets any layout of the engine. `fetch_weights` runs in the engine's process, all else in the
-workers.
+The sender is the trainer, past the engine's process, or that process (`sending`). Each worker is a receiver of its own:
+it gets every tensor whole, and vLLM's loaders take the worker's shard of it, so any layout of the trainer meets any
+layout of the engine. `fetch_weights` runs in the engine's process, all else in the workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from rollpacker.core.ids import EngineId
-    from rollpacker.engines.vllm.worker import BucketReceiver
+    from rollpacker.engines.vllm.worker import PolicyReceiver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ async def fetch_weights(
     return Fetched(checksum=checksum, tensors=tensors)
 
 
-def receive_offer(receiver: BucketReceiver, offer: Mapping[str, Any], engine: str) -> tuple[str, list[list[Any]]]:
+def receive_offer(receiver: PolicyReceiver, offer: Mapping[str, Any], engine: str) -> tuple[str, list[list[Any]]]:
     """Fetch the weights in a worker; gives their checksum, and name, dtype and shape of each tensor."""
     parallel = receiver.parallel_config
     name = ReceiverName(engine=engine, rank=parallel.rank, num_ranks=parallel.world_size)
@@ -75,7 +75,7 @@ class _ReloadLoader:
 
     keeps_tensors = True  # vLLM holds a layer's tensors until it is complete
 
-    def __init__(self, receiver: BucketReceiver) -> None:
+    def __init__(self, receiver: PolicyReceiver) -> None:
         self._receiver = receiver
         self.described: list[list[Any]] = []
 

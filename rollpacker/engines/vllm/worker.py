@@ -4,78 +4,46 @@ vLLM imports this module in every worker, because the engine names `WorkerExtens
 that registers the backend. vLLM makes the backend when the model is there; from then on the worker's life is tied to
 the engine's.
 
-Order of an update: `init_weight_transfer_engine` (which memory), `start_weight_update`, `update_weights` per bucket,
-`finish_weight_update`, then `checksum_of_received`. An update that broke off is undone by `abandon_weight_update`, and
-the next one starts afresh; until then the model holds neither policy. Weights that the workers fetch from the trainer
-themselves come without these verbs (`receiving`).
+Weights come by `receiving`; of vLLM's own verbs for weight updates none is used. An update that broke off is undone by
+the next one; until then the model holds neither policy.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from vllm.config import set_current_vllm_config
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rollpacker.engines.vllm.lifeline import hold_on
 from rollpacker.engines.vllm.receiving import receive_offer
-from rollpacker.engines.vllm.shared_memory import SharedBuckets
 from rollpacker.protocols.gpu_memory import gpu_memory_peak_gb, reset_gpu_memory_peak
-from rollpacker.protocols.tensors import RunningChecksum
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from vllm.config import VllmConfig
 
 BACKEND = "rollpacker"
 """The name of our backend in vLLM's `WeightTransferConfig`."""
 
 
-@dataclass
-class MemoryInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM's classes are untyped here
-    """Which memory the buckets of the next updates lie in."""
+class PolicyReceiver(WeightTransferEngine[WeightTransferInitInfo, WeightTransferUpdateInfo]):  # type: ignore[misc]
+    """Begins and ends the loading of a policy under Hugging Face names."""
 
-    handle: str
-    """What a `SharedBuffer` is opened with."""
-
-
-@dataclass
-class BucketInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """One bucket."""
-
-    bucket: dict[str, Any]
-    """As `SharedBuffer.write` describes it."""
-
-
-class BucketReceiver(WeightTransferEngine[MemoryInfo, BucketInfo]):  # type: ignore[misc]
-    """Loads a policy under Hugging Face names, bucket by bucket, and computes the checksum of what came."""
-
-    init_info_cls = MemoryInfo
-    update_info_cls = BucketInfo
+    init_info_cls = WeightTransferInitInfo
+    update_info_cls = WeightTransferUpdateInfo
     supports_draft_weight_update = False
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._buckets: SharedBuckets | None = None
         self._is_updating = False
-        self._received = RunningChecksum()
         # it warns of every layer without tensors of its own, at every update; missing ones are refused before
         logging.getLogger(initialize_layerwise_reload.__module__).setLevel(logging.ERROR)
         hold_on()
         if self.device.type == "cpu":
             _unname_shared_memory()
-
-    def init_transfer_engine(self, init_info: MemoryInfo) -> None:
-        self.shutdown()
-        self._buckets = SharedBuckets(init_info.handle, self.device)
 
     def start_weight_update(self) -> None:
         if self._is_updating:  # an update broke off: what it left is overwritten by this one
@@ -83,18 +51,6 @@ class BucketReceiver(WeightTransferEngine[MemoryInfo, BucketInfo]):  # type: ign
         reset_gpu_memory_peak()
         initialize_layerwise_reload(self.model)
         self._is_updating = True
-        self._received = RunningChecksum()
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Replaces the base class's, which waits for an accelerator even where there is none."""
-        self.receive_weights(self.parse_update_info(update_info))
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
-
-    @torch.no_grad()
-    def receive_weights(self, update_info: BucketInfo) -> None:
-        assert self._buckets is not None, "memory is opened before an update"
-        self.model.load_weights(self._counted(self._buckets.receive(update_info.bucket)))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -102,42 +58,29 @@ class BucketReceiver(WeightTransferEngine[MemoryInfo, BucketInfo]):  # type: ign
         if self.device.type == "cpu":
             _prepack_output_layer(self.model)
 
-    def checksum(self) -> str:
-        """As `rollpacker.protocols.tensors.checksum_of_tensors`, over all tensors of the last update."""
-        return self._received.digest()
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
+        """Nothing is to be opened ahead."""
+
+    def receive_weights(self, update_info: WeightTransferUpdateInfo) -> None:
+        raise NotImplementedError("weights come by `receive_offer`")
 
     def shutdown(self) -> None:
-        if self._buckets is not None:
-            self._buckets.close()
-            self._buckets = None
-
-    def _counted(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in tensors:
-            self._received.add(name, tensor)
-            yield name, tensor
+        """Nothing is held between updates."""
 
 
 class WorkerExtension:
     """Mixed into vLLM's worker class; its methods are called by `AsyncLLM.collective_rpc`."""
 
     vllm_config: VllmConfig
-    weight_transfer_engine: BucketReceiver
-    _weight_update_active: bool
+    weight_transfer_engine: PolicyReceiver
 
     def receive_offer(self, offer: dict[str, Any], engine: str) -> tuple[str, list[list[Any]]]:
         """Fetch weights from the trainer, as `receiving.receive_offer` says."""
         with set_current_vllm_config(self.vllm_config):
             return receive_offer(self.weight_transfer_engine, offer, engine)
 
-    def checksum_of_received(self) -> str:
-        return self.weight_transfer_engine.checksum()
-
     def gpu_memory_peak_gb(self) -> float | None:
         return gpu_memory_peak_gb()
-
-    def abandon_weight_update(self) -> None:
-        """Let the next update start, whatever became of the last one."""
-        self._weight_update_active = False
 
 
 def _unname_shared_memory() -> None:
@@ -162,4 +105,4 @@ def _prepack_output_layer(model: torch.nn.Module) -> None:
         dispatch_cpu_unquantized_gemm(head, remove_weight=False)
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, BucketReceiver)
+WeightTransferEngineFactory.register_engine(BACKEND, PolicyReceiver)

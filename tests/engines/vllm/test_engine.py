@@ -20,7 +20,8 @@ from rollpacker.core.ids import EngineId, VersionSpan
 from rollpacker.engines.draft_trial import FEWEST_DRAFTED
 from rollpacker.engines.factory import with_drafter
 from rollpacker.protocols.rollout import FinishReason
-from rollpacker.protocols.tensors import named_tensors
+from rollpacker.protocols.tensors import PIECE_BYTES
+from rollpacker.transfer.sender import WeightSender
 from tests.engines.exercises import (
     PATIENCE_S,
     as_weights,
@@ -358,24 +359,18 @@ async def test_weights_of_another_model_are_refused_by_name_and_change_nothing(s
 async def test_an_update_that_broke_off_leaves_no_policy_and_the_next_one_is_whole(
     single: VllmEngine, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rollpacker.engines.vllm import shared_memory
-
     changed = make_model(seed=6)
-    written: list[str] = []
 
-    def torn(buffer: Any, tensors: Any) -> dict[str, Any]:
-        bucket = write(buffer, tensors)
-        written.extend(name for name, _ in tensors)
-        bucket["tensors"][-1][2] = [3]  # the last tensor comes in another shape
-        return bucket
+    def torn(sender: Any, tensors: Any) -> Any:
+        *others, (name, _) = tensors  # the last one comes in another shape
+        return send(sender, [*others, (name, torch.zeros(3))])
 
-    write = shared_memory.SharedBuffer.write
+    send = WeightSender.send
     await single.load_weights(weights_of(model, 4))
     with monkeypatch.context() as patched:
-        patched.setattr(shared_memory.SharedBuffer, "write", torn)
-        with pytest.raises(WeightSyncFailed, match="workers did not take policy version 5"):
+        patched.setattr(WeightSender, "send", torn)
+        with pytest.raises(EngineFailed, match="did not fetch policy version 5"):
             await single.load_weights(weights_of(changed, 5))
-    assert len(written) == len(named_tensors(model))
     with pytest.raises(ImpossibleEvent, match="holds no policy"):
         await single.generate([make_request()])
     weights = weights_of(changed, 6)
@@ -390,7 +385,7 @@ async def test_an_update_that_broke_off_leaves_no_policy_and_the_next_one_is_who
 async def test_weights_may_come_in_many_buckets(
     single: VllmEngine, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollpacker.engines.vllm.sending.BUCKET_BYTES", 10_000)
+    monkeypatch.setattr("rollpacker.engines.vllm.sending.BUCKET_BYTES", PIECE_BYTES)
     weights = weights_of(model, 3)
     assert await single.load_weights(weights) == weights.checksum
 
