@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.config.sections.modelled_environment import ModelledEnvironmentSection
     from rollpacker.core.ids import RequestId
+    from rollpacker.protocols.environment import EnvironmentTurn, Observation
     from rollpacker.protocols.rollout import Prompt
     from rollpacker.sim.workload import Workload
 
@@ -112,9 +113,9 @@ class ModelledEnvironments:
         self._open[request] = _Open(episode=self.episodes.episode(request, attempt=call))
         self._arrivals.put([EnvironmentAnswer(request=request, call=call)])
 
-    def step(self, request: RequestId, call: int, action: str) -> None:
+    def step(self, request: RequestId, call: int, turn: EnvironmentTurn) -> None:
         """Answer after the latency of this step, or never."""
-        del action
+        del turn
         environment = self._open.get(request)
         if environment is None:  # an earlier attempt of the run had it
             self._arrivals.put([EnvironmentAnswer(request=request, call=call, failure="environment_lost")])
@@ -175,9 +176,9 @@ class BlankTurns:
         del turn
         return ""
 
-    def observation(self, prompt: Prompt, text: str, turn: Sequence[int]) -> Sequence[int]:
+    def observation(self, prompt: Prompt, observation: Observation, turn: Sequence[int]) -> Sequence[int]:
         """Zeros; nothing at the beginning, which is the prompt's."""
-        del prompt, text
+        del prompt, observation
         blanks: Sequence[int] = blank_tokens(self.observation_tokens if len(turn) else 0)  # type: ignore[assignment]
         return blanks
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import LONGEST_S, Count, Number, PositiveSeconds, Seconds, Section
+from rollpacker.config.sections.base import LONGEST_S, Count, Number, Positive, PositiveSeconds, Seconds, Section
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -51,6 +51,8 @@ class ModelledEnvironmentSection(Section):
     the environments of all have, a baseline to compare with (ROLL-Flash, Fig 9)."""
     max_open: Count = Field(10_000, ge=1, le=10_000)
     """As `environment.max_open`: environments that are open at a time."""
+    starts_per_minute: Positive | None = None
+    """As `environment.starts_per_minute`: resets that begin in a minute, at most. null is no limit."""
     max_restarts: Count = Field(2, ge=0)
     """As `environment.max_restarts`: how often a trajectory begins again whose environment took too long."""
     turn_timeout_s: PositiveSeconds = 3600.0
