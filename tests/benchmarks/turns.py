@@ -27,7 +27,7 @@ TURNS = (
     "environment=gym",
     "environment.env=rollpacker.environments.walk_turns:WalkTurns",
     "environment.max_turns=100",
-    "environment.max_open=128",
+    "environment.max_open=64",
     "rollout.max_response_tokens=480",
 )
 
