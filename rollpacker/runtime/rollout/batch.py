@@ -96,13 +96,16 @@ class Batch:
         )
 
     def _turns(self, record: RequestRecord) -> tuple[Turn, ...]:
-        """The turns of a trajectory; what over-long shaping takes off its reward is taken off that of the last one."""
+        """The turns of a trajectory.
+
+        What its reward is beside theirs, by over-long shaping or where the run's reward scores it, is its last turn's.
+        """
         episode = self.book.episodes.get(record.request)
         if episode is None or not episode.turns or record.verdict is None:
             return ()
         turns = episode.turns
-        shaping = (self.trained_reward(record) or 0.0) - record.verdict.reward
-        return (*turns[:-1], turns[-1]._replace(reward=turns[-1].reward + shaping))
+        rest = (self.trained_reward(record) or 0.0) - sum(turn.reward for turn in turns)
+        return (*turns[:-1], turns[-1]._replace(reward=turns[-1].reward + rest))
 
     def trained_reward(self, record: RequestRecord) -> float | None:
         """The reward as it is trained: as scored, less what over-long shaping takes off; None while there is none."""
