@@ -72,6 +72,8 @@ class ElasticModel:
         self.lent: set[EngineId] = set()
         self.holders: dict[RequestId, EngineId] = {}
         self.wish = settings.max_workers
+        self.num_lent_to = 0
+        """The most workers that have served since engines were lent."""
         self.is_returning = False
         """The lent engines are."""
         self.idle_since_s: float | None = None
@@ -109,6 +111,7 @@ class ElasticModel:
         self._check_shares(commands, len(in_flight | {*self.holders, *waiting}), waiting, now)
         self._check_deadlines(now)
         self._check_return(now)
+        self.num_lent_to = max(self.num_lent_to, self._num_serving())
 
     def _answered(self, event: Event, commands: Sequence[Command]) -> set[RequestId]:
         stopped = {command.request for command in commands if isinstance(command, Abort)}
@@ -191,12 +194,14 @@ class ElasticModel:
                 assert set(engines) == set(self.local), "not all engines on the trainer's GPUs were lent"
                 assert any(self.serves(name) for name in self.workers), "lent while no worker serves"
                 self.lent |= set(engines)
+                self.num_lent_to = self._num_serving()
             case StreamGroups():
                 is_due = bool(self.lent) and not self.is_returning
                 assert is_due, "engines leave that are to come back"
             case ReclaimEngines(engines=engines):
                 assert set(engines) == self.lent
-                assert not self._is_served(now) or len(self.workers) > self.wish, "taken back while a worker serves"
+                is_enough = self._is_served(now) and self._num_serving() >= self.num_lent_to
+                assert not is_enough or len(self.workers) > self.wish, "taken back while as many workers serve"
                 self.is_returning = True
 
     def serves(self, name: WorkerId) -> bool:
@@ -212,6 +217,9 @@ class ElasticModel:
         if name not in self.workers or not self.serves(name):
             return False
         return now < self.workers[name].ends_at_s - self.settings.drain_lead_s + SLACK_S
+
+    def _num_serving(self) -> int:
+        return sum(self.serves(name) for name in self.workers)
 
     def _is_served(self, now: float) -> bool:
         """Whether an engine of a worker gets requests, and will a moment later."""
