@@ -160,6 +160,7 @@ class ElasticWorld:
         raise AssertionError("the step has not ended")
 
     def tick(self, *, is_quiet: bool) -> None:
+        self.fire_due()  # a timer may be set for a moment that is over
         chance = self.rng.random()
         if self.has_workers and not is_quiet and chance < 0.25:
             self.rng.choice([*[self.arrive] * 4, self.kill, self.notice, self.repeat, self.replace, self.lose])()
