@@ -87,29 +87,6 @@ def test_workers_go_on_with_the_policy_that_they_have_after_a_checkpoint(tmp_pat
     assert steps["num_members_mean"][1:].between(1.5, 2.0).all()
 
 
-def lending(seeding_s):
-    words = ("system.stream=true", "elastic.seeding=fixed", f"elastic.seeding_s={seeding_s}")
-    return (*WORKERS, *words, "elastic.reclaim_after_s=4", "elastic.silence_s=3")
-
-
-@pytest.mark.parametrize("seeding_s", [0, 5])
-@pytest.mark.parametrize("silently", ["true", "false"])
-@pytest.mark.parametrize("delay_s", [0, 1, 6])
-def test_a_step_that_loses_all_workers_while_engines_are_lent_takes_little_longer_than_one_without_workers(
-    tmp_path, alone, seeding_s, silently, delay_s
-):
-    loss = f"elastic.modelled.losses=[{{step: 1, num_workers: 2, after: lending, delay_s: {delay_s}}}]"
-    words = (*lending(seeding_s), loss, f"elastic.modelled.loses_silently={silently}")
-    steps = steps_of(tmp_path / "run", *words)
-    assert steps["num_reclaims"].tolist() == [0, 1, 0, 0]
-    reload_s = steps["weight_sync_time_s"][1]
-    bound_s = 3 + 4 + 2 * 0.5 + reload_s  # silence, patience, an engine's sleep and its waking, and the policy
-    assert steps["step_time_s"][1] <= alone["step_time_s"][1] + bound_s
-    assert steps["step_time_s"][2:].tolist() == pytest.approx(alone["step_time_s"][2:].tolist(), rel=0.1)
-    assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()
-    replay(tmp_path / "run")
-
-
 def test_pulls_share_the_link_of_the_trainer_s_node():
     section = composed(
         *WORKERS, "elastic.modelled.network_gb_per_s=1", "elastic.modelled.trainer_network_gb_per_s=2"
