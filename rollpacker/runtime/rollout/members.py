@@ -96,8 +96,6 @@ class MemberEngines:
         self._interval_log = interval_log
         self._note = note
         self._shelf: Shelf | None = None
-        self._policy_version: int | None = None
-        """That it has."""
         self._known: dict[EngineId, _Member] = {}
         self._past: set[EngineId] = set()
         """Engines that are gone; late facts of theirs may still come."""
@@ -144,10 +142,10 @@ class MemberEngines:
         if not isinstance(sync, Shelf):
             raise InternalError(f"{type(sync).__name__} serves no rollout workers: it has no shelf.")
         self._shelf = sync
-        before, self._policy_version = self._policy_version, await sync.lay_out()
-        for member in self._known.values() if self._policy_version != before else ():
+        policy_version = await sync.lay_out()
+        for member in self._known.values():
             self._end_service(member)
-        return self._policy_version
+        return policy_version
 
     # Orders
 
