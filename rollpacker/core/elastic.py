@@ -16,7 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self, assert_never
 
-from rollpacker.core.commands import Command, DismissWorker, FetchPolicy, LendEngines, SetTimer, StartMember
+from rollpacker.core.commands import (
+    Command,
+    DismissWorker,
+    FetchPolicy,
+    LendEngines,
+    ReclaimEngines,
+    SetTimer,
+    StartMember,
+)
 from rollpacker.core.demand import Demand
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import (
@@ -77,8 +85,7 @@ class Elastic:
 
     def fire(self, event: TimerFired, now: float) -> tuple[Command, ...]:
         """Do what is due; nothing for timers of others."""
-        reclaims = self._beside.seeding.fire(event) if self._beside.seeding else ()
-        return *self._carry_out(self.fleet.fire(event.timer, now)), *reclaims
+        return *self._carry_out(self.fleet.fire(event.timer, now)), *self._reclaim(event)
 
     def follow(self, now: float) -> tuple[Command, ...]:
         """Do what any event may have made possible."""
@@ -110,6 +117,14 @@ class Elastic:
         stream.lend(engines)
         lending = LendEngines(round=seeding.round, engines=engines)
         return *timers, lending, *self._router.close(engines, Closing.LENT)
+
+    def _reclaim(self, event: TimerFired) -> tuple[ReclaimEngines, ...]:
+        """Have lent engines come back, if that is due; those that have not left their GPUs yet do not leave them."""
+        seeding, stream = self._beside.seeding, self._beside.stream
+        reclaims = seeding.fire(event) if seeding else ()
+        if reclaims and stream:
+            stream.keep()
+        return reclaims
 
     def _take_back(self, event: EnginesReturned) -> tuple[()]:
         if not self._beside.seeding:

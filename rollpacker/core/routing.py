@@ -284,6 +284,7 @@ class Router:
             raise ImpossibleEvent(f"{request} was evicted, which was not ordered.", "An eviction follows its order.")
         self._forget(request)
         self._in_flight[request] = None
+        self._by_load.note(engine)  # with this one counted: the engine may be open again
         return self._launch_each([request])
 
     # Requests

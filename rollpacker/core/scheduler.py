@@ -66,6 +66,7 @@ from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
     EngineRetired,
+    EnginesReturned,
     EngineStarted,
     EngineStartFailed,
     EnginesWanted,
@@ -303,7 +304,8 @@ class Scheduler:
 
     def _hear_of_worker(self, event: WorkerEvent | OfMember, now: float) -> tuple[Command, ...]:
         if self._elastic:
-            return self._elastic.handle(event, now)
+            commands = self._elastic.handle(event, now)
+            return commands + self._require_engine() if isinstance(event, EnginesReturned) else commands
         raise ImpossibleEvent(f"It came in a run without rollout workers: {event}")
 
     def _require_engine(self) -> tuple[FailWithoutEngines, ...]:

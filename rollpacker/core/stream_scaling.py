@@ -18,7 +18,7 @@ on the lent GPUs.
     measuring  ProgressMeasured, and both tests pass                      lending, with LendEngines
                ProgressMeasured, and one of them fails                    watching, for the next share
     lending    the last answer of the lent engines: they are empty        streaming, with StreamGroups
-    lending    the last of them is lost                                   lent
+    lending    the last of them is lost, or `keep`                        lent
     any        EndRound                                                   resting
 
 In streaming and lent nothing more is decided. On lent GPUs groups go to the trainer as many at a time as it has GPUs:
@@ -68,12 +68,17 @@ from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.core.settings import StreamSettings
 
 
-def can_lend(settings: StreamSettings, engines: Mapping[EngineId, tuple[int, ...]]) -> bool:
-    """Tell whether some of these engines, by their GPUs, could ever be lent; False also where none needs to be."""
+def can_lend(
+    settings: StreamSettings, engines: Mapping[EngineId, tuple[int, ...]], *, has_workers: bool = False
+) -> bool:
+    """Tell whether some of these engines, by their GPUs, could ever be lent; False also where none needs to be.
+
+    With workers that generate the rest of a round all of them may be lent at once (`core.seeding`).
+    """
     machine = StreamScaling(settings)
     for engine, gpus in engines.items():
         machine.join(engine, gpus)
-    return bool(machine._choose_blocks(list(engines), {}))  # noqa: SLF001  the machine's own rule
+    return bool(machine.lendable if has_workers else machine._choose_blocks(list(engines), {}))  # noqa: SLF001  the machine's own rule
 
 
 class StreamScaling:
@@ -83,6 +88,8 @@ class StreamScaling:
         self._settings = settings
         self._gpus: dict[EngineId, tuple[int, ...]] = {}
         """Of every engine of the fleet."""
+        self._in_blocks: tuple[EngineId, ...] | None = None
+        """Of the fleet as it is; None until it is asked for."""
         self._recent_lengths: deque[int] = deque(maxlen=settings.num_recent_lengths)
         """Tokens of the last finished responses, oldest first."""
         self._round = -1
@@ -112,11 +119,12 @@ class StreamScaling:
     def join(self, engine: EngineId, gpus: tuple[int, ...]) -> None:
         """Note an engine's GPUs; one that has restarted is not lent."""
         self.leave(engine)
-        self._gpus[engine] = gpus
+        self._gpus[engine], self._in_blocks = gpus, None
 
     def leave(self, engine: EngineId) -> None:
         """Forget an engine."""
         self._gpus.pop(engine, None)
+        self._in_blocks = None
         self._lending = tuple(each for each in self._lending if each != engine)
 
     # The round
@@ -219,13 +227,18 @@ class StreamScaling:
 
     @property
     def lendable(self) -> tuple[EngineId, ...]:
-        """The engines that `lend` may name: all that share GPUs with the trainer, once a round."""
-        is_possible = bool(self._settings.replicas) and not self._has_lent
-        return tuple(engine for engine, gpus in self._gpus.items() if gpus) if is_possible else ()
+        """The engines that `lend` may name: those of all blocks, once a round."""
+        if self._in_blocks is None:
+            self._in_blocks = tuple(engine for block in self._blocks(tuple(self._gpus)) for engine in block)
+        return () if self._has_lent else self._in_blocks
 
     def lend(self, engines: tuple[EngineId, ...]) -> None:
         """Lend engines that are lendable."""
         self._has_lent, self._is_measuring, self._lending = True, False, engines
+
+    def keep(self) -> None:
+        """Lend no more: if not every engine is empty yet, none has left its GPUs, and none will."""
+        self._lending = ()
 
     @property
     def lending(self) -> tuple[EngineId, ...]:

@@ -2,7 +2,8 @@
 
     the run's script    porter: how many workers the run wishes for ──> the array's throttle; the queue ──> slurm.txt
                         teardown: the array ends with the run, unless its job is requeued
-    a worker's script   the program of a worker, as long as the run's job is alive; requeues its element if told so
+    a worker's script   the program of a worker, as long as the run's job is alive; requeues its element if told so, and
+                        held if the run waits in the queue for long: the porter of its next attempt releases it
 
 Both run outside any container, where Slurm's commands are. The array is submitted after the job whose number it depends
 on, so the run's script finds it by a file beside the script, once that exists: the array's number, the run's folder.
@@ -12,6 +13,7 @@ Slurm takes a throttle of 0 as none: no worker at all is a held array.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +22,14 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.elastic_job import ElasticJobSection
 from rollpacker.launch.sbatch_script import REQUEUE_WAIT_S, job_environment, memory_mb
+from rollpacker.runtime.job.elastic_folder import LEASE_WAIT_S
 from rollpacker.runtime.placing.actors import have_engines_gpus
 
 ARRAY_SUFFIX = ".elastic"
 """Of the file beside a run's script: `<job><suffix>`."""
 
 _BEGIN_AGAIN_S = 5
-"""Before a worker's program is started again: it has waited two minutes by then."""
+"""Before a worker's program is started again: it has waited `LEASE_WAIT_S` by then."""
 
 
 def array_file(folder: Path, job: str) -> str:
@@ -43,6 +46,7 @@ def porter(folder: Path, job: str, poll_interval_s: int) -> list[str]:
         f"    while sleep {poll_interval_s}; do",
         '        [[ -e "$elastic" ]] || continue',
         '        { read -r array; read -r place; } < "$elastic"',
+        '        [[ -n "$last" ]] || scontrol release "$array" # those that lost patience while this job was queued',
         '        wish="$(tr -cd 0-9 < "$place/wish.json")"',
         '        if [[ "$wish" == 0 && "$last" != 0 ]]; then',
         '            scontrol hold "$array" && last=0 # a throttle of 0 would be none',
@@ -101,6 +105,7 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         "constraint": cluster.constraint,
         **job.sbatch,
     }
+    num_waits = math.ceil(60 * job.patience_min / LEASE_WAIT_S)
     command = shlex.join([*python, "-u", "-m", "rollpacker.launch.worker", str(config.run.dir.absolute())])
     lines = [
         "#!/bin/bash",
@@ -112,6 +117,7 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         "",
         'job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"',
         *job_environment(cluster, "$job"),
+        "num_waits=0",
         "while :; do",
         f"    srun --open-mode=append --cpus-per-task={cluster.cpus_per_node} --kill-on-bad-exit=0 {command}",
         "    exit_code=$?",
@@ -120,10 +126,15 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         f'        scontrol requeue "$job" && sleep {REQUEUE_WAIT_S}',
         "        exit 0",
         "        ;;",
-        "    75) # no run takes it",
+        "    75 | 76) # no run takes it; 76: since one had",
+        '        [[ "$exit_code" == 75 ]] || num_waits=0',
         f'        state="$(squeue --noheader --jobs="{job_id}" --format=%T)"',
         '        if [[ ! "$state" =~ RUNNING|PENDING|CONFIGURING|SUSPENDED|REQUEUED ]]; then',
         '            scancel "$SLURM_ARRAY_JOB_ID"',
+        "            exit 0",
+        "        fi",
+        f"        if ((++num_waits >= {num_waits})); then # its node is of more use to others",
+        f'            scontrol requeuehold "$job" && sleep {REQUEUE_WAIT_S}',
         "            exit 0",
         "        fi",
         f"        sleep {_BEGIN_AGAIN_S}",

@@ -6,10 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from rollpacker.core.commands import Evict, Launch, LendEngines, ReclaimEngines, RoundKind, StreamGroups
+from rollpacker.core.commands import (
+    Evict,
+    FailWithoutEngines,
+    Launch,
+    LendEngines,
+    ReclaimEngines,
+    RoundKind,
+    StreamGroups,
+)
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import (
     EngineJoined,
+    EngineLost,
     EnginesReturned,
     EngineUpdated,
     PolicyPublished,
@@ -96,6 +105,43 @@ def test_lent_engines_are_taken_back_when_no_worker_has_served_for_a_while():
     assert player.scheduler.waiting == ()
     player.serve(B)
     assert of_kind(player.tell(EnginesReturned(round=0, engines=(LOCAL,))), Launch) == [], "late"
+
+
+def test_engines_that_have_not_left_their_gpus_when_they_should_come_back_just_stay():
+    player = SeedingPlayer()
+    player.publish()
+    player.serve(A)
+    player.begin(0)
+    commands = player.fire("seeding of round 0")
+    player.tell(WorkerLeft(worker=A))
+    assert player.fire("reclaim of round 0") == (ReclaimEngines(round=0, engines=(LOCAL, OTHER)),)
+    assert player.give_back(commands) == [], "groups do not stream"
+    follow = player.tell(EnginesReturned(round=0, engines=()))
+    assert [type(each) for each in follow] == [Launch] * 8
+    assert player.scheduler.waiting == ()
+
+
+def test_the_run_fails_if_none_of_the_lent_engines_comes_back_and_none_can_be_replaced():
+    player = lent_player()
+    player.tell(WorkerLeft(worker=A))
+    player.fire("reclaim of round 0")
+    lost = [*player.tell(EngineLost(engine=LOCAL)), *player.tell(EngineLost(engine=OTHER))]
+    assert lost == [], "they might come back"
+    assert player.tell(EnginesReturned(round=0, engines=())) == (FailWithoutEngines(),)
+
+
+def test_of_engines_that_share_gpus_with_the_trainer_only_whole_parts_of_it_are_lent():
+    alone, stream = EngineId("engine-2"), replace(STREAM, replicas=((0, 1),))
+    player = SeedingPlayer(replace(SEEDED, stream=stream))
+    player.tell(EngineJoined(engine=alone, policy_version=player.version, gpus=(2,)))
+    player.publish()
+    player.tell(EngineUpdated(engine=alone, policy_version=player.version))
+    player.serve(A)
+    player.begin(0)
+    player.tell(EngineLost(engine=OTHER))
+    assert of_kind(player.fire("seeding of round 0"), LendEngines) == [], "a trainer cannot work on half of its GPUs"
+    follow = player.tell(EngineJoined(engine=OTHER, policy_version=player.version, gpus=(1,)))
+    assert of_kind(follow, LendEngines) == [LendEngines(round=0, engines=(LOCAL, OTHER))]
 
 
 def test_a_worker_that_serves_in_time_keeps_the_engines_lent():

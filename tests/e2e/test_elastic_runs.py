@@ -1,16 +1,24 @@
 """Rollout workers beside a run on this machine: they join its Ray, generate, die, and leave with it."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
+import uuid
 
 import pytest
 
-from rollpacker.core.errors import EXIT_INTERRUPTED
+from rollpacker.config.compose import compose
+from rollpacker.core.commands import EndRound, LendEngines, ReclaimEngines
+from rollpacker.core.errors import EXIT_INTERRUPTED, Preempted
+from rollpacker.core.events import EnginesReturned
 from rollpacker.metrics.event_log import attempt_paths
+from rollpacker.pipeline import train
 from rollpacker.runtime.job.elastic_folder import ElasticFolder
+from rollpacker.runtime.job.preemption import Preemption
+from rollpacker.runtime.ray.backend import RayBackend
 from rollpacker.runtime.rollout.replay import replay
 from tests.e2e.launched import LaunchedRun, num_recorded_steps, rows, small_run, trained_prompts
 from tests.e2e.processes import MARK, ProcessesOfRun
@@ -20,8 +28,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 PATIENCE_S = 240
 
 
-def elastic_run(run_dir, inputs, *overrides):
-    words = small_run(
+def elastic_words(inputs, *overrides):
+    return small_run(
         inputs,
         "system=verl",
         "engine.num_engines=1",
@@ -34,22 +42,28 @@ def elastic_run(run_dir, inputs, *overrides):
         "run.num_steps=100000",
         *overrides,
     )
-    return LaunchedRun(run_dir, *words)
 
 
 class Worker:
-    """A worker's process, and all that it starts, under the mark of the run."""
+    """A worker's process, and all that it starts, under a mark."""
 
-    def __init__(self, run: LaunchedRun) -> None:
-        self.log = run.run_dir.with_suffix(f".worker-{time.monotonic_ns()}.log")
+    def __init__(self, run_dir, mark) -> None:
+        self.mark = mark
+        self.log = run_dir.with_suffix(f".worker-{time.monotonic_ns()}.log")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rollpacker.launch.worker", run.run_dir],
+                [sys.executable, "-m", "rollpacker.launch.worker", run_dir],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {MARK: run.mark, "OMP_NUM_THREADS": "1"},
+                env=os.environ | {MARK: mark, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
+
+    def vanish(self):
+        """As with its node: nothing of it says a last word."""
+        for pid in ProcessesOfRun(self.mark).alive():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -69,13 +83,13 @@ def members_of(run):
 
 
 def test_a_worker_serves_and_is_killed_another_comes_and_leaves_with_the_run(inputs, tmp_path):
-    run = elastic_run(tmp_path / "run", inputs)
-    first = Worker(run)
+    run = LaunchedRun(tmp_path / "run", *elastic_words(inputs))
+    first = Worker(run.run_dir, run.mark)
     until(lambda: num_recorded_steps(run.run_dir) >= 1 and members_of(run), run, first)
     of_first = members_of(run)
     os.kill(first.process.pid, signal.SIGKILL)  # its guardian ends Ray there
     steps = num_recorded_steps(run.run_dir)
-    second = Worker(run)
+    second = Worker(run.run_dir, run.mark)
     until(lambda: num_recorded_steps(run.run_dir) > steps and members_of(run) > of_first, run, second)
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == EXIT_INTERRUPTED, run.output()
@@ -87,3 +101,85 @@ def test_a_worker_serves_and_is_killed_another_comes_and_leaves_with_the_run(inp
     replay(run.run_dir)
     assert not ElasticFolder(run.run_dir).lease()
     assert not ProcessesOfRun(run.mark).alive()
+
+
+class HandOvers:
+    """A run whose only worker vanishes as engines were lent; another one comes, for the next time."""
+
+    NUM = 2
+
+    def __init__(self, config) -> None:
+        self.config = config
+        self.preemption = Preemption()
+        self.workers: list[Worker] = []
+        self.rounds: dict[str, list[int]] = {"lent": [], "taken back": [], "given back": [], "ended": []}
+
+    def watch(self, _scheduler, _settings, _first_step):
+        self.loop = asyncio.get_running_loop()
+        self.begin_worker()
+        return self.look
+
+    def begin_worker(self):
+        self.workers.append(Worker(self.config.run.dir, uuid.uuid4().hex))
+
+    def look(self, event, _now, commands):
+        if isinstance(event, EnginesReturned):
+            assert event.engines == ("engine-0",)
+            self.rounds["given back"].append(event.round)
+        for command in commands:
+            match command:
+                case LendEngines():
+                    self.rounds["lent"].append(command.round)
+                    self.loop.call_later(0.1, self.end_worker, self.workers[-1])
+                case ReclaimEngines():
+                    self.rounds["taken back"].append(command.round)
+                case EndRound() if command.round in self.rounds["taken back"]:
+                    self.rounds["ended"].append(command.round)
+                    if len(self.rounds["ended"]) == self.NUM:
+                        self.preemption.deadline.ask("the test has seen enough", self.loop.time() + 60)
+
+    def end_worker(self, worker):
+        if worker is self.workers[-1]:  # not yet, if the round before was over sooner
+            worker.vanish()
+            self.begin_worker()
+
+    def run(self):
+        try:
+            with pytest.raises(Preempted):
+                asyncio.run(train(self.config, RayBackend(self.config, None), self.watch, self.preemption))
+        finally:
+            self.workers[-1].vanish()
+
+
+def test_a_step_whose_workers_all_vanish_after_the_hand_over_ends_on_the_engines_that_come_back(
+    inputs, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")  # not a real one: engine and trainer take turns on it all the same
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = elastic_words(
+        inputs,
+        "system.stream=true",
+        "trainer=torch",
+        "placement=colocated",
+        "placement.automatic=false",
+        "rollout.num_prompts=32",
+        "elastic.max_workers=1",
+        "elastic.seeding=fixed",
+        "elastic.seeding_s=0.2",
+        "elastic.reclaim_after_s=0.5",
+        "run.progress=plain",
+        f"run.dir={tmp_path / 'run'}",
+    )
+    given = {word.partition("=")[0]: word for word in words}
+    seen = HandOvers(compose(list(given.values())))
+    seen.run()
+    rounds = seen.rounds
+    assert len(rounds["ended"]) == HandOvers.NUM
+    assert rounds["taken back"] == rounds["given back"] == rounds["ended"]
+    assert set(rounds["ended"]) <= set(rounds["lent"])
+    trained = trained_prompts(tmp_path / "run")
+    assert len(trained) == len(set(trained)) > 0
+    steps = {row["step"]: row for row in rows(tmp_path / "run", "steps")}
+    assert [step for step, row in steps.items() if row["num_reclaims"]] == rounds["ended"]
+    assert all(steps[step]["num_members_lost"] for step in rounds["ended"])
+    replay(tmp_path / "run")

@@ -81,6 +81,11 @@ def test_workers_that_are_never_there_change_no_number_of_a_run(tmp_path, alone)
     assert steps[shared].equals(alone[shared])
 
 
+def test_workers_go_on_with_the_policy_that_they_have_after_a_checkpoint(tmp_path, alone):
+    steps = steps_of(tmp_path / "run", *WORKERS, "run.checkpoint_every_steps=1")
+    assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()
+
+
 def test_pulls_share_the_link_of_the_trainer_s_node():
     section = composed(
         *WORKERS, "elastic.modelled.network_gb_per_s=1", "elastic.modelled.trainer_network_gb_per_s=2"

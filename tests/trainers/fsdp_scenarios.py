@@ -17,6 +17,7 @@ from rollpacker.core.ids import VersionSpan
 from rollpacker.protocols.trainer import BatchShape
 from rollpacker.trainers.fsdp.moments import write_moments
 from rollpacker.trainers.fsdp.policy import FsdpPolicy
+from rollpacker.trainers.fsdp.sharding import unreduced_gradients
 from rollpacker.trainers.grpo import GrpoTrainer
 from tests.trainers.streaming import Difference, compare
 
@@ -45,6 +46,8 @@ class Work:
     save_to: Path | None = None
     naps: bool = False
     """Sleep and wake after every call."""
+    lent: int | None = None
+    """The first call of each step is made on this GPU alone, which is that of the rank."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # asyncio prints a task's result to itself, tensors and all
@@ -77,7 +80,7 @@ async def _train(trainer: Any, work: Work) -> Outcome:
             await trainer.accumulate([relabelled(group, 0) for group in work.batches[0]])
         await trainer.load(work.load_from)
     metrics = [
-        await step(trainer, batch, number, work.split, naps=work.naps)
+        await step(trainer, batch, number, work.split, naps=work.naps, lent=work.lent)
         for number, batch in enumerate(work.batches, start=work.first_step)
     ]
     if work.save_to is not None:
@@ -92,15 +95,28 @@ async def _train(trainer: Any, work: Work) -> Outcome:
 
 
 async def step(
-    trainer: Any, groups: Sequence[RolloutGroup], number: int, split: Sequence[int] = (), *, naps: bool = False
+    trainer: Any,
+    groups: Sequence[RolloutGroup],
+    number: int,
+    split: Sequence[int] = (),
+    *,
+    naps: bool = False,
+    lent: int | None = None,
 ) -> UpdateMetrics:
     groups = [relabelled(group, number) for group in groups]
+    on_gpus = None if lent is None else {lent}
+    if on_gpus:
+        trainer._replica_gpus = ((0,), (1,))
+        await trainer.sleep()
+        await trainer.wake(on_gpus)
     await trainer.begin_step(shape_of(groups, number))
     for start, end in itertools.pairwise([0, *split, len(groups)]):
-        await trainer.accumulate(groups[start:end])
+        await trainer.accumulate(groups[start:end], on_gpus)
         if naps:
             await trainer.sleep()
-            await trainer.wake()
+            assert all(each.untyped_storage().nbytes() == 0 for each in unreduced_gradients(trainer._policy._model))
+        await trainer.wake()
+        on_gpus = None
     return await trainer.finish_step()
 
 

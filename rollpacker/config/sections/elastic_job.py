@@ -33,5 +33,8 @@ class ElasticJobSection(Section):
     """10^9 bytes, with Ray's store for weights (backend.object_store_mb); null leaves it to Slurm's default."""
     num_elements: Count | None = Field(None, ge=1)
     """Length of the array: lives that workers may have, without those that Slurm requeues; null: 4 x max_workers."""
+    patience_min: Count = Field(15, ge=2)
+    """A worker whose run's job waits in the queue gives its node back after so long, and queues again when the run goes
+    on."""
     poll_interval_s: Count = Field(30, ge=15)
     """How often the run's job asks Slurm about workers, and tells it how many may run."""

@@ -30,6 +30,9 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.core.ids import WorkerId
 from rollpacker.metrics.files import make_private_folder, storage_errors, write_atomically
 
+LEASE_WAIT_S = 120.0
+"""A worker waits so long for a run; then its batch script, outside any container, looks whether that job exists."""
+
 _LEASE_FILE = "lease.json"
 _WISH_FILE = "wish.json"
 _OVER_FILE = "over"

@@ -20,7 +20,14 @@ from types import FrameType
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.runtime.job.allocation import Allocation
-from rollpacker.runtime.job.elastic_folder import ElasticFolder, Lease, Order, WorkerReport, fingerprint_here
+from rollpacker.runtime.job.elastic_folder import (
+    LEASE_WAIT_S,
+    ElasticFolder,
+    Lease,
+    Order,
+    WorkerReport,
+    fingerprint_here,
+)
 from rollpacker.runtime.job.signals import UNKNOWN_GRACE_S
 from rollpacker.runtime.ray.node import RayNode, log_tail, worker_node_here
 from rollpacker.runtime.ray.node_address import is_listening
@@ -40,13 +47,15 @@ class Outcome(IntEnum):
     """Its element should queue again: it was told to leave, or will be taken away."""
     NO_RUN = 75
     """No run has taken it for as long as its patience; the script looks whether the run's job still exists."""
+    RUN_LEFT = 76
+    """The same, since one had taken it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """How long a worker waits, in seconds."""
 
-    without_lease_s: float = 120.0
+    without_lease_s: float = LEASE_WAIT_S
 
 
 def serve_worker(
@@ -81,10 +90,14 @@ class _Worker:
             signal.signal(number, self._hear)
 
     def run(self) -> Outcome:
+        alone = Outcome.NO_RUN
         while True:
             lease = self._wait_for_lease()
+            if lease is None and self._folder.is_over():
+                return Outcome.ENDS
             if lease is None:
-                return Outcome.ENDS if self._folder.is_over() else self._without_run()
+                return Outcome.MAY_RETURN if self._has_notice else alone
+            alone = Outcome.RUN_LEFT
             outcome = self._join(lease)
             if outcome is not None:
                 return outcome
@@ -107,9 +120,6 @@ class _Worker:
                 return lease
             time.sleep(_POLL_S)
         return None
-
-    def _without_run(self) -> Outcome:
-        return Outcome.MAY_RETURN if self._has_notice else Outcome.NO_RUN
 
     def _join(self, lease: Lease) -> Outcome | None:
         """Serve one attempt of the run; None where it has ended and another one may come."""

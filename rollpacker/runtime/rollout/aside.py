@@ -19,6 +19,7 @@ class Aside:
         self._on_end = on_end
         self._on_error = on_error
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
 
     @property
     def is_any(self) -> bool:
@@ -30,6 +31,14 @@ class Aside:
         task = asyncio.create_task(self._carry_out(work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._end)
+
+    def begin_in_turn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Carry out work when all that was begun so before has ended: engines leave their GPUs, or come back."""
+        self.begin(self._in_turn(work), name)
+
+    async def _in_turn(self, work: Coroutine[Any, Any, None]) -> None:
+        async with self._turn:
+            await work
 
     async def stop(self) -> None:
         """End what is under way."""

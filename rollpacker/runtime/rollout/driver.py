@@ -403,7 +403,7 @@ class Driver:
             case LendEngines():
                 self._rounds.current.lend(now)
             case StreamGroups():
-                self._aside.begin(self._stream(command), "engines to be lent")
+                self._aside.begin_in_turn(self._stream(command), "engines to be lent")
             case UseDraftLengths():
                 self._orders.use_draft_lengths(command.rules)
             case UseParallelism():

@@ -34,7 +34,7 @@ class Elastic:
         members: Of workers.
         aside: Carries out what takes time.
         report: Tells the scheduler.
-        on_reclaim: Awaited until the trainer works no more on GPUs that were lent to it.
+        on_reclaim: Awaited until the trainer has left GPUs that were lent to it.
         clock: The run's.
     """
 
@@ -56,6 +56,8 @@ class Elastic:
         self._clock = clock
         self._sync: WeightSync | None = None
         """That published last."""
+        self._policy_version: int | None = None
+        """That lies ready for workers."""
         self._has_started = False
         self._num_wished = self._num_reclaims = 0
         """The latter since the last step."""
@@ -74,9 +76,9 @@ class Elastic:
         """Lay out the trainer's policy for the engines of workers, before the others get it; nobody waits for them."""
         self._sync = sync
         if self._members.are_any_expected:
-            policy_version = await self._members.lay_out(sync)
-            if self._has_started:  # else `start` reports it
-                self._report(PolicyPublished(policy_version=policy_version))
+            before, self._policy_version = self._policy_version, await self._members.lay_out(sync)
+            if self._has_started and self._policy_version != before:  # else `start` reports it, or a checkpoint came
+                self._report(PolicyPublished(policy_version=self._policy_version))
 
     def carry_out(self, command: ElasticCommand) -> None:
         """Carry out one command."""
@@ -92,7 +94,7 @@ class Elastic:
                 self._members.wish(command.num_workers)
             case ReclaimEngines():
                 self._num_reclaims += 1
-                self._aside.begin(self._reclaim(command), "lent engines to come back")
+                self._aside.begin_in_turn(self._reclaim(command), "lent engines to come back")
 
     async def _reclaim(self, command: ReclaimEngines) -> None:
         assert self._sync is not None

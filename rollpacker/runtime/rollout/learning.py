@@ -10,8 +10,9 @@ Invariant: every group of the batch is accumulated exactly once, and the update 
 group is final, so what streamed is never taken back; and the loss is a sum over samples divided by a constant that is
 known in advance (`BatchShape`), so the streamed step equals the unstreamed one. The trainer gets one call at a time.
 
-A stream that fails is told of at once: the rollout that still runs could not be trained. One that is suspended, because
-engines take their GPUs back, keeps what it has accumulated, and goes on when GPUs are lent again.
+A stream that fails is told of at once: the rollout that still runs could not be trained. Engines may take their GPUs
+back in the midst of a step: the stream ends after the call that runs, and the trainer sleeps with the gradients that it
+has. The step's update is bit for bit what it would have been (`protocols.trainer`).
 
 Source: RollPacker, section 4.4, algorithm 1.
 """
@@ -102,7 +103,7 @@ class Learner:
 
     async def accumulate(self, batch: Batch) -> None:
         """Train what has not streamed, on all GPUs. The policy is as it was until `update`."""
-        await self.suspend()
+        await self._end_stream()
         await self._begin(batch)
         self._has_begun = False
         rest = [group for group in batch.groups() if group.prompt not in self._accumulated]
@@ -116,10 +117,14 @@ class Learner:
             self._has_news.set()
             await self._streaming
 
-    async def suspend(self) -> None:
-        """End a stream; what it has accumulated stays, and another stream may follow in the same step."""
+    async def _end_stream(self) -> None:
         await self.end_streaming()
         self._streaming, self._is_rollout_over = None, False
+
+    async def give_back(self) -> None:
+        """Leave lent GPUs in the midst of the step: another stream, or `accumulate`, goes on with it."""
+        await self._end_stream()
+        await self._within(self._deadline_s, "the trainer to give lent GPUs back", self._trainer.sleep())
 
     async def update(self) -> UpdateMetrics:
         """Let the policy learn from all that was accumulated."""

@@ -28,6 +28,6 @@ class Listeners:
     on_progress: OnProgress
     on_stream: OnStream
     on_reclaim: Callable[[], Awaitable[None]]
-    """Awaited until the trainer works no more on GPUs that are lent to it; what it has learned is kept."""
+    """Awaited until the trainer has left the GPUs that are lent to it; the step that it is in goes on later."""
     note: Callable[[str], None]
     """Tells a person something."""

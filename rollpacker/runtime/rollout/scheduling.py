@@ -297,7 +297,8 @@ def can_stream(
     """Tell whether groups can ever stream to the trainer, by its parts' GPUs and the engines'."""
     if config.system.is_async:
         return not trainer_parts
-    return not trainer_parts or can_lend(_stream_settings(config, trainer_parts), engines)
+    seeds = config.elastic.is_on and config.elastic.seeding != "off"
+    return not trainer_parts or can_lend(_stream_settings(config, trainer_parts), engines, has_workers=seeds)
 
 
 def _stream_settings(config: RunConfig, trainer_parts: Sequence[tuple[int, ...]]) -> StreamSettings:

@@ -302,7 +302,7 @@ class _Opening:
                 on_event=on_event,
                 on_progress=on_progress,
                 on_stream=learner.stream,
-                on_reclaim=learner.suspend,
+                on_reclaim=learner.give_back,
                 note=self._progress.note,
             ),
         )

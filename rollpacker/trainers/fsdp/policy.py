@@ -9,10 +9,11 @@ Parameters and AdamW's moments are float32, each rank's part of them. With `mode
 bfloat16, on parameters that are rounded as they are gathered; gradients add up and are summed in float32.
 
 **Gradients** are not summed over the ranks in `accumulate`: each rank keeps its own, whole and in float32, and `update`
-(or `sleep`) sums them once, by a last pass of one token with a loss of 0, which is what makes FSDP2 reduce what it has
-accumulated. That takes 4 bytes per parameter of the whole model on every rank: 28 GiB with 7.6 billion. With
-`trainer.shard_gradients` every backward pass sums at once and keeps this rank's part: as many times less memory as
-there are ranks, and as many reductions as there are passes.
+sums them once, by a last pass of one token with a loss of 0, which is what makes FSDP2 reduce what it has accumulated.
+That takes 4 bytes per parameter of the whole model on every rank: 28 GiB with 7.6 billion; as much host memory takes
+`sleep` in the midst of a step, which sums nothing: other ranks may sleep already. With `trainer.shard_gradients` every
+backward pass sums at once and keeps this rank's part: as many times less memory as there are ranks, and as many
+reductions as there are passes.
 
 Micro-batches are padded on the right, as with one process, for every architecture that transformers has. Packing
 several responses into one row would need an attention that keeps them apart; the plain ones here do not.
@@ -54,8 +55,10 @@ from rollpacker.trainers.fsdp.sharding import (
     make_sharded_model,
     read_whole_model,
     sum_gradients_in_backward,
+    unreduced_gradients,
     whole_tensors,
 )
+from rollpacker.trainers.host_memory import HostCopies
 from rollpacker.trainers.microbatches import Sample, pack
 from rollpacker.trainers.models import make_skeleton, save_model
 from rollpacker.trainers.policy import Progress
@@ -125,6 +128,7 @@ class FsdpPolicy:
         self._parameters = dict(self._model.named_parameters())
         self._optimizer = make_adamw(self._parameters.values(), section)
         self._has_unreduced = False
+        self._away = HostCopies()
         (self._idle,) = pack([_IDLE], 1, self.device)
 
     @torch.no_grad()
@@ -201,12 +205,12 @@ class FsdpPolicy:
         return Progress(policy_version=state.policy_version, generators=state.generators)
 
     def sleep(self) -> None:
-        """Sum what is not yet summed, so that each rank takes only its part along."""
-        self._reduce_everywhere()
+        self._away.take(unreduced_gradients(self._model))
         move(self._models(), self._optimizer, torch.device("cpu"))
 
     def wake(self) -> None:
         move(self._models(), self._optimizer, self.device)
+        self._away.put_back()
 
     def close(self) -> None:
         leave()

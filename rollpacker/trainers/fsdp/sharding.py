@@ -124,6 +124,17 @@ def sum_gradients_in_backward(model: nn.Module, *, is_wanted: bool) -> None:
     model.set_requires_gradient_sync(is_wanted)
 
 
+def unreduced_gradients(model: nn.Module) -> Iterator[Tensor]:
+    """The whole gradients that passes without a sum left on this rank: no parameter of the model shows them."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and (group := module._get_fsdp_state()._fsdp_param_group):  # noqa: SLF001
+            for each in group.fsdp_params:  # torch has no public name for any of these
+                unsharded = getattr(each, "_unsharded_param", None)  # none before the first pass
+                for gradient in (each.unsharded_accumulated_grad, None if unsharded is None else unsharded.grad):
+                    if gradient is not None:
+                        yield gradient
+
+
 def drop_gathered(model: nn.Module) -> None:
     """Free what a forward pass left gathered for a backward pass that does not come: the outermost unit."""
     assert isinstance(model, FSDPModule), "the model is not sharded"

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from rollpacker.trainers.host_memory import HostCopies
     from rollpacker.trainers.megatron.architecture import Architecture
-    from rollpacker.trainers.megatron.host_memory import HostCopies
     from rollpacker.trainers.megatron.optimizer import ShardedAdamW
 
 MOMENTS_FOLDER = "moments"

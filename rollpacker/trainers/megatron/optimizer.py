@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rollpacker.config.sections.trainer import TrainerSection
-    from rollpacker.trainers.megatron.host_memory import HostCopies
+    from rollpacker.trainers.host_memory import HostCopies
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """As torch's AdamW names them."""

@@ -42,6 +42,7 @@ from rollpacker.trainers.checkpoints import (
     unreadable,
     write_state,
 )
+from rollpacker.trainers.host_memory import HostCopies
 from rollpacker.trainers.megatron import cpu_shim
 from rollpacker.trainers.megatron.architecture import read_architecture, transformer_config
 from rollpacker.trainers.megatron.checkpoint import (
@@ -51,7 +52,6 @@ from rollpacker.trainers.megatron.checkpoint import (
     write_model,
     write_moments,
 )
-from rollpacker.trainers.megatron.host_memory import HostCopies
 from rollpacker.trainers.megatron.model import ScoringModel
 from rollpacker.trainers.megatron.optimizer import ShardedAdamW
 from rollpacker.trainers.megatron.packing import pack_rows

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from rollpacker.core.fleet import Fleet, Remove, Stage
+from rollpacker.core.demand import Demand
+from rollpacker.core.elastic import Elastic
+from rollpacker.core.fleet import Close, Fleet, Remove, Stage
+from rollpacker.core.load_order import LoadOrder
 from rollpacker.core.routing import Router
 from rollpacker.core.seeding import Seeding
+from rollpacker.core.stream_scaling import StreamScaling
 from tests.fuzz.bugs.harness import Bug, Worlds, around
 
 
@@ -65,6 +69,22 @@ def _lend_at_once(right, seeding, engines, num_serving):
     return right(seeding, engines, max(num_serving, 1))
 
 
+def _launch_on(right, fleet, worker, empty_at_s):
+    return [each for each in right(fleet, worker, empty_at_s) if not isinstance(each, Close)]
+
+
+def _jump(right, demand, num_useful):
+    orders = right(demand, num_useful)
+    if orders:
+        demand._wish = num_useful
+    return (demand.wish,) if orders else ()
+
+
+def _once(right, elastic):
+    if elastic._limit == (None, 0):
+        right(elastic)
+
+
 _BUGS = (
     ("a fence that forgets lives", around(Fleet, "handle", _without_fence)),
     ("two lives of an element at once", around(Fleet, "_arrive", _keep_older_lives)),
@@ -83,6 +103,15 @@ _BUGS = (
     ("a snapshot without what is lent", around(Seeding, "restore", _without("lent", []))),
     ("lend while nobody serves", around(Seeding, "lend", _lend_at_once)),
     ("never take back what is lent", around(Seeding, "watch", lambda *_: ())),
+    ("take back engines that are about to leave", around(StreamScaling, "keep", lambda *_: None)),
+    ("launch on a worker that drains", around(Fleet, "_drain", _launch_on)),
+    ("a wish that jumps", around(Demand, "_change", _jump)),
+    (
+        "fill engines beyond their room",
+        around(LoadOrder, "limit", lambda right, order, _, num: right(order, None, num)),
+    ),
+    ("leave no share to others", around(LoadOrder, "limit", lambda right, order, most, _: right(order, most, 0))),
+    ("leave a share for those that are gone", around(Elastic, "_set_limit", _once)),
 )
 
 _FIRST = {"serve with any policy": 16, "stay until the job's end is past": 18, "never take back what is lent": 12}

@@ -18,6 +18,7 @@ from rollpacker.core.commands import (
     Launch,
     LendEngines,
     ReclaimEngines,
+    StreamGroups,
     WishWorkers,
 )
 from rollpacker.core.events import (
@@ -71,6 +72,12 @@ class ElasticModel:
         self.lent: set[EngineId] = set()
         self.holders: dict[RequestId, EngineId] = {}
         self.wish = settings.max_workers
+        self.num_lent_to = 0
+        """The most workers that have served since engines were lent."""
+        self.is_returning = False
+        """The lent engines are."""
+        self.idle_since_s: float | None = None
+        """Nobody serves while engines are lent."""
 
     # What was told
 
@@ -101,7 +108,10 @@ class ElasticModel:
         for request in in_flight - self._answered(event, commands):
             assert (request in self.holders) != (request in waiting), f"{request} is lost, or twice in flight"
         self._check_rooms(waiting)
+        self._check_shares(commands, len(in_flight | {*self.holders, *waiting}), waiting, now)
         self._check_deadlines(now)
+        self._check_return(now)
+        self.num_lent_to = max(self.num_lent_to, self._num_serving())
 
     def _answered(self, event: Event, commands: Sequence[Command]) -> set[RequestId]:
         stopped = {command.request for command in commands if isinstance(command, Abort)}
@@ -134,8 +144,10 @@ class ElasticModel:
                     del self.holders[request]
             case EnginesReturned(engines=engines):
                 self.lent -= set(engines)
+                self.is_returning = False
             case StepStarted():
                 self.lent.clear()
+                self.is_returning = False
 
     def _arrive(self, event: WorkerArrived, now: float) -> None:
         element, life = split(event.worker)
@@ -182,12 +194,15 @@ class ElasticModel:
                 assert set(engines) == set(self.local), "not all engines on the trainer's GPUs were lent"
                 assert any(self.serves(name) for name in self.workers), "lent while no worker serves"
                 self.lent |= set(engines)
+                self.num_lent_to = self._num_serving()
+            case StreamGroups():
+                is_due = bool(self.lent) and not self.is_returning
+                assert is_due, "engines leave that are to come back"
             case ReclaimEngines(engines=engines):
                 assert set(engines) == self.lent
-                is_served = any(
-                    self.may_get(each, now + 2 * SLACK_S) for worker in self.workers.values() for each in worker.holds
-                )
-                assert not is_served or len(self.workers) > self.wish, "taken back while a worker serves"
+                is_enough = self._is_served(now) and self._num_serving() >= self.num_lent_to
+                assert not is_enough or len(self.workers) > self.wish, "taken back while as many workers serve"
+                self.is_returning = True
 
     def serves(self, name: WorkerId) -> bool:
         """Whether a worker holds the newest policy with all of its engines."""
@@ -203,10 +218,17 @@ class ElasticModel:
             return False
         return now < self.workers[name].ends_at_s - self.settings.drain_lead_s + SLACK_S
 
+    def _num_serving(self) -> int:
+        return sum(self.serves(name) for name in self.workers)
+
+    def _is_served(self, now: float) -> bool:
+        """Whether an engine of a worker gets requests, and will a moment later."""
+        return any(self.may_get(each, now + 2 * SLACK_S) for worker in self.workers.values() for each in worker.holds)
+
     def open(self, now: float) -> list[EngineId]:
-        """The engines that get requests."""
+        """The engines that certainly get requests: one that is about to drain may, or may not any more."""
         members = [engine for worker in self.workers.values() for engine in worker.holds]
-        return [engine for engine in (*self.local, *members) if self.may_get(engine, now - 2 * SLACK_S)]
+        return [engine for engine in (*self.local, *members) if self.may_get(engine, now + 2 * SLACK_S)]
 
     # What holds after each event
 
@@ -215,6 +237,45 @@ class ElasticModel:
         is_any_near = any(worker.started_at_s is not None for worker in self.workers.values())
         if waiting and not is_any_near:
             assert set(self.local) <= self.lent, f"{len(waiting)} requests wait, and engines are open"
+
+    def _check_shares(
+        self, commands: Sequence[Command], num_requests: int, waiting: Collection[RequestId], now: float
+    ) -> None:
+        """Engines leave as much to others as they should, and no more."""
+        if self.settings.balance is None or self._num_draining(now):
+            return  # of one that drains it is not known here whether it still counts
+        loads = Counter(self.holders.values())
+        for engine in {command.engine for command in commands if isinstance(command, Launch)} & set(self.open(now)):
+            # the last launch there found one less
+            assert self._has_room(loads[engine] - 1, num_requests, now), f"{engine} got more than it should"
+        for engine in self.open(now) if waiting else ():
+            num_left = len(self.holders) + len(waiting)
+            assert not self._has_room(loads[engine], num_left, now), f"requests wait, and {engine} has room"
+
+    def _has_room(self, load: int, num_requests: int, now: float) -> bool:
+        """Whether an engine with so many in flight gets another one."""
+        balance = self.settings.balance
+        assert balance is not None
+        coming = [each for name, each in self.workers.items() if each.started_at_s is not None]
+        expected = [
+            each for name, each in self.workers.items() if each.started_at_s is not None and not self.serves(name)
+        ]
+        if not coming:
+            return True
+        num_expected = sum(worker.num_engines for worker in expected)
+        is_fair = not expected or load * (len(self.open(now)) + num_expected) < num_requests
+        return load < balance.num_slots + balance.max_pending and is_fair
+
+    def _check_return(self, now: float) -> None:
+        """A round stands still for `reclaim_after_s` at most when nobody serves: then what is lent comes back."""
+        is_served = any(self.serves(name) for name in self.workers)
+        if not self.lent or is_served or self.is_returning:
+            self.idle_since_s = None
+            return
+        self.idle_since_s = now if self.idle_since_s is None else self.idle_since_s
+        assert self.settings.seeding is not None
+        most_s = self.settings.seeding.reclaim_after_s
+        assert now <= self.idle_since_s + most_s + SLACK_S, "nobody generates, and lent engines stay away"
 
     def _check_deadlines(self, now: float) -> None:
         settings = self.settings

@@ -27,6 +27,7 @@ porter() { # the only one of this run that asks Slurm about its workers
     while sleep 30; do
         [[ -e "$elastic" ]] || continue
         { read -r array; read -r place; } < "$elastic"
+        [[ -n "$last" ]] || scontrol release "$array" # those that lost patience while this job was queued
         wish="$(tr -cd 0-9 < "$place/wish.json")"
         if [[ "$wish" == 0 && "$last" != 0 ]]; then
             scontrol hold "$array" && last=0 # a throttle of 0 would be none

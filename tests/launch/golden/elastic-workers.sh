@@ -22,6 +22,7 @@ ROLLPACKER_JOB_END="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$job" --for
 [[ "$ROLLPACKER_JOB_END" =~ ^[0-9]+$ ]] || ROLLPACKER_JOB_END="" # no limit
 ROLLPACKER_GRACE_S="$(scontrol show partition "$SLURM_JOB_PARTITION" | sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p')"
 export ROLLPACKER_JOB_END ROLLPACKER_GRACE_S
+num_waits=0
 while :; do
     srun --open-mode=append --cpus-per-task=8 --kill-on-bad-exit=0 /shared/venv/bin/python -u -m rollpacker.launch.worker /shared/runs/sweep
     exit_code=$?
@@ -30,10 +31,15 @@ while :; do
         scontrol requeue "$job" && sleep 60
         exit 0
         ;;
-    75) # no run takes it
+    75 | 76) # no run takes it; 76: since one had
+        [[ "$exit_code" == 75 ]] || num_waits=0
         state="$(squeue --noheader --jobs="4711" --format=%T)"
         if [[ ! "$state" =~ RUNNING|PENDING|CONFIGURING|SUSPENDED|REQUEUED ]]; then
             scancel "$SLURM_ARRAY_JOB_ID"
+            exit 0
+        fi
+        if ((++num_waits >= 8)); then # its node is of more use to others
+            scontrol requeuehold "$job" && sleep 60
             exit 0
         fi
         sleep 5

@@ -37,6 +37,9 @@ class ScriptedTrainer:
         if self.error:
             raise self.error
 
+    async def sleep(self):
+        self.calls.append(("sleep",))
+
     async def finish_step(self):
         self.calls.append(("finish",))
         return "updated"
@@ -171,17 +174,17 @@ async def test_a_stream_that_nobody_finishes_ends_with_the_run(learning):
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_stream_that_is_suspended_goes_on_in_the_same_step_where_it_left_off(learning):
+async def test_a_trainer_that_gives_lent_gpus_back_sleeps_after_its_call_and_goes_on_in_the_same_step(learning):
     trainer, learner = learning
     batch = Batch()
     batch.accepted |= dict.fromkeys(PROMPTS[:2], (0, 1))
     learner.stream(batch, frozenset({0, 1}), None)
-    await turns()
-    await learner.suspend()
+    await trainer.is_accumulating.wait()
+    await learner.give_back()
     batch.accepted |= dict.fromkeys(PROMPTS[2:4], (0, 1))
     learner.group_accepted()
     await turns()
-    assert [call[1] for call in trainer.calls if call[0] == "accumulate"] == [PROMPTS[:2]]
+    assert [call[0] for call in trainer.calls] == ["wake", "begin", "accumulate", "sleep"]
     learner.stream(batch, frozenset({0, 1}), None)
     await turns()
     batch.order = tuple(PROMPTS)

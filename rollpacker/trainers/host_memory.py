@@ -1,8 +1,9 @@
 """Moves the memory under tensors to the host and back, while every tensor stays the object that it is.
 
-Megatron-core keeps parameters and gradients as views of a few large buffers, and its optimizer holds views of those.
-Moving tensor by tensor would tear them apart. What is moved here is the storage below: its bytes are copied to the
-host, the storage is resized to nothing, and later filled again; every view of it is whole again, bit for bit.
+Megatron-core keeps parameters and gradients as views of a few large buffers, and its optimizer holds views of those;
+FSDP2 keeps gradients that it has not reduced where only it finds them. Moving tensor by tensor would tear them apart.
+What is moved here is the storage below: its bytes are copied to the host, the storage is resized to nothing, and later
+filled again; every view of it is whole again, bit for bit.
 """
 
 from __future__ import annotations

@@ -1,0 +1,62 @@
+"""What the script of a worker's job does about the exit codes of its program, with programs of our own as Slurm's."""
+
+import os
+import subprocess
+
+import pytest
+
+from rollpacker.config.compose import compose
+from rollpacker.launch.elastic_script import elastic_script
+from tests.launch.golden_scripts import ELASTIC
+
+NO_RUN, RUN_LEFT, MAY_RETURN = "75", "76", "10"
+ALIVE, GONE = "RUNNING", ""
+
+
+def asked_of_slurm(folder, exit_codes: list[str], state: str) -> list[str]:
+    """Run the script, whose program ends with these codes; gives what it asks of Slurm, and how often it waits."""
+    config = compose([*ELASTIC, f"run.dir={folder}", "elastic.job.patience_min=5"])
+    programs = {
+        "srun": 'code=$(head -n 1 codes); sed -i 1d codes; exit "$code"',
+        "squeue": f'[[ "$*" == *4711* ]] && echo "{state}"; exit 0',
+        "scontrol": '[[ "$1" == show ]] || echo "scontrol $*" >> asked',
+        "scancel": 'echo "scancel $*" >> asked',
+        "sleep": 'echo "sleep" >> asked',
+    }
+    for name, body in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o700)
+    (folder / "codes").write_text("\n".join([*exit_codes, "99", ""]))
+    (folder / "asked").touch()
+    environment = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "SLURM_ARRAY_JOB_ID": "4712",
+        "SLURM_ARRAY_TASK_ID": "3",
+        "SLURM_JOB_PARTITION": "spare",
+    }
+    script = elastic_script(config, job_id="4711", name="workers", folder=folder, python=["python"])
+    done = subprocess.run(
+        ["bash"], input=script, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    left = (folder / "codes").read_text().split()
+    assert left == ["99"] or done.returncode == 99, "it ended before its program had, or goes on after that"
+    return (folder / "asked").read_text().splitlines()
+
+
+def test_a_worker_waits_on_as_long_as_its_runs_job_is_alive_and_then_gives_its_node_back(tmp_path):
+    asked = asked_of_slurm(tmp_path, [NO_RUN] * 3, ALIVE)
+    assert asked == ["sleep", "sleep", "scontrol requeuehold 4712_3", "sleep"]
+
+
+def test_the_patience_begins_anew_when_a_run_has_taken_the_worker(tmp_path):
+    asked = asked_of_slurm(tmp_path, [NO_RUN, NO_RUN, RUN_LEFT, NO_RUN, NO_RUN], ALIVE)
+    assert asked == [*["sleep"] * 4, "scontrol requeuehold 4712_3", "sleep"]
+
+
+@pytest.mark.parametrize("code", [NO_RUN, RUN_LEFT])
+def test_the_array_ends_when_its_runs_job_is_gone(tmp_path, code):
+    assert asked_of_slurm(tmp_path, [code], GONE) == ["scancel 4712"]
+
+
+def test_a_worker_that_was_told_so_queues_again_at_once_and_is_not_held(tmp_path):
+    assert asked_of_slurm(tmp_path, [MAY_RETURN], ALIVE) == ["scontrol requeue 4712_3", "sleep"]
