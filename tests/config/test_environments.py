@@ -1,0 +1,42 @@
+"""What a run with environments may and may not name, by the message that refuses it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollpacker.core.errors import ConfigError
+from tests.sim.composed import composed
+
+REAL = ("model.path=model", "data.path=prompts.jsonl", "system=verl", "system.stream=false")
+GYM, TOOLS, LOOP = "environment.env=own.py:Maze", "environment.tools=[own.py:search]", "environment.loop=own.py:Guess"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("environment=gym", GYM),
+        ("environment=tools", TOOLS, "environment.tool_parser=llama3_json"),
+        ("environment=loop", LOOP),
+        ("environment=loop", LOOP, "reward=environment", "environment.arguments={depth: 3}"),
+    ],
+)
+def test_what_answers_is_named_by_the_key_of_its_kind(words: tuple[str, ...]):
+    assert composed(*REAL, *words).environment is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("environment=gym",), r"environment=gym without environment\.env"),
+        (("environment=tools",), r"takes environment\.tools=\[my_tools\.py:search\]"),
+        (("environment=tools", TOOLS, LOOP), r"environment=tools with environment\.loop"),
+        (("environment=tools", "environment.tools=[search]"), "names nothing in Python by search"),
+        (("environment=tools", TOOLS, "reward=environment"), "Tools give no reward"),
+        (("environment=tools", TOOLS, "environment.tool_parser=hermess"), "hermes"),
+        (("environment=loop", LOOP, "system.stream=true", "system=tail"), r"environment=loop with system\.stream=true"),
+        (("environment=gym", GYM, "reward=math"), r"Choose reward=environment"),
+    ],
+)
+def test_another_name_or_reward_is_refused_with_what_to_choose(words: tuple[str, ...], says: str):
+    with pytest.raises(ConfigError, match=says):
+        composed(*REAL, *words)
