@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 from rollpacker.config.words import replaced
@@ -65,36 +65,36 @@ class SubmittedRun:
 
         self.wait_until(has_come)
 
-    def wait_until(
-        self, condition: Callable[[], bool], timeout_s: float = 600, frozen: Sequence[FrozenEngines] = ()
-    ) -> None:
-        """Look four times a second, for that may start a program of Slurm; keep what is frozen so all the time."""
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 600) -> None:
+        """Look four times a second, for that may start a program of Slurm."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, (
                 f"it did not happen in time; the job is {self.state()}:\n{self.output()}"
             )
-            for _ in range(5):
-                for engines in frozen:
-                    engines.keep()
-                time.sleep(0.05)
+            time.sleep(0.25)
 
-    def freeze_engines(self) -> FrozenEngines:
+    def freeze_engines(self) -> None:
         """Let the run's engines stop in the middle of what they do, so that its rollout never ends."""
         own = {pid: each for pid, each in all_processes().items() if each.variable("SLURM_JOB_ID") == self.job_id}
-        return FrozenEngines(engines_of(self.run_dir, own))
+        processes = [os.pidfd_open(pid) for pid in engines_of(self.run_dir, own)]
+        assert processes
+        _stop(processes)
+        threading.Thread(target=_keep_stopped, args=[processes], daemon=True).start()
 
 
-class FrozenEngines:
-    """Slurm sends SIGCONT with every signal, so whoever waits keeps them frozen."""
+def _keep_stopped(processes: list[int]) -> None:
+    """Until they are killed: Slurm sends SIGCONT with every signal."""
+    while processes:
+        _stop(processes)
+        time.sleep(0.02)
 
-    def __init__(self, pids: Iterable[int]) -> None:
-        self._processes = [os.pidfd_open(pid) for pid in pids]
-        assert self._processes
-        self.keep()
 
-    def keep(self) -> None:
-        """Freeze those that live."""
-        for process in self._processes:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(process, signal.SIGSTOP)
+def _stop(processes: list[int]) -> None:
+    """Stop those that live, and forget the others."""
+    for process in list(processes):
+        try:
+            signal.pidfd_send_signal(process, signal.SIGSTOP)
+        except ProcessLookupError:
+            processes.remove(process)
+            os.close(process)

@@ -44,13 +44,13 @@ def test_at_its_time_limit_a_run_leaves_and_goes_on_unless_no_step_fits_and_scan
         cluster, tmp_path / "futile" / "run", *with_limit(inputs, unbroken, "cluster.max_attempts_without_progress=1")
     )
     futile.wait_until(lambda: "  rollout ..." in futile.output())
-    frozen = futile.freeze_engines()  # in its first step, which is longer than the limit now
+    futile.freeze_engines()  # in its first step, which is longer than the limit now
     run.wait_for_steps(1)
-    engines = run.freeze_engines()
-    run.wait_until(lambda: run.status().state == "preempted", frozen=[engines, frozen])
+    run.freeze_engines()
+    run.wait_until(lambda: run.status().state == "preempted")
     assert "the time limit" in run.status().reason
 
-    futile.wait_until(lambda: futile.state() in ENDED, frozen=[frozen])
+    futile.wait_until(lambda: futile.state() in ENDED)
     assert futile.state() == "FAILED", futile.output()
     assert futile.num_restarts() == 0
     assert futile.status().state == "failed"
