@@ -38,10 +38,10 @@ def freeze_a_stream(run: LaunchedRun, file: Path, *others: int) -> int:
 
 
 def lent_when_an_engine_was_lost(run_dir: Path) -> set[EngineId]:
-    """Which engines were lent when another one was lost, in the first round in which that happened."""
+    """Which engines were lent when the first one was lost."""
     lent: set[EngineId] = set()
     for record in read_event_log(attempt_paths(run_dir)[0]).records:
-        if lent and isinstance(record.event, EngineLost):
+        if isinstance(record.event, EngineLost):
             return lent
         for command in record.commands:
             if isinstance(command, LendEngines):
