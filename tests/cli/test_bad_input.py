@@ -116,10 +116,6 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
         [*RUN, "trainer.advantage=gigpo"],
         ["trainer.advantage=gigpo without an environment", "environment=gym", "trainer.advantage=group_std"],
     ),
-    "a discount of nothing": (
-        [*RUN, "trainer.turn_discount=0.9"],
-        ["trainer.turn_discount", "trainer.advantage=gigpo or step_reinforce"],
-    ),
     "a divergence with a bias as a reward": (
         [*RUN, "trainer.kl_coefficient=0.1", "trainer.kl_in=reward", "trainer.kl_estimator=k3"],
         ["trainer.kl_in=reward with trainer.kl_estimator=k3", "k1"],
