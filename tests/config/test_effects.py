@@ -48,11 +48,13 @@ def test_a_key_that_nothing_looks_at_is_named(words: list[str], named: str) -> N
     assert note.startswith(named)
 
 
-def _conditions(schema: type[BaseModel]) -> Iterator[OnlyWith]:
-    for field in schema.model_fields.values():
-        yield from (each for each in field.metadata if isinstance(each, OnlyWith))
+def _conditions(schema: type[BaseModel], inside: str = "") -> Iterator[OnlyWith]:
+    """All but those about another key of the same section, which is there where they are asked."""
+    for name, field in schema.model_fields.items():
+        found = (each for each in field.metadata if isinstance(each, OnlyWith))
+        yield from (each for each in found if each.key.rpartition(".")[0] != inside)
         if (section := section_of(field)) is not None:
-            yield from _conditions(section)
+            yield from _conditions(section, f"{inside}.{name}".lstrip("."))
 
 
 @pytest.fixture(scope="module")
