@@ -14,7 +14,7 @@ from rollpacker.core.commands import BeginRound, CloseEnvironment, OpenEnvironme
 from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped
 from rollpacker.core.environments import FINISHED, STOPPED
 from rollpacker.core.ids import ENVIRONMENT, Domain, EngineId, PromptId, RequestId, VersionSpan
-from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentParts
+from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentParts, EnvironmentTurn
 from rollpacker.protocols.rollout import FinishReason, Prompt, Response, TokenizedPrompt, Turn, spans_after
 from rollpacker.rewards.overlong import OverlongPunishment
 from rollpacker.runtime.rollout.batch import Batch
@@ -37,8 +37,8 @@ class Service:
     def reset(self, _request: RequestId, call: int, _start: Any) -> None:
         self.asked.append(("reset", call))
 
-    def step(self, _request: RequestId, call: int, action: str) -> None:
-        self.asked.append((action, call))
+    def step(self, _request: RequestId, call: int, turn: EnvironmentTurn) -> None:
+        self.asked.append((turn.text, call))
 
     def end(self, _request: RequestId) -> None:
         self.asked.append(("end", -1))
@@ -61,7 +61,15 @@ class World:
     def __post_init__(self) -> None:
         prompt = Prompt(key="a", domain=Domain("d"), messages=(), text="a", reference=SimpleNamespace(text="1"))
         self.tokenized = TokenizedPrompt(prompt=prompt, token_ids=np.array([1, 2], dtype=np.int32))
-        sampling = SimpleNamespace(prompt_of=lambda _: self.tokenized, max_tokens_of=lambda _: 30, seed=0)
+        asked = SimpleNamespace(
+            prompt_token_ids=self.tokenized.token_ids, max_response_tokens=30, temperature=1.0, top_p=1.0, top_k=0
+        )
+        sampling = SimpleNamespace(
+            prompt_of=lambda _: self.tokenized,
+            max_tokens_of=lambda _: asked.max_response_tokens,
+            generation=lambda *_: asked,
+            seed=0,
+        )
         texts = SimpleNamespace(
             action=lambda turn: " ".join(map(str, turn)), observation=lambda _prompt, text, _turn: [9] * len(text)
         )
