@@ -84,6 +84,12 @@ def member_of(worker: WorkerId, number: int) -> EngineId:
     return EngineId(f"{worker}.{number}")
 
 
+def worker_of(engine: EngineId) -> WorkerId | None:
+    """The worker whose engine it is; None of one on the run's own GPUs."""
+    worker, dot, _ = engine.rpartition(".")
+    return WorkerId(worker) if dot else None
+
+
 def element_and_life(worker: WorkerId) -> tuple[str, int]:
     """Split a worker's name into its element and the number of its life.
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
+from rollpacker.core.ids import EngineId, worker_of
 from rollpacker.report.words import plural, seconds, size, tokens
 from rollpacker.timeline.run_tables import ASYNC
 from rollpacker.timeline.stretches import MIGRATIONS, MOVES
@@ -121,11 +122,13 @@ class Waits:
                     self._found[wait.kind].append(wait)
 
     def add_lost_engines(self, tables: RunTables) -> None:
-        """Add the time until each lost engine was replaced."""
+        """Add the time until each lost engine was replaced; nobody waits for those of workers."""
         steps = tables.steps
         ends, numbers = steps["finished_at_s"].to_numpy(), steps["step"].to_numpy()
         for moment in tables.logged.moments:
             if moment.what != "lost" or moment.engine is None or not len(ends) or moment.at_s > ends[-1]:
+                continue
+            if worker_of(EngineId(moment.engine)) is not None:
                 continue
             slot = moment.engine.partition("-r")[0]
             successors = [
