@@ -295,7 +295,7 @@ def compare_situations(numbers: Numbers, *, panel: str, told: Mapping[str, str],
 
 def _name_sizes(axes: Axes, sizes: Sequence[float]) -> None:
     axes.set_xscale("log")
-    axes.set_xticks(sizes, [f"{size:,.0f}" if size >= 1 else f"{size:g}" for size in sizes])
+    axes.set_xticks(sizes, [f"{size:,.0f}" if size == round(size) else f"{size:g}" for size in sizes])
     axes.minorticks_off()
 
 

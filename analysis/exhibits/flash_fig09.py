@@ -59,9 +59,7 @@ def _papers(times: dict[str, float]) -> Iterator[Point]:
 
 def draw(numbers: Numbers) -> Figure:
     """Times, and what they come to."""
-    return compare_lines(
-        numbers, xlabel="standard deviation of an environment's step (s), mean 10", ylabel="", are_sizes=True
-    )
+    return compare_lines(numbers, xlabel="standard deviation of a step of 10 s (s)", ylabel="", are_sizes=True)
 
 
 EXHIBIT = Exhibit(
