@@ -17,7 +17,6 @@ from rollpacker.config.sections.base import (
     Section,
 )
 from rollpacker.config.sections.losses import TURN_ADVANTAGES
-from rollpacker.config.sections.modelled_environment import check_modelled_environment
 from rollpacker.config.sections.reward_checks import NAMED_IN_PYTHON
 
 if TYPE_CHECKING:
@@ -112,8 +111,7 @@ _EXAMPLES = {"env": "my_env.py:Maze", "tools": "[my_tools.py:search]", "loop": "
 
 def check_environment(config: RunConfig) -> None:
     """Refuse what a run with environments, real or modelled, cannot have; raises `ValueError`."""
-    check_modelled_environment(config)
-    reward, environment = config.reward, config.environment
+    reward, environment, modelled = config.reward, config.environment, config.modelled_environment
     if "environment" in reward.names and (environment is None or reward.names != ("environment",)):
         raise ValueError(
             "reward=environment without an environment.\n"
@@ -129,9 +127,35 @@ def check_environment(config: RunConfig) -> None:
             "It is made from the rewards of single turns, which only environments give.\n"
             "Choose environment=gym with environment.env, or trainer.advantage=group_std."
         )
-    if environment is None:
+    if environment is not None:
+        written, refused = f"environment={environment.name}", _refused_with(environment, config)
+    elif modelled is not None:
+        written, refused = f"workload.environment.name={modelled.name}", ()
+    else:
         return
     for key, is_set, reason, remedy in (
+        *refused,
+        (
+            "system.stream=true",
+            config.system.stream,
+            "A batch whose groups stream has a size that is known before, and failing environments make it smaller.",
+            "Set system.stream=false.",
+        ),
+        (
+            "evaluation.when=fill",
+            config.evaluation.when == "fill",
+            "Held-out trajectories beside a round would take its places among the open environments.",
+            "Set evaluation.when=alone.",
+        ),
+    ):
+        if is_set:
+            raise ValueError(f"{written} with {key}.\n{reason}\n{remedy}")
+
+
+def _refused_with(environment: EnvironmentSection, config: RunConfig) -> tuple[tuple[str, bool, str, str], ...]:
+    """What real environments cannot have: a key, whether it is so, the reason and what to do."""
+    reward = config.reward
+    return (
         (
             f"reward={reward.name_of()}",
             environment.name == "gym" and reward.names != ("environment",),
@@ -150,18 +174,4 @@ def check_environment(config: RunConfig) -> None:
             "A modelled run has no text for an environment to answer.",
             "Choose backend=ray, or model an environment by workload.environment (workload=agents).",
         ),
-        (
-            "system.stream=true",
-            config.system.stream,
-            "A batch whose groups stream has a size that is known before, and failing environments make it smaller.",
-            "Set system.stream=false.",
-        ),
-        (
-            "evaluation.when=fill",
-            config.evaluation.when == "fill",
-            "Held-out trajectories beside a round would take its places among the open environments.",
-            "Set evaluation.when=alone.",
-        ),
-    ):
-        if is_set:
-            raise ValueError(f"environment={environment.name} with {key}.\n{reason}\n{remedy}")
+    )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from rollpacker.config.sections.base import LONGEST_S, Count, Number, Positive, PositiveSeconds, Seconds, Section
-
-if TYPE_CHECKING:
-    from rollpacker.config.schema import RunConfig
 
 _FARTHEST_TURNS = 4
 """Standard deviations above the mean, at which the number of turns is cut."""
@@ -79,27 +76,3 @@ class ModelledEnvironmentSection(Section):
     def reset_timeout_s(self) -> float:
         """Of a reset, which takes no time."""
         return self.turn_timeout_s
-
-
-def check_modelled_environment(config: RunConfig) -> None:
-    """Refuse what a run with modelled environments cannot have; raises `ValueError`."""
-    workload, system = config.workload, config.system
-    if config.backend.name != "sim" or workload is None or workload.environment is None:
-        return
-    written = f"workload.environment.name={workload.environment.name}"
-    for key, is_set, reason, remedy in (
-        (
-            "system.stream=true",
-            system.stream,
-            "A batch whose groups stream has a size that is known before, and failing environments make it smaller.",
-            "Set system.stream=false.",
-        ),
-        (
-            "evaluation.when=fill",
-            config.evaluation.when == "fill",
-            "Held-out trajectories beside a round would take its places among the open environments.",
-            "Set evaluation.when=alone.",
-        ),
-    ):
-        if is_set:
-            raise ValueError(f"{written} with {key}.\n{reason}\n{remedy}")
