@@ -74,10 +74,6 @@ class StepRun:
     def wait_for_output(self, text: str, timeout_s: float = 120) -> None:
         self._wait(lambda: text in self.output(), timeout_s)
 
-    def wait_for_engines_on(self, nodes: set[str], timeout_s: float = 300) -> None:
-        """Until an engine's process is on each of these nodes, and on no other."""
-        self._wait(lambda: {node for node, _ in self.engines()} == nodes, timeout_s)
-
     def processes(self, pattern: str) -> list[tuple[str, int]]:
         """Node and pid of this run's processes whose command line looks like this."""
         alive = self._processes.alive().items()
@@ -103,6 +99,17 @@ class StepRun:
         while not condition():
             assert time.monotonic() < deadline, f"it did not happen in time:\n{self.output()}"
             time.sleep(0.3)  # a look may start a program of Slurm, or read of every process
+
+
+def wait_for_engines_on(nodes: set[str], jobs: Sequence[StepRun], timeout_s: float = 300) -> None:
+    """Until engines of each job were seen on all of these nodes, and on no other; a short job may be over by then."""
+    deadline = time.monotonic() + timeout_s
+    seen: dict[StepRun, set[str]] = {job: set() for job in jobs}
+    while any(of_job != nodes for of_job in seen.values()):
+        for job, of_job in seen.items():
+            of_job.update(node for node, _ in job.engines())
+            assert time.monotonic() < deadline, f"engines only on {of_job}:\n{job.output()}"
+        time.sleep(0.3)
 
 
 def _node(process: Process) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from rollpacker.runtime.run.startup import STARTUP_FILE
 from tests.e2e.launched import batches, num_recorded_steps, rows, small_run
-from tests.slurm.steps import RANK, RAYLET, StepRun
+from tests.slurm.steps import RANK, RAYLET, StepRun, wait_for_engines_on
 from tests.slurm.submitted import SubmittedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
@@ -40,8 +40,7 @@ def test_two_jobs_share_two_nodes_and_one_of_them_makes_the_batches_of_a_local_r
     plain = StepRun(cluster, tmp_path / "plain", *small_run(inputs, "system=verl", *placed))
     on_gpus = ("engine.num_engines=2", "engine.resources.num_gpus=1")  # so that each node has room for one
     tail = StepRun(cluster, tmp_path / "tail", *small_run(inputs, "system=rollpacker", *placed, *on_gpus), gpus=1)
-    for job in (plain, tail):
-        job.wait_for_engines_on({"node1", "node2"})
+    wait_for_engines_on({"node1", "node2"}, (plain, tail))
     for job in (plain, tail):
         assert job.wait() == "COMPLETED", job.output()
         job.assert_nothing_is_left()
