@@ -29,8 +29,7 @@ from rollpacker.gpu_check.outcomes import Outcome
 from rollpacker.gpu_check.table import Row
 from rollpacker.metrics.files import write_atomically
 from rollpacker.paths import read_text
-from rollpacker.rewards.processes import reaping
-from rollpacker.rewards.sandbox.meter import children_of
+from rollpacker.rewards.processes import children_of, kill_descendants, reaping
 from rollpacker.runtime.placing.host import hardware_name, visible_gpus
 
 GRACE_S = 20.0
@@ -199,12 +198,7 @@ def _end(process: subprocess.Popen[bytes], others: AbstractSet[int]) -> None:
     finally:  # a second Ctrl-C does not wait
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
-        while orphans := set(children_of(os.getpid())) - others:
-            for orphan in orphans:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(orphan, signal.SIGKILL)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(orphan, 0)
+        kill_descendants(but=others)
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""Binds the life of a process to its parent's, and limits its resources."""
+"""Binds the life of a process to its parent's, ends what it started, and limits its resources."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import ctypes
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from types import FrameType
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -15,10 +16,14 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def exit_when_parent_dies(parent_pid: int) -> None:
-    """Exit at the kernel's signal if the parent is gone; it also comes when only the starting *thread* ends."""
+    """Exit at the kernel's signal if the parent is gone, and end all descendants before.
+
+    The signal also comes when only the starting *thread* ends.
+    """
 
     def check(_signal: int, _frame: FrameType | None) -> None:
         if os.getppid() != parent_pid:
+            kill_descendants()
             os._exit(1)
 
     signal.signal(signal.SIGUSR1, check)
@@ -44,6 +49,42 @@ def reaping() -> Iterator[None]:
         yield
     finally:
         _control(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def tree_of(pid: int) -> Iterator[int]:
+    """Give a process and its descendants."""
+    ahead = [pid]
+    while ahead:
+        each = ahead.pop()
+        yield each
+        ahead += children_of(each)
+
+
+def children_of(pid: int) -> list[int]:
+    """Of all its threads; none when it has ended."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 only names, and looked at often
+            found += [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split()]
+    except OSError:
+        pass
+    return found
+
+
+def kill_descendants(but: Collection[int] = ()) -> None:
+    """Kill all descendants of this process, those that it adopted too, until none is left.
+
+    Args:
+        but: Descendants that stay, with their own.
+    """
+    own = os.getpid()
+    while others := set(tree_of(own)) - {own} - {each for pid in but for each in tree_of(pid)}:
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in others.intersection(children_of(own)):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def limit_resource(kind: int, value: int) -> None:

@@ -12,7 +12,8 @@ are not in the scorer.
 
 Invariant: no process outlives the reward worker's, however that dies, and whatever a check does. The supervisor exits
 when its socket closes, and the kernel signals it when its parent dies. The scorer may be in C code, where Python
-handles no signals, so the kernel kills it when the supervisor dies (PR_SET_PDEATHSIG).
+handles no signals, so the kernel kills it when the supervisor dies (PR_SET_PDEATHSIG). What a check started itself, a
+compiler say, is killed with its scorer; what the import of the function started, a server say, with the supervisor.
 
 Both sides speak JSON lines: requests are the arguments of `functions.PARAMETERS`, responses `{reward, reason, parts,
 problem, time_s}`. The supervisor first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
@@ -33,11 +34,19 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rollpacker.config.python_names import UnusableFunction
 from rollpacker.rewards.functions import Outcome, RewardFunction, load_function
-from rollpacker.rewards.processes import exit_when_parent_dies, limit_resource, set_parent_death_signal
+from rollpacker.rewards.processes import (
+    become_reaper,
+    children_of,
+    exit_when_parent_dies,
+    kill_descendants,
+    limit_resource,
+    set_parent_death_signal,
+)
 from rollpacker.rewards.scores import CHECKER_CRASHED, TIMEOUT
 
 _SCORER_MEMORY_BYTES = 4 << 30
@@ -56,6 +65,8 @@ def main(arguments: list[str]) -> int:
     requests = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    become_reaper()
+    signal.signal(signal.SIGTERM, _exit_with_descendants)
     exit_when_parent_dies(int(parent_pid))
     sys.dont_write_bytecode = True  # the folder of a user's file stays as it is
     try:
@@ -66,7 +77,13 @@ def main(arguments: list[str]) -> int:
     gc.freeze()  # or every garbage collection of a scorer would copy the supervisor's memory
     _send(requests, {"is_ready": True})
     _Supervisor(requests, function, float(timeout_s)).serve()
+    kill_descendants()
     return 0
+
+
+def _exit_with_descendants(_signal: int, _frame: FrameType | None) -> None:
+    kill_descendants()
+    os._exit(1)
 
 
 class _Supervisor:
@@ -79,6 +96,8 @@ class _Supervisor:
         self._scorer_pid = 0
         self._scorer: socket.socket
         self._num_checks = 0
+        self._shared = children_of(os.getpid())
+        """Processes that the import of the function started, for all scorers."""
 
     def serve(self) -> None:
         self._fork_scorer()
@@ -149,13 +168,13 @@ class _Supervisor:
 
     def _kill_scorer(self) -> None:
         if self._scorer_pid:
-            os.kill(self._scorer_pid, signal.SIGKILL)
-            os.waitpid(self._scorer_pid, 0)
+            kill_descendants(but=self._shared)
             self._scorer_pid = 0
             self._scorer.close()
 
 
 def _score_until_killed(requests: socket.socket, function: RewardFunction, supervisor_pid: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != supervisor_pid:
         return  # it died before the kernel knew what to do then

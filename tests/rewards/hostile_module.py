@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,14 +15,18 @@ def prepare_scoring():
         raise ImportError("no module named sympathy")
     if os.environ.get("HOSTILE_PREPARE") == "die":
         os._exit(9)
+    if os.environ.get("HOSTILE_PREPARE") == "serve":
+        os.environ["HOSTILE_SERVER"] = str(subprocess.Popen(["sleep", "1000"]).pid)
 
 
-def score(prompt, response, is_truncated, ground_truth):  # noqa: C901 a flat list of orders
+def score(prompt, response, is_truncated, ground_truth):  # noqa: C901, PLR0912 a flat list of orders
     order, _, argument = ground_truth.partition(" ")
     if order == "hang_in_c":
         tell_pid(argument)
         return 9 ** (9**9)  # one multiplication after the other, with the interpreter's lock held
-    if order == "sleep":
+    if order == "start":
+        subprocess.run(["setsid", "sh", "-c", f"(sleep 1000 & echo $! > {argument}); sleep 1000"], check=True)
+    elif order == "sleep":
         time.sleep(float(argument))
     elif order == "wait":
         tell_pid(argument)
@@ -43,6 +48,8 @@ def score(prompt, response, is_truncated, ground_truth):  # noqa: C901 a flat li
         return {"score": 0.5, "x" * (20 << 20): 1.0}
     elif order == "pid":
         return Score(float(os.getpid()), "pid")
+    elif order == "server":
+        return Score(float(os.environ["HOSTILE_SERVER"]), "server")
     return Score(0.5, "scored")
 
 

@@ -104,6 +104,26 @@ async def test_a_check_that_hangs_in_c_is_killed_and_the_next_is_scored():
         assert await score(worker, "hang_in_c", "ok", "hang_in_c", "ok") == ["timeout", "scored", "timeout", "scored"]
 
 
+def is_there(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
+async def test_what_a_check_started_is_killed_with_it_in_whatever_session_and_whoever_its_parent_was(tmp_path):
+    async with hostile_worker(timeout_s=2.0) as worker:
+        assert await score(worker, f"start {tmp_path / 'pid'}", "ok") == ["timeout", "scored"]
+        assert not is_there(int((tmp_path / "pid").read_text()))
+
+
+async def test_what_the_import_of_a_reward_started_serves_all_checks_and_ends_with_the_worker(monkeypatch):
+    monkeypatch.setenv("HOSTILE_PREPARE", "serve")
+    async with hostile_worker(timeout_s=2.0) as worker:
+        assert await score(worker, "hang_in_c") == ["timeout"]
+        await worker.score([request_of(0, "server")])
+        [verdict] = await worker.collect()
+        assert is_there(int(verdict.reward))
+    assert not is_there(int(verdict.reward))
+
+
 @pytest.mark.parametrize("order", ["segfault", "exit", "raise boom", "eat_memory", "long"])
 async def test_a_check_that_crashes_says_so_and_the_next_is_scored(order):
     async with hostile_worker() as worker:

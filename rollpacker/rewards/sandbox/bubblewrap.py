@@ -27,10 +27,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollpacker.rewards.processes import become_reaper, set_parent_death_signal
+from rollpacker.rewards.processes import (
+    become_reaper,
+    children_of,
+    kill_descendants,
+    set_parent_death_signal,
+    tree_of,
+)
 from rollpacker.rewards.sandbox import system_calls
 from rollpacker.rewards.sandbox.interpreter import find_interpreter_files
-from rollpacker.rewards.sandbox.meter import KernelMemory, children_of, tree_of
+from rollpacker.rewards.sandbox.meter import KernelMemory
 
 NOBODY = 65534
 
@@ -299,7 +305,7 @@ class Sandbox:
         self._process.kill()
         self._process.wait()
         if not self._is_isolated:
-            _kill_descendants()
+            kill_descendants()
         for file in (self.control, self.output, self.reports):
             os.close(file)
 
@@ -311,16 +317,6 @@ class Sandbox:
         if children_of(self._process.pid):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_LIMIT_S)
-
-
-def _kill_descendants() -> None:
-    """Kill all children of this process and the orphans that it adopted, until none is left."""
-    while others := [pid for pid in tree_of(os.getpid()) if pid != os.getpid()]:
-        for pid in others:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(-1, 0)
 
 
 def _set_death_signal() -> None:

@@ -28,9 +28,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from rollpacker.rewards.processes import tree_of
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _NANOSECOND_S = 1e-9
@@ -193,23 +195,3 @@ def _is_ready(file: str) -> bool:
         return Path(file).read_bytes().rpartition(b")")[2].split()[0] == b"R"
     except (OSError, IndexError):
         return False
-
-
-def tree_of(pid: int) -> Iterator[int]:
-    """Give a process and its descendants."""
-    ahead = [pid]
-    while ahead:
-        each = ahead.pop()
-        yield each
-        ahead += children_of(each)
-
-
-def children_of(pid: int) -> list[int]:
-    """Of all its threads; none when it has ended."""
-    found: list[int] = []
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 only names, and looked at often
-            found += [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split()]
-    except OSError:
-        pass
-    return found

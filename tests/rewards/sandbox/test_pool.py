@@ -13,8 +13,8 @@ from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent, UserError
 from rollpacker.launch.doctor.node import check_code_sandbox
+from rollpacker.rewards.processes import children_of, tree_of
 from rollpacker.rewards.sandbox import worker
-from rollpacker.rewards.sandbox.meter import children_of, tree_of
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
 from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
 
