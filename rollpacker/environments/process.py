@@ -1,6 +1,7 @@
-"""The process of one environment, which may hang or crash: whoever started it kills it by its id.
+"""The process of one environment, which may hang or crash: whoever started it ends it by the id of its keeper.
 
-Invariant: it outlives neither the process that started it nor the closing of its socket.
+Invariant: neither it nor anything that the environment started, a browser say, outlives the process that started it or
+the closing of its socket. A keeper sees to that (`fork_under_keeper`): the environment may be in C code.
 
 Both sides speak JSON lines. Requests are `{"reset": {"seed": ..., "options": ..., ...}}` and `{"step": {"text": ...}}`,
 with the fields of `rollpacker.protocols.environment`; responses `{observation, reward, terminated, truncated, time_s}`,
@@ -30,7 +31,7 @@ from typing import Any
 
 from rollpacker.config.python_names import UnusableFunction, in_words, load_named
 from rollpacker.rewards.functions import LARGEST_REWARD
-from rollpacker.rewards.processes import exit_when_parent_dies, limit_resource
+from rollpacker.rewards.processes import fork_under_keeper, limit_resource
 
 MEMORY_BYTES = 16 << 30
 """Address space of an environment: one that wants more should fail alone, not take the node's memory."""
@@ -122,10 +123,10 @@ def make(source: str, arguments: dict[str, Any]) -> Environment:
 def main(words: list[str]) -> int:
     """Serve until the socket is closed."""
     source, arguments, parent_pid = words
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    fork_under_keeper(int(parent_pid))
     requests = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
-    exit_when_parent_dies(int(parent_pid))
     sys.dont_write_bytecode = True  # the folder of a user's file stays as it is
     limit_resource(resource.RLIMIT_AS, MEMORY_BYTES)
     limit_resource(resource.RLIMIT_CORE, 0)

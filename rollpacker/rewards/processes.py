@@ -31,6 +31,40 @@ def exit_when_parent_dies(parent_pid: int) -> None:
     check(0, None)
 
 
+def exit_at_sigterm() -> None:
+    """Exit at SIGTERM, and end all descendants before."""
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        kill_descendants()
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def fork_under_keeper(parent_pid: int) -> None:
+    """Fork, and return in the child alone, which may hang in C code, where Python handles no signals.
+
+    This process keeps it, and has no more to do. It exits when the child has ended, at SIGTERM, or when its parent is
+    gone, and kills before what is left of the child and of all that it started.
+    """
+    become_reaper()
+    keeper_pid, child_pid = os.getpid(), os.fork()
+    if child_pid == 0:
+        set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() != keeper_pid:
+            os._exit(1)  # the keeper died before the kernel knew what to do then
+        return
+    exit_at_sigterm()
+    exit_when_parent_dies(parent_pid)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # the standard input is the child's
+    pid, status = os.wait()
+    while pid != child_pid:
+        pid, status = os.wait()
+    kill_descendants()
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
 def set_parent_death_signal(number: signal.Signals) -> None:
     """Ask the kernel for a signal when the thread ends that forked this process; forgotten by a change of user."""
     _control(_PR_SET_PDEATHSIG, int(number))

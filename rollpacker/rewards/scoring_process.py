@@ -34,7 +34,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rollpacker.config.python_names import UnusableFunction
@@ -42,6 +41,7 @@ from rollpacker.rewards.functions import Outcome, RewardFunction, load_function
 from rollpacker.rewards.processes import (
     become_reaper,
     children_of,
+    exit_at_sigterm,
     exit_when_parent_dies,
     kill_descendants,
     limit_resource,
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     become_reaper()
-    signal.signal(signal.SIGTERM, _exit_with_descendants)
+    exit_at_sigterm()
     exit_when_parent_dies(int(parent_pid))
     sys.dont_write_bytecode = True  # the folder of a user's file stays as it is
     try:
@@ -79,11 +79,6 @@ def main(arguments: list[str]) -> int:
     _Supervisor(requests, function, float(timeout_s)).serve()
     kill_descendants()
     return 0
-
-
-def _exit_with_descendants(_signal: int, _frame: FrameType | None) -> None:
-    kill_descendants()
-    os._exit(1)
 
 
 class _Supervisor:

@@ -27,7 +27,7 @@ _LINE_BYTES = 1 << 24
 """The longest response: of a sandbox with a hundred thousand test cases."""
 
 STOP_LIMIT_S = 2.0
-"""For a supervisor to exit when its socket is closed or it is told to, before it is killed."""
+"""For a supervisor to exit when its socket is closed, and again at SIGTERM, before it is killed."""
 
 
 class ProcessDied(Exception):
@@ -127,13 +127,17 @@ class SupervisorProcess:
     def close(self) -> None:
         """End it and what it started; returns when all are gone. Harmless when called again."""
         self.disconnect()
-        self._wait_or_kill()
-
-    def _wait_or_kill(self) -> None:
         try:
             self._process.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # the kernel kills its scorer with it
+            self._end()
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
             self._process.wait()
 
     def _start(self) -> None:
@@ -153,8 +157,7 @@ class SupervisorProcess:
     def restart(self) -> None:
         """End it and what it started, and start it again; a pending request is to be cancelled before."""
         self._disconnect()
-        self._process.terminate()
-        self._wait_or_kill()
+        self._end()
         self._start()
 
     def _disconnect(self) -> None:
