@@ -1,11 +1,16 @@
 """Environments in processes that can be killed; implements `rollpacker.protocols.environment.EnvironmentService`.
 
-    free process ──reset──> a trajectory's ──end──> free, or, if it is in the middle of a call, killed and started again
+    free process ──reset──> a trajectory's ──end──> free
+                                            ├──in the middle of a call──> finishing ──its late answer──> free
+                                            └──its call took too long──> ended, and started again: free
 
-Invariant: a process belongs to one trajectory at a time. There are as many as trajectories were open at once; which may
-be open is decided in `rollpacker.core.environments`, and so is how long a call may take. No more processes are starting
-at a time than there are cores: a hundred interpreters that import at once stop everything else on a node, the driver's
-loop too, which therefore starts none itself.
+A race stops many trajectories while their environments act. To start an interpreter takes seconds, and most calls less,
+so these processes finish what they do.
+
+Invariant: a process belongs to one trajectory at a time. There are at most as many as trajectories were open at once,
+and as many again that are finishing; which may be open is decided in `rollpacker.core.environments`, and so is how long
+a call may take. No more processes are starting at a time than there are cores: a hundred interpreters that import at
+once stop everything else on a node, the driver's loop too, which therefore starts none itself.
 """
 
 from __future__ import annotations
@@ -51,6 +56,9 @@ class EnvironmentPool:
         self._free: list[SupervisorProcess] = []
         self._open: dict[RequestId, SupervisorProcess | None] = {}
         """None until it is started."""
+        self._most_open = 0
+        self._finishing: dict[asyncio.Task[None], SupervisorProcess] = {}
+        """By their calls, whose trajectories are over."""
         self._starts: set[asyncio.Task[SupervisorProcess]] = set()
         self._may_start = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         self._calls: dict[RequestId, asyncio.Task[None]] = {}
@@ -60,7 +68,10 @@ class EnvironmentPool:
 
     def reset(self, request: RequestId, call: int, start: EnvironmentReset) -> None:
         if request not in self._open:
+            if not self._free and len(self._finishing) > self._most_open:
+                self._break_off(next(iter(self._finishing)))
             self._open[request] = self._free.pop() if self._free else None
+            self._most_open = max(self._most_open, len(self._open))
         self._ask(request, call, {"reset": dataclasses.asdict(start)})
 
     def step(self, request: RequestId, call: int, turn: EnvironmentTurn) -> None:
@@ -69,16 +80,24 @@ class EnvironmentPool:
         else:
             self._answers.put([EnvironmentAnswer(request=request, call=call, failure="environment_lost")])
 
-    def end(self, request: RequestId) -> None:
+    def end(self, request: RequestId, *, has_hung: bool = False) -> None:
         process = self._open.pop(request, None)
         calling = self._calls.pop(request, None)
-        is_calling = calling is not None and not calling.done()
-        if calling is not None:
-            calling.cancel()
-        if process is not None:
-            if is_calling:
-                process.restart()
+        if process is None:
+            if calling is not None:
+                calling.cancel()
+        elif calling is None or calling.done():
             self._free.append(process)
+        else:
+            self._finishing[calling] = process
+            if has_hung:
+                self._break_off(calling)
+
+    def _break_off(self, calling: asyncio.Task[None]) -> None:
+        process = self._finishing.pop(calling)
+        calling.cancel()
+        process.restart()
+        self._free.append(process)
 
     async def collect(self) -> Sequence[EnvironmentAnswer]:
         answers = await self._answers.collect()
@@ -88,12 +107,12 @@ class EnvironmentPool:
 
     async def close(self) -> None:
         """End all processes."""
-        calling = list(self._calls.values())
+        calling = [*self._calls.values(), *self._finishing]
         for task in calling:
             task.cancel()
         await asyncio.gather(*calling, return_exceptions=True)
         await asyncio.gather(*self._starts, return_exceptions=True)
-        processes = [*self._free, *filter(None, self._open.values())]
+        processes = [*self._free, *self._finishing.values(), *filter(None, self._open.values())]
         for process in processes:
             process.disconnect()
         for process in processes:
@@ -139,6 +158,11 @@ class EnvironmentPool:
         except EngineFailed as error:
             self._error = error
             self._answers.close()
+            return
+        own = asyncio.current_task()
+        assert own is not None
+        if own in self._finishing:
+            self._free.append(self._finishing.pop(own))
             return
         if problem:
             self._note(request, problem)

@@ -80,8 +80,13 @@ class EnvironmentService(Protocol):
     def step(self, request: RequestId, call: int, turn: EnvironmentTurn) -> None:
         """Give an environment a turn; one that is not open fails."""
 
-    def end(self, request: RequestId) -> None:
-        """Let go of an environment, whatever it does; one that is not open is ignored."""
+    def end(self, request: RequestId, *, has_hung: bool = False) -> None:
+        """Let go of an environment, whatever it does; one that is not open is ignored.
+
+        Args:
+            request: Its trajectory.
+            has_hung: Its call has taken longer than it may.
+        """
 
     async def collect(self) -> Sequence[EnvironmentAnswer]:
         """Wait until at least one answer is there, and take all that are.

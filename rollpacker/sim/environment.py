@@ -133,7 +133,8 @@ class ModelledEnvironments:
         if latency_s < math.inf:
             environment.timer = asyncio.get_running_loop().call_later(latency_s, self._answer, answer)
 
-    def end(self, request: RequestId) -> None:
+    def end(self, request: RequestId, *, has_hung: bool = False) -> None:
+        del has_hung
         environment = self._open.pop(request, None)
         if environment is None:
             return

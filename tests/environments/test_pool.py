@@ -22,12 +22,21 @@ DELAYED = "rollpacker.environments.delayed:Delayed"
 START = EnvironmentReset(seed=1, options={"ground_truth": "3 12"})
 
 OWN = """
+import subprocess
+import time
+
+
 class Env:
     def reset(self, seed):
         self.seed = seed
         return f"seed {seed}", {}
 
     def step(self, action):
+        if action.endswith("wait"):
+            time.sleep(1000 if action == "long wait" else 0.2)
+        if action == "start":
+            shell = subprocess.Popen(["setsid", "sh", "-c", "sleep 1000 & echo $!"], stdout=subprocess.PIPE, text=True)
+            return shell.stdout.readline(), 0.0, False, False, {}
         if action == "raise":
             raise KeyError("no such door")
         if action == "nonsense":
@@ -66,7 +75,8 @@ async def answer(pool: EnvironmentPool) -> EnvironmentAnswer:
 
 
 def pids(pool: EnvironmentPool) -> list[int]:
-    return [process.pid for process in [*pool._free, *pool._open.values()] if process is not None]
+    processes = [*pool._free, *pool._finishing.values(), *pool._open.values()]
+    return [process.pid for process in processes if process is not None]
 
 
 async def test_a_walk_is_walked_step_by_step_and_rewarded_at_its_end():
@@ -123,13 +133,59 @@ async def test_an_environment_that_hangs_is_killed_when_it_is_ended_and_its_proc
                 await asyncio.wait_for(pool.collect(), 1.0 if call < 3 else 0.1)
                 continue
             break
-        pool.end(request())
+        pool.end(request(), has_hung=True)
         (after,) = pids(pool)
         assert after != before
         with pytest.raises(ProcessLookupError):
             os.kill(before, 0)
         pool.reset(request(1), 0, START)
         assert (await answer(pool)).request == request(1)
+
+
+async def test_a_trajectory_that_is_stopped_leaves_its_environment_to_finish_for_the_next_one(tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+        pool.reset(request(), 0, START)
+        await answer(pool)
+        before = pids(pool)
+        pool.step(request(), 1, turn("short wait"))
+        await asyncio.sleep(0)
+        pool.end(request())
+        (finishing,) = pool._finishing
+        await finishing
+        pool.reset(request(1), 0, START)
+        assert (await answer(pool)).request == request(1), "the answer to the other one is nobody's"
+        assert pids(pool) == before
+
+
+async def test_environments_that_do_not_finish_are_not_more_than_were_open_at_once(tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+        for sample in range(4):
+            pool.reset(request(sample), 0, START)
+            assert (await answer(pool)).request == request(sample)
+            pool.step(request(sample), 1, turn("long wait"))
+            await asyncio.sleep(0)
+            pool.end(request(sample))
+        assert len(pids(pool)) <= 3
+
+
+async def test_what_an_environment_started_ends_with_it(tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    started = []
+    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+        for sample, has_hung in ((0, True), (1, False)):
+            pool.reset(request(sample), 0, START)
+            await answer(pool)
+            pool.step(request(sample), 1, turn("start"))
+            started.append(int((await answer(pool)).observation))
+            os.kill(started[-1], 0)
+            pool.step(request(sample), 2, turn("long wait"))
+            await asyncio.sleep(0)
+            pool.end(request(sample), has_hung=has_hung)
+    for pid in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 @pytest.mark.parametrize("fate", ["p_crash", "p_crash_at_reset"])

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from rollpacker.core.commands import CloseEnvironment, OpenEnvironment, ScoreResponse, StepEnvironment
 from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
-from rollpacker.core.environments import FINISHED, STOPPED
+from rollpacker.core.environments import FINISHED, STOPPED, TIMEOUT
 from rollpacker.core.events import Event, ResponseFinished, RewardComputed
 from rollpacker.core.ids import EngineId, RequestId, is_held_out, sampled
 from rollpacker.core.scheduler import Scheduler
@@ -155,7 +155,7 @@ class Trajectories:
                 self._call(request, command.call, "step")
                 service.step(request, command.call, self._turn(request, self._parts.texts))
             case CloseEnvironment():
-                service.end(request)
+                service.end(request, has_hung=command.reason == TIMEOUT)
                 self._close(command)
 
     def _call(self, request: RequestId, call: int, activity: str) -> None:

@@ -40,8 +40,8 @@ class Service:
     def step(self, _request: RequestId, call: int, turn: EnvironmentTurn) -> None:
         self.asked.append((turn.text, call))
 
-    def end(self, _request: RequestId) -> None:
-        self.asked.append(("end", -1))
+    def end(self, _request: RequestId, *, has_hung: bool = False) -> None:
+        self.asked.append(("end of a hang" if has_hung else "end", -1))
 
     async def collect(self) -> list[EnvironmentAnswer]:
         return [await self.answers.get()]
@@ -167,6 +167,7 @@ async def test_a_failed_attempt_counts_as_waited_and_its_turns_do_not_count(worl
     world.generate(1, 4.0)
     world.order(StepEnvironment(request=REQUEST, call=2), 4.0)
     world.order(CloseEnvironment(request=REQUEST, reason="environment_timeout", begins_again=True), 9.0)
+    assert world.service.asked[-1] == ("end of a hang", -1)
     world.order(OpenEnvironment(request=REQUEST, call=3), 9.0)
     await world.answer(2, 9.5, reward=7.0, observation="late")
     await world.answer(3, 10.0)
@@ -188,6 +189,7 @@ async def test_a_failed_attempt_counts_as_waited_and_its_turns_do_not_count(worl
 async def test_one_that_is_stopped_while_its_environment_acts_is_neither_failed_nor_given_up(world):
     world.order(OpenEnvironment(request=REQUEST, call=0), 0.0)
     world.order(CloseEnvironment(request=REQUEST, reason=STOPPED), 4.0)
+    assert world.service.asked[-1] == ("end", -1), "what it does takes no longer than it may"
     await world.answer(0, 5.0)
     assert world.told == []
     assert (world.book.num_restarts, world.book.num_given_up) == (0, 0)
