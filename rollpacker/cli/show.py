@@ -54,6 +54,7 @@ def run(arguments: Arguments) -> None:
     step = whole_number(settings, "step", least=0) if settings["step"] else None
 
     from rollpacker.cli.screen import output
+    from rollpacker.metrics.samples import parts_of
     from rollpacker.timeline.run_tables import refuse_other_folders
 
     if not (run_dir / "evaluation" / "manifest.json").exists():  # a run may have evaluated, and trained nothing
@@ -65,9 +66,9 @@ def run(arguments: Arguments) -> None:
     console = output()
     for row in chosen.head(num).to_dict("records"):
         console.print(_heading(row))
-        for text, style in ((row["prompt_text"], "dim"), (row["response_text"], "")):
+        for text, is_policys in parts_of(row):
             for line in _lines(console, text, num_lines):
-                console.print(f"    {line}", style=style, soft_wrap=True)
+                console.print(f"    {line}", style="" if is_policys else "dim", soft_wrap=True)
         console.print()
     if len(chosen) > num:
         console.print(f"{num} of {len(chosen)} responses; num={len(chosen)} prints all.", style="dim")

@@ -7,14 +7,14 @@ from typing import Literal
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """Grows when a column is renamed, removed or changes its meaning or type; and when one is added, so that a reader knows
 why an old file lacks it."""
 
 VERSION_KEY = b"rollpacker.schema_version"
 """Where a file's schema metadata holds the version that wrote it."""
 
-ColumnType = Literal["int", "float", "bool", "text", "floats by name"]
+ColumnType = Literal["int", "float", "bool", "text", "texts", "floats by name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,7 @@ _ARROW_TYPES = {
     "float": pa.float64(),
     "bool": pa.bool_(),
     "text": pa.string(),
+    "texts": pa.list_(pa.string()),
     "floats by name": pa.map_(pa.string(), pa.float64()),
 }
 
@@ -86,6 +87,11 @@ def number(name: str, description: str, *, unit: str = "1", is_nullable: bool = 
 def text(name: str, description: str, *, is_nullable: bool = False) -> Column:
     """A text."""
     return Column(name=name, type="text", unit="", description=description, is_nullable=is_nullable)
+
+
+def texts(name: str, description: str) -> Column:
+    """Texts in order; null where there are none."""
+    return Column(name=name, type="texts", unit="", description=description, is_nullable=True)
 
 
 def flag(name: str, description: str) -> Column:

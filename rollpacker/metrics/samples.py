@@ -17,11 +17,12 @@ from rollpacker.core.errors import DataError
 from rollpacker.metrics.tables import EVALUATION_FOLDER, METRICS_FOLDER, load_manifest, read_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 COLUMNS = (
     *("step", "kind", "group", "prompt", "sample", "length_tokens", "reward", "reward_reason", "accepted"),
-    *("finish_reason", "prompt_text", "response_text"),
+    *("finish_reason", "prompt_text", "response_text", "response_turns"),
 )
 """`kind` is training or evaluation, `group` the domain or the held-out set; `accepted` is null in an evaluation."""
 
@@ -45,6 +46,19 @@ def read_newest_samples(run_dir: Path) -> pd.DataFrame:
     manifests = (load_manifest(run_dir / folder) for folder in (METRICS_FOLDER, EVALUATION_FOLDER))
     training, evaluation = (manifest.last_step or 0 if manifest else 0 for manifest in manifests)
     return _together(run_dir, (training, training), (evaluation, evaluation))
+
+
+def parts_of(sample: Mapping[Any, Any]) -> Iterator[tuple[str, bool]]:
+    """Give the texts of a sample in order, each with whether the policy wrote it: the prompt, then the response.
+
+    The response is one text, or the turns of the policy and its environment, without empty ones.
+    """
+    yield sample["prompt_text"], False
+    turns = sample["response_turns"]
+    if turns is None or isinstance(turns, float):  # null
+        yield sample["response_text"], True
+    else:
+        yield from ((turn, not number % 2) for number, turn in enumerate(turns) if turn)
 
 
 def _together(run_dir: Path, training: tuple[int, int], evaluation: tuple[int, int]) -> pd.DataFrame:

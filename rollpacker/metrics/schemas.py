@@ -25,6 +25,7 @@ from rollpacker.metrics.columns import (
     numbers,
     seconds,
     text,
+    texts,
     tokens,
 )
 
@@ -234,6 +235,10 @@ STEPS = TableSchema(
     ),
 )
 
+_RESPONSE_TURNS = texts(
+    "response_turns",
+    "response_text in turns: the policy's, what its environment answered, the policy's, ...; null without environments",
+)
 _DOMAIN = text("domain", "The domain field of the prompt file")
 
 DOMAINS = TableSchema(
@@ -299,6 +304,7 @@ RESPONSES = TableSchema(
         count("num_environment_restarts", "Times that it began again as its environment failed", is_nullable=True),
         text("prompt_text", "What the policy saw, of the prompts that run.samples_per_step keeps", is_nullable=True),
         text("response_text", "What it answered, of the same; special tokens left out", is_nullable=True),
+        _RESPONSE_TURNS,
         count("race_rank", "1 for the first of its group to have a reward; null when not scored", is_nullable=True),
         flag("accepted", "True when it was trained"),
         flag("is_raced", "True when its round launched more than it needed"),
@@ -418,6 +424,7 @@ EVALUATION_RESPONSES = TableSchema(
         seconds("scored_at_s", "When the reward was known, since the run began"),
         text("prompt_text", "What the policy saw, of those that evaluation.num_texts keeps", is_nullable=True),
         text("response_text", "What it answered, of the same; special tokens left out", is_nullable=True),
+        _RESPONSE_TURNS,
         _MODELLED,
     ),
 )

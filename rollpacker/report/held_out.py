@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.samples import read_newest_samples
+from rollpacker.metrics.samples import parts_of, read_newest_samples
 from rollpacker.metrics.tables import read_frame
 from rollpacker.report.figures import Line, Panel, color, curves
 from rollpacker.report.style import CYCLE_STEPS
@@ -119,8 +119,7 @@ def _texts(run: ShownRun) -> Iterator[dict[str, Any]]:
         reward = "no reward" if np.isnan(row["reward"]) else f"reward {row['reward']:g}, {row['reward_reason']}"
         yield {
             "title": f"{when}, {row['group']}, {row['prompt']} #{row['sample']}: {reward}",
-            "prompt": _cut(row["prompt_text"]),
-            "response": _cut(row["response_text"]),
+            "parts": [(_cut(text), is_policys) for text, is_policys in parts_of(row)],
         }
 
 

@@ -40,7 +40,7 @@ def value(column: Column, row: int, generator: random.Random) -> object:
             return row % 2 == 0
         case "text":
             return f"{column.name}-{row // 10}"
-        case "floats by name":
+        case "floats by name" | "texts":
             return None
 
 

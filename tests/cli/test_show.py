@@ -140,3 +140,16 @@ def test_a_run_that_only_evaluated_shows_what_it_was_answered(
 def test_a_modelled_run_has_no_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = modelled_run(tmp_path / "run", "run.num_steps=1")
     assert "has kept no text" in said(capsys, str(run_dir), code=2)
+
+
+def test_what_an_environment_answered_stands_apart_from_what_the_policy_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = ["", "You see a door.", "open it", "It is open.", "walk"]
+    writer = MetricsWriter(tmp_path / "metrics")
+    rows = [response(0, "maze", 0, 0.5, "".join(turns), response_turns=turns)]
+    writer.write_step(0, {"steps": [row("steps")], "domains": [], "responses": rows, "intervals": []})
+    writer.close()
+    assert said(capsys, str(tmp_path)).splitlines()[1:] == [
+        *("    What is maze?", "    You see a door.", "    open it", "    It is open.", "    walk", "")
+    ]

@@ -17,7 +17,7 @@ from tests.launch.runs import a_status, a_submission
 
 
 def _write_metrics(run_dir: Path, rewards: list[float]) -> None:
-    values = {"int": 1, "float": 1.0, "bool": False, "text": "x", "floats by name": {"engine": 1.0}}
+    values = {"int": 1, "float": 1.0, "bool": False, "text": "x", "texts": ["x"], "floats by name": {"engine": 1.0}}
     row = {column.name: values[column.type] for column in STEPS.columns}
     writer = MetricsWriter(run_dir / "metrics")
     for step, reward in enumerate(rewards):

@@ -29,7 +29,14 @@ from rollpacker.metrics.schemas import STEPS, TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.metrics.tables import read_frame, read_last_steps, read_table
 
-VALUES: dict[str, object] = {"int": 7, "float": 0.5, "bool": True, "text": "word", "floats by name": [("a", 0.5)]}
+VALUES: dict[str, object] = {
+    "int": 7,
+    "float": 0.5,
+    "bool": True,
+    "text": "word",
+    "texts": ["word", ""],
+    "floats by name": [("a", 0.5)],
+}
 
 Row = dict[str, object]
 
@@ -97,7 +104,7 @@ def test_the_schemas_have_the_columns_of_the_specification_and_describe_every_on
         assert len({column.name for column in table.columns}) == len(table.columns)
         for column in table.columns:
             assert column.description
-            assert (column.unit == "") == (column.type in {"bool", "text"})
+            assert (column.unit == "") == (column.type in {"bool", "text", "texts"})
             assert expected_unit(column) in {None, column.unit}
 
 

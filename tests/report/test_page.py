@@ -171,15 +171,18 @@ def test_texts_stand_on_the_page_and_neither_they_nor_names_from_the_prompt_file
             "prompt": [f"<script>{name}</td>" for name in table["prompt"].to_pylist()],
             "prompt_text": ["What is <b>1</b>?"] * len(table),
             "response_text": ["</pre><script>" + "x" * 9_000] * len(table),
+            "response_turns": [None, ["open it", "The <door> is open."], *[None] * (len(table) - 2)],
         }
         for name, values in said.items():
-            table = table.set_column(table.column_names.index(name), table.schema.field(name), pa.array(values))
+            field = table.schema.field(name)
+            table = table.set_column(table.column_names.index(name), field, pa.array(values, field.type))
         pq.write_table(table, path)
     page = page_of(copy)
     assert "What is <b>1</b>?" in Reader(page).text
     assert page.count("&lt;script&gt;") > 1
     assert "characters ..." in page
     assert page.count("<script>") == 1
+    assert '<pre>open it</pre><pre class="soft">The &lt;door&gt; is open.</pre>' in page
 
 
 def test_a_technique_that_never_acted_is_not_listed_as_used(runs):

@@ -8,6 +8,7 @@ from rollpacker.core.ids import set_of
 from rollpacker.evaluation.comparison import Rewards, paired_difference
 from rollpacker.evaluation.statistics import mean_reward, pass_at, quantile
 from rollpacker.protocols.rollout import FinishReason, Response, Verdict
+from rollpacker.runtime.run.texts import KeptText
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +41,7 @@ _NO_SCORE: Row = dict.fromkeys(
 def evaluation_tables(
     record: EvaluationRecord,
     section: EvaluationSection,
-    texts: Mapping[RequestId, tuple[str, str]],
+    texts: Mapping[RequestId, KeptText],
     first: Mapping[str, Rewards],
     *,
     is_modelled: bool,
@@ -51,7 +52,7 @@ def evaluation_tables(
         record: Every response is there and scored, unless it was cut: a set that lacks one has no score, and no rows
             of its responses, because what is missing is long.
         section: Of the run.
-        texts: Prompt and response of those that are kept as text.
+        texts: Of those that are kept as text.
         first: Of the run's first evaluation of each set, to compare with; a set that had none is left out.
         is_modelled: Whether the times are a model's.
     """
@@ -85,7 +86,7 @@ def evaluation_tables(
         )
         tables["pass_at_k"] += [marks | {"set": rule.name} | each for each in of_pass]
         tables["evaluation_responses"] += [
-            marks | {"set": rule.name} | _response_row(record, request, texts.get(request.request, (None, None)))
+            marks | {"set": rule.name} | _response_row(record, request, texts.get(request.request, KeptText()))
             for request in requests
             if not num_unfinished
         ]
@@ -159,7 +160,7 @@ def _scores(requests: Sequence[RequestRecord], section: EvaluationSection, num_s
     return row, of_pass
 
 
-def _response_row(record: EvaluationRecord, request: RequestRecord, texts: tuple[str | None, str | None]) -> Row:
+def _response_row(record: EvaluationRecord, request: RequestRecord, kept: KeptText) -> Row:
     prompt, response, verdict = record.prompts[request.request.prompt.key].prompt, _response(request), _verdict(request)
     return {
         "prompt": prompt.key,
@@ -173,8 +174,7 @@ def _response_row(record: EvaluationRecord, request: RequestRecord, texts: tuple
         "launched_at_s": request.launched_at_s,
         "finished_at_s": request.finished_at_s,
         "scored_at_s": request.scored_at_s,
-        "prompt_text": texts[0],
-        "response_text": texts[1],
+        **kept._asdict(),
     }
 
 

@@ -26,6 +26,7 @@ from rollpacker.runtime.rollout.costs import RoundCosts, Turnover
 from rollpacker.runtime.rollout.episodes import ENVIRONMENT_ACTOR
 from rollpacker.runtime.rollout.interval_log import Interval
 from rollpacker.runtime.rollout.request_book import RequestRecord
+from rollpacker.runtime.run.texts import KeptText
 from rollpacker.runtime.waiting.clock import RunClock
 
 Row = dict[str, Any]
@@ -206,18 +207,18 @@ class StepRecorder:
             "modelled": self._is_modelled,
         }
 
-    def response_rows(self, batch: Batch, texts: Mapping[RequestId, tuple[str, str]]) -> list[Row]:
+    def response_rows(self, batch: Batch, texts: Mapping[RequestId, KeptText]) -> list[Row]:
         """The rows of the `responses` table, in launch order; a request lost with the last engine has none.
 
-        `texts` are prompt and response of those that are kept as text.
+        `texts` are of those that are kept as text.
         """
         return [
-            self._response_row(batch, request, texts.get(request.request, (None, None)))
+            self._response_row(batch, request, texts.get(request.request, KeptText()))
             for request in batch.requests.values()
             if request.response is not None and request.finished_at_s is not None
         ]
 
-    def _response_row(self, batch: Batch, request: RequestRecord, texts: tuple[str | None, str | None]) -> Row:
+    def _response_row(self, batch: Batch, request: RequestRecord, kept: KeptText) -> Row:
         response, verdict = request.response, request.verdict
         assert response is not None
         name, spans = request.request, sampled(response.spans)
@@ -248,8 +249,7 @@ class StepRecorder:
             "reward_time_s": verdict.time_s if verdict else None,
             "scored_at_s": request.scored_at_s,
             **_episode(batch, name),
-            "prompt_text": texts[0],
-            "response_text": texts[1],
+            **kept._asdict(),
             "race_rank": request.race_rank,
             "accepted": request.is_accepted,
             "is_raced": batch.begin.kind is RoundKind.SHORT,

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rollpacker.core.ids import set_of
+from rollpacker.core.ids import ENVIRONMENT, set_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from rollpacker.core.ids import PromptId, RequestId
     from rollpacker.protocols.backend import TextReader
+    from rollpacker.protocols.rollout import Response
     from rollpacker.runtime.rollout.batch import Batch
     from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
 
-    Texts = dict[RequestId, tuple[str, str]]
-    """Prompt, as the policy saw it, and response, by its request."""
+    Texts = dict[RequestId, "KeptText"]
+
+
+class KeptText(NamedTuple):
+    """What is kept of one response; the fields are columns of its row."""
+
+    prompt_text: str | None = None
+    """As the policy saw it."""
+    response_text: str | None = None
+    response_turns: list[str] | None = None
+    """The policy's and its environment's in turns, the policy's first; None where no environment answered."""
 
 
 def with_texts(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -64,5 +75,20 @@ class TextKeeper:
                 prompts[request.prompt] = self._reader.text(record.prompts[request.prompt.key].prompt)
             response = record.requests[request].response
             if response is not None:
-                texts[request] = prompts[request.prompt], self._reader.decode(response.token_ids)
+                text = self._reader.decode(response.token_ids)
+                texts[request] = KeptText(prompts[request.prompt], text, self._turns(self._reader, response))
         return texts
+
+    @staticmethod
+    def _turns(reader: TextReader, response: Response) -> list[str] | None:
+        if response.mask is None:
+            return None
+        turns: list[str] = []
+        begin = 0
+        for is_environment, spans in groupby(response.spans, lambda span: span.policy_version == ENVIRONMENT):
+            if is_environment and not turns:
+                turns.append("")  # its environment spoke first
+            end = begin + sum(span.num_tokens for span in spans)
+            turns.append(reader.decode(response.token_ids[begin:end]))
+            begin = end
+        return turns
