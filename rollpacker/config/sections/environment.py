@@ -67,7 +67,8 @@ class EnvironmentSection(Section):
     """That a policy writes in a trajectory. rollout.max_response_tokens counts all its tokens, those of the environment
     too; only what the policy wrote is trained."""
     max_open: Annotated[Count, NOT_IN_FINGERPRINT] = Field(64, ge=1, le=10_000)
-    """Environments that are open at a time, each in a process of its own; other trajectories wait."""
+    """Environments that are open at a time, each in a process of its own; other trajectories wait. As many more may be
+    open where an asynchronous run evaluates, for held-out prompts."""
     starts_per_minute: Annotated[Positive | None, NOT_IN_FINGERPRINT] = None
     """Resets that begin in a minute, at most, evenly spread: for a service that bears no more. null is no limit."""
     max_restarts: Annotated[Count, NOT_IN_FINGERPRINT] = Field(2, ge=0)
