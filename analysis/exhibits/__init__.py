@@ -32,6 +32,7 @@ from rollpacker.analysis.exhibits import (
     flash_fig08,
     flash_fig09,
     flash_fig10,
+    flash_fig11,
     flash_interrupt,
     flash_lead,
     flash_losses,
@@ -58,7 +59,7 @@ _PAPER = (
 _FLASH = (
     *(flash_table1.EXHIBIT, flash_fig01b.EXHIBIT, flash_losses.EXHIBIT, flash_fig07.EXHIBIT, flash_fig08.EXHIBIT),
     *(flash_theory.EXHIBIT, flash_lead.EXHIBIT, flash_interrupt.EXHIBIT, flash_tail.EXHIBIT),
-    *(flash_fig09.EXHIBIT, flash_fig10.EXHIBIT, flash_agents.EXHIBIT),
+    *(flash_fig09.EXHIBIT, flash_fig10.EXHIBIT, flash_fig11.EXHIBIT, flash_agents.EXHIBIT),
 )
 _OURS = (
     *(bubbles.EXHIBIT, length_bias.EXHIBIT, sensitivity.CORRELATION, sensitivity.TAIL_WEIGHT, limits.EXHIBIT),

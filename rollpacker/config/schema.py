@@ -72,6 +72,11 @@ class RunConfig(Section):
         return self.run.num_steps > 0
 
     @property
+    def takes_prompts_of_environment(self) -> bool:
+        """Whether the prompts to train on are those that the environment has."""
+        return self.data.path is None and self.environment is not None and self.environment.has_prompts
+
+    @property
     def longest_response_tokens(self) -> int:
         """Of any response that an engine is asked for, trained or held out."""
         held_out = (rule.max_response_tokens or 0 for rule in self.evaluation.rules)
@@ -298,7 +303,7 @@ class RunConfig(Section):
             ("model.path", self.model.path, "A real run loads a model from a local directory in Hugging Face format."),
             ("data.path", self.data.path, "A real run reads its prompts from a JSONL file."),
         ):
-            if value is None and (self.trains or key != "data.path"):
+            if value is None and (key != "data.path" or (self.trains and not self.takes_prompts_of_environment)):
                 raise ValueError(f"{key}=null with backend.name=ray.\n{needed}\nSet {key}, or choose backend=sim.")
         if self.reward.name == "modelled":
             raise ValueError(

@@ -11,7 +11,9 @@ engine has anything of it while its environment acts: its slot is another's.
                                                  └──EnvironmentFailed, or its time is over──> queued: it begins again
                                                     `max_restarts` times, without what it had, and is then given up
 
-With `starts_per_minute` places are given out evenly over time, by the timer that watches over the deadlines.
+Held-out trajectories have as many places of their own, for in an asynchronous run those that are suspended keep theirs
+while others are evaluated. With `starts_per_minute` places are given out evenly over time, by the timer that watches
+over the deadlines.
 
 An environment that crashes or hangs is no engine that fails: nothing but its own trajectory is concerned. One that is
 given up never finishes. A prompt with fewer others than its group needs is dropped, and counted; a held-out trajectory
@@ -97,8 +99,10 @@ class Environments:
         self._settings = settings
         self._trajectories: dict[RequestId, _Trajectory] = {}
         """In the order in which they were started."""
-        self._queue: dict[RequestId, None] = {}
-        """Those that are queued, in order."""
+        self._queues: dict[bool, dict[RequestId, None]] = {False: {}, True: {}}
+        """Those that are queued, in order: the held-out ones are under True."""
+        self._num_open = {False: 0, True: 0}
+        """The others, likewise."""
         self._to_step: list[RequestId] = []
         """Whose turn has ended; empty between events."""
         self._to_close: list[CloseEnvironment] = []
@@ -116,7 +120,7 @@ class Environments:
         """Let trajectories begin, as places become free."""
         for request in requests:
             self._trajectories[request] = _Trajectory()
-            self._queue[request] = None
+            self._queues[is_held_out(request)][request] = None
 
     def stop(self, requests: Iterable[RequestId]) -> list[RequestId]:
         """End trajectories that are not needed any more; gives those that an engine generates."""
@@ -190,6 +194,8 @@ class Environments:
             return ()
         reached_s = max(now, self._timer_at_s)  # a clock that is rounded may show a little less than the timer's time
         self._timer_at_s = math.inf
+        if self._next_start_s <= reached_s:
+            self._next_start_s = -math.inf
         commands: list[Command] = []
         while (due := self._next_due()) is not None and due[0] <= reached_s:
             commands += self._fail(due[1], TIMEOUT, conclude)
@@ -201,7 +207,8 @@ class Environments:
         if trajectory.num_restarts < self._settings.max_restarts:
             self._to_close.append(CloseEnvironment(request=request, reason=reason, begins_again=True))
             trajectory.begin_again()
-            self._queue[request] = None
+            self._num_open[is_held_out(request)] -= 1
+            self._queues[is_held_out(request)][request] = None
             return ()
         self._end(request, reason)
         return conclude(_finish_of(request, trajectory.turn) if is_held_out(request) else GivenUp(request=request))
@@ -209,8 +216,9 @@ class Environments:
     def _end(self, request: RequestId, reason: str) -> _Trajectory:
         trajectory = self._trajectories.pop(request)
         if trajectory.stage is Stage.QUEUED:
-            del self._queue[request]
+            del self._queues[is_held_out(request)][request]
         else:
+            self._num_open[is_held_out(request)] -= 1
             self._to_close.append(CloseEnvironment(request=request, reason=reason))
         return trajectory
 
@@ -229,12 +237,13 @@ class Environments:
                 call = self._call(request, self._settings.turn_timeout_s, now)
                 orders.append(StepEnvironment(request=request, call=call))
         self._to_step = []
-        for request in list(itertools.islice(self._queue, self._num_places)):
+        for request in [*self._startable(False), *self._startable(True)]:
             if now < self._next_start_s:
                 break
             if self._settings.starts_per_minute is not None:
                 self._next_start_s = now + 60.0 / self._settings.starts_per_minute
-            del self._queue[request]
+            del self._queues[is_held_out(request)][request]
+            self._num_open[is_held_out(request)] += 1
             call = self._call(request, self._settings.reset_timeout_s, now)
             orders.append(OpenEnvironment(request=request, call=call))
         due = self._next_due()
@@ -244,15 +253,15 @@ class Environments:
             orders.append(SetTimer(timer=TIMER, at_s=due_s))
         return tuple(orders)
 
-    @property
-    def _num_places(self) -> int:
-        """Environments that may still be opened."""
-        return max(0, self._settings.max_open - len(self._trajectories) + len(self._queue))
+    def _startable(self, are_held_out: bool) -> list[RequestId]:
+        """Those that are queued and have a place."""
+        num_places = max(0, self._settings.max_open - self._num_open[are_held_out])
+        return list(itertools.islice(self._queues[are_held_out], num_places))
 
     @property
     def _may_start(self) -> bool:
         """Whether a trajectory waits for nothing but its turn among the starts of a minute."""
-        return bool(self._queue and self._num_places)
+        return any(self._queues[each] and self._num_open[each] < self._settings.max_open for each in self._queues)
 
     def _call(self, request: RequestId, limit_s: float, now: float) -> int:
         trajectory = self._trajectories[request]
@@ -291,12 +300,16 @@ class Environments:
         if self._trajectories.keys() != set(running):
             differing = sorted(str(each) for each in self._trajectories.keys() ^ set(running))
             raise InvariantViolated(f"Trajectories and what is waited for differ by {', '.join(differing)}")
-        queued = {request for request, each in self._trajectories.items() if each.stage is Stage.QUEUED}
-        num_open = len(self._trajectories) - len(queued)
-        if queued != self._queue.keys() or num_open > self._settings.max_open or self._to_step or self._to_close:
-            raise InvariantViolated(f"{num_open} environments are open; queued are {queued}, known {list(self._queue)}")
-        if queued and num_open < self._settings.max_open and self._timer_at_s > self._next_start_s:
-            raise InvariantViolated(f"{len(queued)} trajectories wait, and only {num_open} are open.")
+        for each, queue in self._queues.items():
+            of_kind = {request for request in self._trajectories if is_held_out(request) is each}
+            queued = {request for request in of_kind if self._trajectories[request].stage is Stage.QUEUED}
+            num_open = len(of_kind) - len(queued)
+            if queued != queue.keys() or num_open != self._num_open[each] or num_open > self._settings.max_open:
+                raise InvariantViolated(f"{num_open} environments are open; queued are {queued}, known {list(queue)}")
+            if queued and num_open < self._settings.max_open and self._timer_at_s > self._next_start_s:
+                raise InvariantViolated(f"{len(queued)} trajectories wait, and only {num_open} are open.")
+        if self._to_step or self._to_close:
+            raise InvariantViolated(f"{len(self._to_step)} steps and {len(self._to_close)} ends were not ordered.")
         dues = {(request, call): due for due, request, call in self._deadlines}
         for request, call in self.acting:
             if dues.get((request, call), math.inf) < self._timer_at_s or (request, call) not in dues:
@@ -319,7 +332,11 @@ class Environments:
                 }
                 for request, each in self._trajectories.items()
             ],
-            "queue": [[request.round, list(request.prompt), request.sample] for request in self._queue],
+            "queue": [
+                [request.round, list(request.prompt), request.sample]
+                for queue in self._queues.values()
+                for request in queue
+            ],
             "timer_at_s": None if self._timer_at_s == math.inf else self._timer_at_s,
             "next_start_s": None if self._next_start_s == -math.inf else self._next_start_s,
         }
@@ -340,7 +357,10 @@ class Environments:
             machine._trajectories[request] = each
             if each.stage is Stage.ACTING:
                 heapq.heappush(machine._deadlines, (each.due_at_s, request, each.call))
-        machine._queue = dict.fromkeys(map(_request, snapshot["queue"]))
+        for request in map(_request, snapshot["queue"]):
+            machine._queues[is_held_out(request)][request] = None
+        for request in machine._trajectories.keys() - set().union(*machine._queues.values()):
+            machine._num_open[is_held_out(request)] += 1
         next_start_s = snapshot.get("next_start_s")  # a snapshot of before has none
         machine._next_start_s = -math.inf if next_start_s is None else next_start_s
         machine._timer_at_s = math.inf if snapshot["timer_at_s"] is None else snapshot["timer_at_s"]

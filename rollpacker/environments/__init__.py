@@ -9,7 +9,8 @@
 
 `environment=gym environment.env=PACKAGE.MODULE:NAME` runs any such class; those that lie here need no other package.
 `environment=tools` and `environment=loop` are such classes, too (`tools`, `loop`): the one calls functions that a model
-calls, the other runs an agent loop of one's own, with the names of `agent_loop`.
+calls, the other runs an agent loop of one's own, with the names of `agent_loop`. `environment=verifiers` runs tasksets
+of the package `verifiers` as one (`verifiers`), in an interpreter that has it.
 
 Each runs in a process of its own that is killed when it hangs. Sources: GEM (github.com/axon-rl/gem) `Env.reset` and
 `Env.step`; gymnasium.Env, whose `options` and five results are these.

@@ -27,7 +27,11 @@ def make_environments(config: RunConfig, tokenizer: PromptTokenizer) -> Environm
     source = source_of(config)
     return EnvironmentParts(
         service=EnvironmentPool(
-            source.name, source.arguments, limit_s=longest_s + GRACE_S, sends_tokens=section.name == "loop"
+            source.name,
+            source.arguments,
+            limit_s=longest_s + GRACE_S,
+            sends_tokens=section.name in {"loop", "verifiers"},
+            python=section.python,
         ),
         texts=TurnRenderer(tokenizer, keeps_special=section.name == "tools"),
         gives_rewards="environment" in config.reward.names,

@@ -45,12 +45,20 @@ class EnvironmentPool:
         arguments: Given to it by name.
         limit_s: After which a call is given up even if nobody ends it.
         sends_tokens: Whether it needs more of a turn than its text.
+        python: The interpreter of its process; None is this one.
     """
 
     def __init__(
-        self, source: str, arguments: Mapping[str, Any], *, limit_s: float, sends_tokens: bool = False
+        self,
+        source: str,
+        arguments: Mapping[str, Any],
+        *,
+        limit_s: float,
+        sends_tokens: bool = False,
+        python: str | None = None,
     ) -> None:
         self._words = [source, json.dumps(dict(arguments))]
+        self._python = python
         self._limit_s = limit_s
         self._sends_tokens = sends_tokens
         self._free: list[SupervisorProcess] = []
@@ -130,7 +138,7 @@ class EnvironmentPool:
 
     async def _started(self) -> SupervisorProcess:
         start = asyncio.create_task(
-            asyncio.to_thread(SupervisorProcess, PROCESS, self._words, role="environment process")
+            asyncio.to_thread(SupervisorProcess, PROCESS, self._words, role="environment process", python=self._python)
         )
         self._starts.add(start)
         start.add_done_callback(self._starts.discard)

@@ -5,8 +5,9 @@ the closing of its socket. A keeper sees to that (`fork_under_keeper`): the envi
 
 Both sides speak JSON lines. Requests are `{"reset": {"seed": ..., "options": ..., ...}}` and `{"step": {"text": ...}}`,
 with the fields of `rollpacker.protocols.environment`; responses `{observation, reward, terminated, truncated, time_s}`,
-or `{failure}` where the environment raised or answered otherwise. `{"tool_schemas": true}` asks for `{tool_schemas}`.
-It first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
+or `{failure}` where the environment raised or answered otherwise. `{"tool_schemas": true}` asks for `{tool_schemas}`,
+and `{"prompts": NUMBER}` for the rows of that many prompts, null for all. It first sends `{"is_ready": true}`, or
+`{"failure": ...}` and ends.
 
 An observation is a text, or a list of chat messages. An environment with `takes_tokens` gets all of a turn, as a dict,
 and may answer with a list of tokens.
@@ -30,7 +31,7 @@ from numbers import Real
 from typing import Any
 
 from rollpacker.config.python_names import UnusableFunction, in_words, load_named
-from rollpacker.rewards.functions import LARGEST_REWARD
+from rollpacker.protocols.reward import LARGEST_REWARD
 from rollpacker.rewards.processes import fork_under_keeper, limit_resource
 
 MEMORY_BYTES = 16 << 30
@@ -60,11 +61,18 @@ class Environment:
                 return self._step_of(self._env.step(turn if self._takes_tokens else turn["text"]))
             case {"tool_schemas": _}:
                 return {"tool_schemas": getattr(self._env, "tool_schemas", [])}
+            case {"prompts": most}:
+                return {"prompts": self._env.prompts(most)}
         match self._reset(**request["reset"]):
             case (observation, dict()) if self._is_fit(observation):
                 return {"observation": observation, "reward": 0.0, "terminated": False, "truncated": False}
             case other:
                 raise Unfit(f"reset returned {other!r:.300}; it is an observation, a text, and a dict")
+
+    def close(self) -> None:
+        """Let go of what it holds, if it has such a method, as gymnasium's have."""
+        if callable(close := getattr(self._env, "close", None)):
+            close()
 
     def _step_of(self, value: Any) -> dict[str, Any]:
         match value:
@@ -142,8 +150,10 @@ def main(words: list[str]) -> int:
             try:
                 answer = environment.answer(json.loads(line))
             except Exception as error:  # noqa: BLE001 a trajectory's boundary: what an environment raises ends no run
-                answer = {"failure": str(error) if isinstance(error, Unfit) else f"it raised {in_words(error)}"}
+                is_told = isinstance(error, Unfit | UnusableFunction)
+                answer = {"failure": str(error) if is_told else f"it raised {in_words(error)}"}
             _send(requests, answer | {"time_s": time.monotonic() - started_s})
+    environment.close()
     return 0
 
 

@@ -41,4 +41,9 @@ def source_of(config: RunConfig) -> Source:
             },
         )
     assert section.env is not None
+    if section.name == "verifiers":
+        return Source(
+            "rollpacker.environments.verifiers:Verifiers",
+            {"env": section.env, "arguments": section.arguments, "max_turns": section.max_turns},
+        )
     return Source(section.env, section.arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import ConfigError, EngineFailed
@@ -19,9 +20,15 @@ _ALLOWED = {
     "environment.arguments.",
     "tools": "environment.tools names functions FILE.py:NAME or PACKAGE.MODULE:NAME, whose type hints and Google "
     "docstring say what each does and, under `Args:`, what each parameter is.",
+    "verifiers": "environment.env names a taskset whose package is installed where environment.python is, and "
+    "environment.arguments has its settings, as vf-eval takes them.",
     "loop": "environment.loop names a class FILE.py:NAME or PACKAGE.MODULE:NAME with `async def run(self, "
     "sampling_params, **kwargs)`, which takes environment.arguments.",
 }
+
+
+LOAD_LIMIT_S = 600.0
+"""For an environment to download and load its data set."""
 
 
 def try_environment(config: RunConfig, prompt: Prompt) -> None:
@@ -67,22 +74,42 @@ def tool_schemas(config: RunConfig) -> list[dict[str, Any]]:
     """
     section = config.environment
     assert section is not None
+    return _asked(config, "tool_schemas", True, section.reset_timeout_s)
+
+
+def prompt_rows(config: RunConfig) -> list[dict[str, Any]]:
+    """The rows of the prompts that an environment has, as of a prompt file.
+
+    Raises:
+        ConfigError: It has none, or they cannot be loaded.
+    """
+    return _asked(config, "prompts", config.data.max_prompts, LOAD_LIMIT_S)
+
+
+def _asked(config: RunConfig, what: str, of: object, limit_s: float) -> list[dict[str, Any]]:
     process = _started(config)
     try:
-        answer = process.ask(json.dumps({"tool_schemas": True}), section.reset_timeout_s)
+        answer = process.ask(json.dumps({what: of}), limit_s)
     except EngineFailed as error:
         answer = {"failure": str(error)}
     finally:
         process.close()
     if "failure" in answer:
         raise _unusable(config, answer["failure"])
-    schemas: list[dict[str, Any]] = answer["tool_schemas"]
-    return schemas
+    given: list[dict[str, Any]] = answer[what]
+    return given
 
 
 def _started(config: RunConfig) -> SupervisorProcess:
-    source = source_of(config)
-    process = SupervisorProcess(PROCESS, [source.name, json.dumps(source.arguments)], role="environment process")
+    source, python = source_of(config), config.environment.python if config.environment else None
+    if python is not None and not os.access(python, os.X_OK):
+        raise ConfigError(
+            f"environment.python={python} is no program that can be run.",
+            "It is the Python of the environment that `verifiers` is installed in, such as DIR/bin/python.",
+            "Correct it.",
+        )
+    words = [source.name, json.dumps(source.arguments)]
+    process = SupervisorProcess(PROCESS, words, role="environment process", python=python)
     if failure := process.start_failure():
         process.close()
         raise _unusable(config, failure)

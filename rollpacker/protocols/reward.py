@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rollpacker.protocols.references import Reference
     from rollpacker.protocols.rollout import Prompt, TokenIds, Verdict
 
+LARGEST_REWARD = 1e9
+"""Its square is finite in float32, and so are advantages."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ResponseToScore:

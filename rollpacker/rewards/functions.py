@@ -29,12 +29,10 @@ from numbers import Real
 from typing import Any
 
 from rollpacker.config.python_names import LONGEST_TEXT, UnusableFunction, in_words, load_named, parameters_of
+from rollpacker.protocols.reward import LARGEST_REWARD
 from rollpacker.rewards.scores import CHECKER_CRASHED, NOT_FINITE, WRONG_RESULT, Score
 
 PARAMETERS = ("prompt", "response", "ground_truth", "row", "is_truncated")
-
-LARGEST_REWARD = 1e9
-"""Its square is finite in float32, and so are advantages."""
 
 _PREPARE = "prepare_scoring"
 _SCORED = "scored"

@@ -41,10 +41,14 @@ class SupervisorProcess:
         module_name: Run with the arguments and this process's id; its socket is its standard input.
         arguments: Of its command line.
         role: What it is, in messages.
+        python: Another interpreter to run it with, which finds of this one's packages ours alone.
     """
 
-    def __init__(self, module_name: str, arguments: Sequence[str], role: str = "reward process") -> None:
+    def __init__(
+        self, module_name: str, arguments: Sequence[str], role: str = "reward process", python: str | None = None
+    ) -> None:
         self._role = role
+        self._python = python
         self._module_name = module_name
         self._arguments = arguments
         self._reader: asyncio.StreamReader | None = None
@@ -145,11 +149,11 @@ class SupervisorProcess:
         self._socket, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = subprocess.Popen(  # noqa: S603 our own interpreter and module
-                    [sys.executable, "-P", "-m", self._module_name, *self._arguments, str(os.getpid())],
+                self._process = subprocess.Popen(  # noqa: S603 our own module
+                    [*_running(self._module_name, self._python), *self._arguments, str(os.getpid())],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
-                    env=environment_of_children(),
+                    env=environment_of_children() if self._python is None else {**os.environ, "OMP_NUM_THREADS": "1"},
                 )
             except OSError as error:
                 raise self._failure(f"cannot start: {error}") from error
@@ -193,6 +197,25 @@ class SupervisorProcess:
             "Allowed: one that can run on every node",
             "Look at the worker's output; Python may lack a package there",
         )
+
+
+_WITH_OUR_PACKAGE = """
+import importlib.util, runpy, sys
+path, module = sys.argv[1:3]
+spec = importlib.util.spec_from_file_location("rollpacker", path + "/__init__.py", submodule_search_locations=[path])
+sys.modules["rollpacker"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["rollpacker"])
+del sys.argv[1:3]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+"""Runs a module of this package: what lies beside it may be another version than that interpreter needs."""
+
+
+def _running(module_name: str, python: str | None) -> list[str]:
+    """The words that run a module of this package."""
+    if python is None:
+        return [sys.executable, "-P", "-m", module_name]
+    return [python, "-P", "-c", _WITH_OUR_PACKAGE, str(Path(__file__).resolve().parents[1]), module_name]
 
 
 def environment_of_children() -> dict[str, str]:

@@ -9,6 +9,7 @@ from rollpacker.analysis.exhibits import (
     flash_fig08,
     flash_fig09,
     flash_fig10,
+    flash_fig11,
     flash_interrupt,
     flash_losses,
     flash_table1,
@@ -215,6 +216,23 @@ def test_redundant_environments_are_timed_with_and_without_the_rounds_that_train
     assert ours(numbers, flash_fig10.ALL)["ours", "36 x 9"] == pytest.approx(mean_s)
     assert [claim.ours.y for claim in numbers.claims] == pytest.approx([5.0, 250 / mean_s])
     assert numbers.claims[0].standing is Standing.REPRODUCED
+
+
+def test_what_agents_gain_most_stands_beside_the_papers_most(tmp_path):
+    for system, step_s in (("verl", 60.0), ("tail", 40.0), ("roll-flash", 24.0)):
+        config = flash("flash-fig11", "agents-swe")
+        write_run(tmp_path / system, system, [step_s] * 15, config=config, modelled=True)
+    numbers = numbers_of(flash_fig11.EXHIBIT, tmp_path)
+    assert ours(numbers, "software engineering") == {("ours", "redundant"): 1.5, ("ours", "two batches\nahead"): 2.5}
+    assert ours(numbers, flash_fig11.MOST) == {("ours", "agents"): 2.5}
+    [claim] = numbers.claims
+    assert (claim.paper, claim.ours.y, claim.standing) == (2.72, 2.5, Standing.REPRODUCED)
+
+
+def test_without_runs_of_agents_there_is_nothing_to_compare(tmp_path):
+    numbers = numbers_of(flash_fig11.EXHIBIT, tmp_path)
+    assert numbers.points == []
+    assert numbers.claims[0].standing is Standing.UNKNOWN
 
 
 def test_systems_are_compared_by_the_tail_of_environments(tmp_path):

@@ -41,6 +41,7 @@ def test_every_option_of_every_group_composes_and_our_experiments_set_no_key_wit
     environment = ["environment=gym", "environment.env=package.module:Env", "system.stream=false"]
     needed |= {("environment", "gym"): environment[1:], ("reward", "environment"): environment}
     needed[("environment", "loop")] = ["environment.loop=package.module:Loop", "system.stream=false"]
+    needed[("environment", "verifiers")] = ["environment.env=reverse-text", "system.stream=false"]
     needed[("environment", "tools")] = ["environment.tools=[package.module:tool]", "system.stream=false"]
     needed |= {(each, name): ["backend=sim"] for each, name in OPTIONS if each == "variant"}
     config = compose([*INPUTS, *needed.get((group, option), []), f"{group}={option}"])

@@ -18,6 +18,7 @@ GYM, TOOLS, LOOP = "environment.env=own.py:Maze", "environment.tools=[own.py:sea
         ("environment=tools", TOOLS, "environment.tool_parser=llama3_json"),
         ("environment=loop", LOOP),
         ("environment=loop", LOOP, "reward=environment", "environment.arguments={depth: 3}"),
+        ("environment=verifiers", "environment.env=owner/reverse-text@0.1", "environment.python=vf/bin/python"),
     ],
 )
 def test_what_answers_is_named_by_the_key_of_its_kind(words: tuple[str, ...]):
@@ -35,8 +36,17 @@ def test_what_answers_is_named_by_the_key_of_its_kind(words: tuple[str, ...]):
         (("environment=tools", TOOLS, "environment.tool_parser=hermess"), "hermes"),
         (("environment=loop", LOOP, "system.stream=true", "system=tail"), r"environment=loop with system\.stream=true"),
         (("environment=gym", GYM, "reward=math"), r"Choose reward=environment"),
+        (("environment=gym", GYM, "data.path=null"), r"data\.path=null with backend\.name=ray"),
+        (("environment=verifiers",), r"takes environment\.env=reverse-text"),
+        (("environment=verifiers", "environment.env=reverse-text", "reward=math"), r"Choose reward=environment"),
     ],
 )
 def test_another_name_or_reward_is_refused_with_what_to_choose(words: tuple[str, ...], says: str):
     with pytest.raises(ConfigError, match=says):
         composed(*REAL, *words)
+
+
+def test_a_run_without_prompt_file_takes_the_prompts_that_verifiers_has():
+    words = ("model.path=model", "system.stream=false", "environment=verifiers", "environment.env=reverse-text")
+    assert composed(*words).takes_prompts_of_environment
+    assert not composed(*words, "data.path=own.jsonl").takes_prompts_of_environment

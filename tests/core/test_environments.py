@@ -127,14 +127,15 @@ def test_no_more_environments_are_open_than_may_be_and_the_next_opens_when_one_c
     assert [each.request for each in only(done, OpenEnvironment)] == [first(1)]
 
 
-def test_no_more_environments_start_than_a_minute_bears_and_the_timer_opens_the_next():
+@pytest.mark.parametrize("shown_s", [2.0, math.nextafter(2.0, 0)])
+def test_no_more_environments_start_than_a_minute_bears_and_the_timer_opens_the_next(shown_s):
     player = TurnsPlayer(environment=dataclasses.replace(ROOMY, starts_per_minute=30.0))
     begun = player.start(0)
     assert [each.request for each in only(begun, OpenEnvironment)] == [first(0)]
     (timer,) = [each for each in only(begun, SetTimer) if each.timer == TIMER]
     assert timer.at_s == player.now + 2.0
     assert not only(player.answer_call(first(0)), OpenEnvironment), "not before its time, whatever happens"
-    player.now = timer.at_s
+    player.now = shown_s
     later = player.tell(TimerFired(timer=TIMER))
     assert [each.request for each in only(later, OpenEnvironment)] == [first(1)]
     assert player.scheduler.snapshot() == Scheduler.restore(player.settings, player.scheduler.snapshot()).snapshot()
@@ -142,6 +143,14 @@ def test_no_more_environments_start_than_a_minute_bears_and_the_timer_opens_the_
 
 def test_worlds_with_paced_starts_hold_too(monkeypatch):
     monkeypatch.setattr(turns, "RULES", dataclasses.replace(RULES, starts_per_minute=120.0))
+    for seed in range(40):
+        world = TurnsWorld(seed)
+        world.run()
+        world.check()
+
+
+def test_worlds_end_in_which_suspended_trajectories_hold_every_place_while_others_are_evaluated(monkeypatch):
+    monkeypatch.setattr(turns, "RULES", dataclasses.replace(RULES, max_open=1))
     for seed in range(40):
         world = TurnsWorld(seed)
         world.run()

@@ -211,7 +211,8 @@ class TurnsWorld:
         commands = list(self.player.tell(event))
         for command in commands:
             self._carry_out(command, commands)
-        assert len(self.open_environments) <= RULES.max_open
+        of_kinds = Counter(is_held_out(request) for request in self.open_environments)
+        assert all(number <= RULES.max_open for number in of_kinds.values())
 
     @property
     def open_environments(self) -> list[RequestId]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,14 @@ import pytest
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain
+from rollpacker.environments.prompts import prompts_to_train
 from rollpacker.environments.trial import tool_schemas, try_environment
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt
 from tests.sim.composed import composed
 
 WALK = "rollpacker.environments.walk_turns:WalkTurns"
+LAKE = "rollpacker.environments.frozen_lake:FrozenLake"
 DELAYED = "rollpacker.environments.delayed:Delayed"
 CALCULATE = "rollpacker.environments.calculator:calculate"
 
@@ -82,3 +85,23 @@ def test_a_tool_that_no_model_could_be_told_of_is_refused_with_the_reason(tmp_pa
     )
     with pytest.raises(ConfigError, match=says):
         tool_schemas(config_of("environment=tools", f"environment.tools=[{tmp_path}/own.py:{source}]"))
+
+
+def test_an_interpreter_without_verifiers_is_refused_with_the_command_that_installs_it():
+    with pytest.raises(ConfigError, match=r"(?s)has no package verifiers; install it.*venv.*pip install"):
+        prompts_to_train(config_of("environment=verifiers", "environment.env=reverse-text", "data.path=null"))
+
+
+def test_an_interpreter_that_is_not_there_is_refused_by_its_name():
+    words = ("environment=verifiers", "environment.env=reverse-text", "data.path=null", "environment.python=no/python")
+    with pytest.raises(ConfigError, match=r"environment\.python=no/python is no program"):
+        prompts_to_train(config_of(*words))
+
+
+def test_another_interpreter_finds_our_environments_and_none_of_our_packages(tmp_path: Path):
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = f"environment.python={tmp_path}/venv/bin/python"
+    try_environment(config_of("environment=gym", f"environment.env={LAKE}", python), prompt())
+    (tmp_path / "own.py").write_text("import pydantic\n")
+    with pytest.raises(ConfigError, match="No module named 'pydantic'"):
+        try_environment(config_of("environment=gym", f"environment.env={tmp_path}/own.py:Maze", python), prompt())

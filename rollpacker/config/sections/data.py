@@ -145,7 +145,8 @@ class DataSection(RowSettings):
     """Files or folders of JSON lines, Parquet, Arrow or CSV, folders of `datasets` (save_to_disk), or data sets in the
     Hugging Face cache: hf://ORG/NAME/FOLDER. Rows have `id`, `domain`, `messages` or `prompt`, and `ground_truth`, test
     cases or a `rubric`: `rollpacker help data` shows one of each kind, and how other columns are read. A file as
-    {path: PATH, domain: NAME, columns: ...} has settings of its own. null in a modelled run without prompts."""
+    {path: PATH, domain: NAME, columns: ...} has settings of its own. null in a modelled run without prompts, and where
+    the environment has prompts."""
     max_prompt_tokens: Count = Field(1024, ge=1)
     """Longest prompt, chat template included."""
     long_prompts: Annotated[Literal["drop", "truncate_left", "truncate_right", "error"], REAL_RUN] = "drop"

@@ -26,21 +26,27 @@ if TYPE_CHECKING:
 class EnvironmentSection(Section):
     """What answers the turns of a policy: a response is then a trajectory of several turns."""
 
-    name: Literal["gym", "tools", "loop"]
+    name: Literal["gym", "tools", "loop", "verifiers"]
     """`gym`: a Python class with GEM's or gymnasium's interface whose actions and observations are texts. It has
     reset(seed, options) -> (observation, info), of which either parameter may be missing, and step(action) ->
     (observation, reward, terminated, truncated, info). `options` are the other fields of the prompt's line.
     `tools`: Python functions that the model may call. A turn without a call is the answer, which the reward scores.
-    `loop`: an agent loop of your own, with verl's names (see rollpacker.environments.agent_loop)."""
+    `loop`: an agent loop of your own, with verl's names (see rollpacker.environments.agent_loop).
+    `verifiers`: a taskset of the package `verifiers`, 0.4 or later, as it is published; its own rewards count."""
     env: str | None = None
     """The class: my_env.py:Maze, or package.module:Maze. The package has rollpacker.environments.walk_turns:WalkTurns
-    and others beside it."""
+    and others beside it. With environment=verifiers the id of a taskset, as vf-eval takes it: reverse-text."""
+    python: Annotated[str | None, OnlyWith("environment.name", "gym", "verifiers"), NOT_IN_FINGERPRINT] = None
+    """The interpreter that environments run in, where they need other packages than engines do, as `verifiers` does:
+    DIR/bin/python. null is the run's own."""
     arguments: Annotated[
         dict[str, Any],
         Kind("a mapping of each parameter of the class to its value"),
-        OnlyWith("environment.name", "gym", "loop"),
+        OnlyWith("environment.name", "gym", "loop", "verifiers"),
     ] = Field(default_factory=dict)
-    """Given to the class by name."""
+    """Given to the class by name. With environment=verifiers what vf-eval takes below --env, such as
+    {taskset: {dataset_split: train}, agent: {runtime: {type: docker}}}. Unless these say otherwise, agents run on this
+    machine, and one of a taskset without tools sends its conversation straight to the policy."""
     tools: Annotated[
         tuple[str, ...], Kind("a list of FILE.py:NAME or MODULE:NAME"), OnlyWith("environment.name", "tools")
     ] = ()
@@ -61,7 +67,8 @@ class EnvironmentSection(Section):
     """That a policy writes in a trajectory. rollout.max_response_tokens counts all its tokens, those of the environment
     too; only what the policy wrote is trained."""
     max_open: Annotated[Count, NOT_IN_FINGERPRINT] = Field(64, ge=1, le=10_000)
-    """Environments that are open at a time, each in a process of its own; other trajectories wait."""
+    """Environments that are open at a time, each in a process of its own; other trajectories wait. As many more may be
+    open where an asynchronous run evaluates, for held-out prompts."""
     starts_per_minute: Annotated[Positive | None, NOT_IN_FINGERPRINT] = None
     """Resets that begin in a minute, at most, evenly spread: for a service that bears no more. null is no limit."""
     max_restarts: Annotated[Count, NOT_IN_FINGERPRINT] = Field(2, ge=0)
@@ -77,6 +84,8 @@ class EnvironmentSection(Section):
     @field_validator("env", "tools", "loop")
     @classmethod
     def _names_something(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.data.get("name") == "verifiers" and info.field_name == "env":
+            return value  # an id, which is looked for where the package is
         for each in (value,) if isinstance(value, str) else value or ():
             if not re.fullmatch(NAMED_IN_PYTHON, each):
                 raise ValueError(
@@ -93,7 +102,7 @@ class EnvironmentSection(Section):
             problem = f"with environment.{others[0]}" if others else f"without environment.{key}"
             raise ValueError(
                 f"environment={self.name} {problem}.\n"
-                f"It takes environment.{key}={_EXAMPLES[key]}, and not what other environments take.\nCorrect it."
+                f"It takes environment.{key}={_EXAMPLES[self.name]}, and not what other environments take.\nCorrect it."
             )
         return self
 
@@ -102,11 +111,21 @@ class EnvironmentSection(Section):
         """Whether the first turn follows an observation, which then opens it."""
         return self.name == "gym"
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether it has prompts of its own, for a run without data.path."""
+        return self.name == "verifiers"
 
-_KEYS = {"gym": "env", "tools": "tools", "loop": "loop"}
+
+_KEYS = {"gym": "env", "tools": "tools", "loop": "loop", "verifiers": "env"}
 """Which names what answers, by the section's name."""
 
-_EXAMPLES = {"env": "my_env.py:Maze", "tools": "[my_tools.py:search]", "loop": "my_loop.py:Guess"}
+_EXAMPLES = {
+    "gym": "my_env.py:Maze",
+    "tools": "[my_tools.py:search]",
+    "loop": "my_loop.py:Guess",
+    "verifiers": "reverse-text",
+}
 
 
 def check_environment(config: RunConfig) -> None:
@@ -116,7 +135,7 @@ def check_environment(config: RunConfig) -> None:
         raise ValueError(
             "reward=environment without an environment.\n"
             "It is the sum of what environments give for the turns of a response.\n"
-            "Choose environment=gym or environment=loop, or another reward."
+            "Choose environment=gym, verifiers or loop, or another reward."
             if environment is None
             else f"reward.names has {', '.join(reward.names)}.\n"
             "In a run with environments they give every reward.\nLeave out reward.domains."
@@ -158,7 +177,7 @@ def _refused_with(environment: EnvironmentSection, config: RunConfig) -> tuple[t
     return (
         (
             f"reward={reward.name_of()}",
-            environment.name == "gym" and reward.names != ("environment",),
+            environment.name in {"gym", "verifiers"} and reward.names != ("environment",),
             "A trajectory's reward is the sum of what its environment gives.",
             "Choose reward=environment.",
         ),

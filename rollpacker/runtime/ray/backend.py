@@ -16,8 +16,8 @@ from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.data.fitting import fit_held_out, fit_prompts
 from rollpacker.data.tokenization import PromptTokenizer
-from rollpacker.data.training_prompts import load_training_prompts
 from rollpacker.environments.factory import make_environments, make_tokenizer
+from rollpacker.environments.prompts import prompts_to_train
 from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.rollout import TokenizedPrompt
@@ -136,7 +136,7 @@ def _read_prompts(
     held_out, notes = fit_held_out(config.evaluation, tokenizer, config.data)
     if not config.trains:
         return tokenizer, {}, held_out, notes
-    prompts, of_rates = load_training_prompts(config.data)
+    prompts, of_rates = prompts_to_train(config)
     fitting = fit_prompts(prompts, tokenizer, config.data)
     check_supply(config, Counter(tokenized.prompt.domain for tokenized in fitting.prompts.values()))
     return tokenizer, fitting.prompts, held_out, [*of_rates, *fitting.notes(config.data), *notes]

@@ -25,9 +25,9 @@ from rollpacker.data.chat_templates import check_chat
 from rollpacker.data.held_out import check_apart, load_held_out
 from rollpacker.data.json_files import read_object
 from rollpacker.data.model_files import check_model_files
-from rollpacker.data.training_prompts import load_training_prompts
 from rollpacker.data.weight_files import read_tensors, weight_files
 from rollpacker.engines.vllm.installed import check_drafter, check_vllm, check_vllm_installed
+from rollpacker.environments.prompts import prompts_to_train
 from rollpacker.environments.trial import try_environment
 from rollpacker.paths import special_kind
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster, RunFacts
@@ -93,7 +93,7 @@ class RealRunFacts:
     def num_held_out(self) -> Mapping[str, int]:
         for prompts in self._held_out.values():
             self._check(prompts)
-        if self._held_out and self._config.data.files:
+        if self._held_out and (self._config.data.files or self._config.takes_prompts_of_environment):
             check_apart(self._prompts, self._held_out)
         return {name: len(prompts) for name, prompts in self._held_out.items()}
 
@@ -103,7 +103,7 @@ class RealRunFacts:
 
     @cached_property
     def _prompts(self) -> tuple[Prompt, ...]:
-        return load_training_prompts(self._config.data)[0]
+        return prompts_to_train(self._config)[0]
 
     def _check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts that the rewards or the chat template have no use for."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from rollpacker.data.fitting import fit_prompts
 from rollpacker.data.held_out import load_held_out
-from rollpacker.data.training_prompts import load_training_prompts
 from rollpacker.environments.factory import make_tokenizer, try_observation
+from rollpacker.environments.prompts import prompts_to_train
 from rollpacker.runtime.rollout.scheduling import check_supply
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def notes_of_tokens(config: RunConfig) -> list[str]:
 def _look(config: RunConfig) -> list[str]:
     tokenizer = make_tokenizer(config)
     if config.trains:
-        prompts, notes = load_training_prompts(config.data)
+        prompts, notes = prompts_to_train(config)
     else:
         notes = []
         prompts = tuple(chain.from_iterable(load_held_out(config.evaluation).values()))

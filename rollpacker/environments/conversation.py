@@ -1,0 +1,87 @@
+"""A conversation of chat messages that a program goes on with, request by request, as an OpenAI client does.
+
+    the prompt's messages ──request──> turn ──request: all of them, the turn, and new messages──> turn ──> ...
+
+A chat client sends everything again with each request. Nothing of that is rendered again: what a request has beyond the
+conversation so far is new, and follows the turn's tokens as they were sampled.
+
+Invariant: a request goes on from the messages so far, the policy's turns among them, as they were; another is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+
+_LONGEST = 200
+"""Characters of a message, where a refusal shows one."""
+
+
+class ConversationError(Exception):
+    """A request that no training could use; the message says why."""
+
+
+class Conversation:
+    """The messages of one trajectory.
+
+    Args:
+        messages: Of its prompt.
+        sampling_params: Of every turn, by OpenAI's names.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]], sampling_params: Mapping[str, float]) -> None:
+        self._messages = [message_of(each) for each in messages]
+        self._sampling_params = dict(sampling_params)
+        self._has_begun = False
+
+    def take(self, request: Mapping[str, Any]) -> list[Message]:
+        """Give the messages that a request adds.
+
+        Raises:
+            ConversationError: It changes or leaves out a message, adds one before the first turn or none after it,
+                or asks for what a turn cannot be.
+        """
+        for name, allowed in (("stream", False), ("n", 1), ("tools", None), *self._sampling_params.items()):
+            if request.get(name) not in (None, allowed, []):
+                raise ConversationError(f"a request has {name}={request[name]!r:.100}, and not {allowed}")
+        messages = [message_of(each) for each in request["messages"]]
+        known = self._messages
+        for number, (theirs, ours) in enumerate(zip(messages, known, strict=False)):
+            if theirs != ours:
+                raise ConversationError(f"message {number} of a request is {_shown(theirs)}, and was {_shown(ours)}")
+        if len(messages) < len(known):
+            raise ConversationError(f"a request leaves out message {len(messages)}, {_shown(known[len(messages)])}")
+        added = messages[len(known) :]
+        if bool(added) is not self._has_begun:
+            raise ConversationError(
+                "a request adds nothing to the last turn"
+                if self._has_begun
+                else f"its first request adds {_shown(added[0])} to the prompt"
+            )
+        self._messages = messages
+        self._has_begun = True
+        return added
+
+    def answer(self, text: str) -> None:
+        """Go on by a turn of the policy."""
+        self._messages.append({"role": "assistant", "content": text})
+
+
+def message_of(message: Mapping[str, Any]) -> Message:
+    """Give a message as role and text.
+
+    Raises:
+        ConversationError: It holds something else, such as a picture.
+    """
+    content = message.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(part["text"] for part in content)
+    if message.get("tool_calls") or not isinstance(content, str | None):
+        raise ConversationError(f"{message!r:.{_LONGEST}} is no message with a text alone")
+    return {"role": str(message["role"]), "content": content or ""}
+
+
+def _shown(message: Message) -> str:
+    return f"{message['content']!r:.{_LONGEST}} of the {message['role']}"

@@ -1,0 +1,254 @@
+"""Environments of the package `verifiers`, as anybody writes them, in an interpreter that has it."""
+
+import asyncio
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from rollpacker.core.errors import ConfigError
+from rollpacker.core.ids import Domain, PromptId, RequestId
+from rollpacker.environments.pool import EnvironmentPool
+from rollpacker.environments.prompts import prompts_to_train
+from rollpacker.environments.trial import try_environment
+from rollpacker.protocols.environment import EnvironmentReset, EnvironmentTurn
+from rollpacker.protocols.references import AnswerReference
+from rollpacker.protocols.rollout import FinishReason, Prompt
+from rollpacker.runtime.rollout.replay import replay
+from tests.e2e.launched import LaunchedRun, rows, small_run
+from tests.sim.composed import composed
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+WANTED = "verifiers>=0.4,<0.5"
+INSTALL_S = 240
+
+REVERSE = '''
+"""A text, reversed, in one turn."""
+
+import difflib
+import re
+
+import verifiers.v1 as vf
+
+__all__ = ["ReverseTaskset"]
+
+
+class ReverseData(vf.TaskData):
+    answer: str
+
+
+class ReverseTask(vf.Task[ReverseData]):
+    @vf.reward(weight=1.0)
+    async def similarity(self, trace: vf.Trace) -> float:
+        found = re.search(r"<reversed_text>(.*?)</reversed_text>", trace.last_reply, re.DOTALL)
+        return difflib.SequenceMatcher(None, found.group(1).strip() if found else "", self.data.answer).ratio()
+
+
+class ReverseConfig(vf.TasksetConfig):
+    texts: list[str] = ["abc", "over there"]
+
+
+class ReverseTaskset(vf.Taskset[ReverseTask, ReverseConfig]):
+    def load(self):
+        if not self.config.texts:
+            raise FileNotFoundError("there is no data set of texts")
+        system = "Reverse the text. Put your answer in <reversed_text> tags."
+        for text in self.config.texts:
+            yield ReverseTask(ReverseData(prompt=text, system_prompt=system, answer=text[::-1]), self.config.task)
+'''
+
+WALK = '''
+"""From one number to another, a step and a number per turn."""
+
+import verifiers.v1 as vf
+
+__all__ = ["WalkEnv", "WalkTaskset"]
+
+
+class WalkData(vf.TaskData):
+    start: int
+    target: int
+
+
+class WalkTask(vf.Task[WalkData]):
+    @vf.reward
+    async def arrives(self, trace: vf.Trace) -> float:
+        place = self.data.start
+        for message in trace.assistant_messages:
+            place = after(place, message.content)
+        return float(place == self.data.target)
+
+
+def after(place, turn):
+    match turn.split():
+        case ["raise"]:
+            raise ValueError("that is no walk")
+        case [step, number] if step in {"+1", "+2", "+3", "+4"} and number == str(place + int(step)):
+            return int(number)
+    return 10**6
+
+
+class WalkTaskset(vf.Taskset[WalkTask, vf.TasksetConfig]):
+    def load(self):
+        for start in range(24):
+            walk = WalkData(start=start, target=start + 6, prompt=f"{start} {start + 6} :")
+            yield WalkTask(walk, self.config.task)
+
+
+class WalkEnv(vf.Env[vf.SingleAgentEnvConfig]):
+    async def run(self, task, agents):
+        place, target = task.data.start, task.data.target
+        async with agents.agent.interaction(task) as walk:
+            said = await walk.turn()
+            while not said.terminated and (place := after(place, said.last_reply)) < target:
+                said = await walk.turn(f"{place} {target} :")
+'''
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{{ '<eos>' if m.role == 'assistant' else ' ' }}{% endfor %}"
+
+
+@pytest.fixture(scope="session")
+def python(made_once):
+    """An interpreter with `verifiers` and two tasksets, made in half a minute; what it can share with ours is ours."""
+
+    def make(folder):
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+        packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "venv")}))
+        packages.joinpath("shared.pth").write_text(sysconfig.get_path("purelib"))
+        install = f"{folder}/venv/bin/python -m pip install --quiet '{WANTED}'"
+        first_import = f"{folder}/venv/bin/python -c 'import verifiers.v1'"  # leaves the others less to compile
+        try:
+            command = ["sh", "-c", f"{install} && {first_import}"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+            reason = "\n".join(done.stderr.splitlines()[-3:]) if done.returncode else ""
+        except subprocess.TimeoutExpired:
+            reason = f"it took longer than {INSTALL_S} s"
+        (folder / "reason").write_text(reason)
+        packages.joinpath("reverse_lines.py").write_text(REVERSE)
+        packages.joinpath("walk_in_turns.py").write_text(WALK)
+
+    folder = made_once("verifiers", make)
+    if reason := (folder / "reason").read_text():
+        pytest.skip(f"{WANTED} cannot be installed: {reason}")
+    return str(folder / "venv/bin/python")
+
+
+def config_of(*words):
+    return composed("model.path=model", "system.stream=false", "environment=verifiers", *words)
+
+
+def turn(text, finish_reason=FinishReason.STOP):
+    return EnvironmentTurn(text=text, token_ids=(5, 1), logprobs=(-1.0, -1.0), finish_reason=finish_reason)
+
+
+def played(python, env, prompt, *episodes):
+    """The answers of an environment to the resets and the turns of some episodes, in one process."""
+
+    async def play():
+        source = "rollpacker.environments.verifiers:Verifiers"
+        arguments = {"env": env, "arguments": {}, "max_turns": 3}
+        pool = EnvironmentPool(source, arguments, limit_s=60.0, sends_tokens=True, python=python)
+        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+        start = EnvironmentReset(seed=1, options=prompt.options, messages=prompt.messages, sampling_params=sampling)
+        try:
+            return [await episode(pool, RequestId(0, PromptId(0, "p"), index), start) for index in range(len(episodes))]
+        finally:
+            await pool.close()
+
+    async def episode(pool, request, start):
+        pool.reset(request, 0, start)
+        answers = list(await pool.collect())
+        for call, each in enumerate(episodes[request.sample], 1):
+            pool.step(request, call, each)
+            answers += await pool.collect()
+        pool.end(request)
+        return answers
+
+    return asyncio.run(play())
+
+
+def test_its_tasks_are_prompts_and_its_own_rewards_count(python):
+    given = "environment.arguments={taskset: {texts: [abc, over there, three]}}"
+    words = ("environment.env=reverse-lines", f"environment.python={python}", given, "data.max_prompts=2")
+    prompts, _ = prompts_to_train(config_of(*words))
+    assert [prompt.messages[-1]["content"] for prompt in prompts] == ["abc", "over there"]
+    assert {prompt.domain for prompt in prompts} == {"reverse-lines"}
+    assert prompts[0].messages[0]["role"] == "system"
+    right, plain = played(
+        python, "reverse-lines", prompts[0], [turn("<reversed_text>cba</reversed_text>")], [turn("cba")]
+    )
+    for (begun, ended), reward in ((right, 1.0), (plain, 0.0)):
+        assert (begun.failure, begun.observation) == (None, [])
+        assert (ended.reward, ended.is_terminated) == (reward, True)
+
+
+def test_what_it_says_follows_a_turn_and_after_the_last_that_may_come_it_is_scored(python):
+    task = {"idx": 1, "prompt": "1 7 :", "start": 1, "target": 7}
+    prompt = Prompt(
+        key="1",
+        domain=Domain("walk"),
+        messages=({"role": "user", "content": "1 7 :"},),
+        text=None,
+        reference=AnswerReference(text=""),
+        row={"task": task},
+    )
+    arrives, ends, is_cut, breaks = played(
+        python,
+        "walk-in-turns",
+        prompt,
+        [turn("+4 5"), turn("+2 7")],
+        [turn("+1 2"), turn("+1 3"), turn("+1 4")],
+        [turn("+1 2", FinishReason.LENGTH)],
+        [turn("raise")],
+    )
+    assert arrives[1].observation == [{"role": "user", "content": "5 7 :"}]
+    assert (arrives[1].reward, arrives[1].is_terminated) == (0.0, False)
+    assert (arrives[2].reward, arrives[2].is_terminated) == (1.0, True)
+    assert (ends[3].reward, ends[3].is_terminated) == (0.0, True)
+    assert (is_cut[1].reward, is_cut[1].is_truncated) == (0.0, True)
+    assert breaks[1].failure == "environment_error"
+    assert "no walk" in breaks[1].problem
+
+
+def prompt():
+    return Prompt(key="p", domain=Domain("d"), messages=(), text="x", reference=AnswerReference(text=""))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["environment.env=reverse-line"], r"(?s)'reverse-line' not found.*pip install"),
+        (["environment.env=reverse-lines", "environment.arguments={taskset: {texts: []}}"], "no data set of texts"),
+    ],
+)
+def test_one_that_is_not_there_or_has_no_data_is_refused_with_the_reason(python, words, says):
+    with pytest.raises(ConfigError, match=says):
+        prompts_to_train(config_of(f"environment.python={python}", *words))
+
+
+def test_a_prompt_file_without_tasks_is_refused_with_what_its_lines_lack(python):
+    words = ("environment.env=reverse-lines", f"environment.python={python}", "data.path=own.jsonl")
+    with pytest.raises(ConfigError, match="has no `task`"):
+        try_environment(config_of(*words, "environment.max_restarts=0"), prompt())
+
+
+def test_one_that_is_published_is_trained_as_others_are(turns_inputs, python, tmp_path):
+    (tmp_path / "template.jinja").write_text(TEMPLATE)
+    run = LaunchedRun(
+        tmp_path / "run",
+        *small_run(turns_inputs, "system=tail", "engine.num_engines=1", "reward=environment", "data.path=null"),
+        *("run.num_steps=2", "system.stream=false", "rollout.max_response_tokens=64", "environment=verifiers"),
+        *("environment.env=walk-in-turns", f"environment.python={python}", "environment.max_turns=8"),
+        *("environment.max_open=2", f"data.chat_template={tmp_path}/template.jinja"),
+    )
+    assert run.wait() == 0, run.output()
+    accepted = [row for row in rows(run.run_dir, "responses") if row["accepted"]]
+    assert len(accepted) == 2 * 8 * 4
+    assert 0 < sum(row["reward"] for row in accepted) < len(accepted)
+    assert max(row["num_turns"] for row in accepted) > 1
+    assert {row["reward_reason"] for row in accepted} <= {"terminated", "truncated", "limit"}
+    assert replay(run.run_dir).commands
+    run.assert_nothing_is_left()

@@ -1,0 +1,14 @@
+"""A few of the runs whose environments fail; `python -m tests.fuzz.environment_world` makes many."""
+
+import pytest
+
+from tests.fuzz.environment_world import EnvironmentRun
+
+DEADLOCK, SPIN = 195, 13
+"""Worlds in which held-out trajectories once found no place among suspended ones, and in which the timer of the starts
+of a minute once came a rounding error too early for ever."""
+
+
+@pytest.mark.parametrize("seed", [*range(0, 40, 4), SPIN, DEADLOCK])
+def test_a_run_whose_environments_fail_trains_or_drops_each_prompt_once(seed, tmp_path):
+    EnvironmentRun(seed, tmp_path).run()
