@@ -116,6 +116,17 @@ def test_a_step_that_loses_all_workers_while_engines_are_lent_takes_little_longe
     replay(tmp_path / "run")
 
 
+def test_requests_move_to_a_worker_that_comes_when_all_of_them_run(tmp_path, alone):
+    room = ("engine.max_num_seqs=32", "elastic.modelled.num_workers=1", "elastic.modelled.start_s=60")
+    words = (*WORKERS, *room, "run.num_steps=1", "elastic.balance_gain_s=0.1")
+    moving, staying = (steps_of(tmp_path / str(most), *words, f"elastic.max_moves={most}") for most in (2, 0))
+    assert staying["tokens_of_members"][0] == 0
+    assert moving["tokens_of_members"][0] > 0
+    assert moving["tokens_trained"][0] == staying["tokens_trained"][0] == alone["tokens_trained"][0]
+    assert moving["rollout_time_s"][0] < staying["rollout_time_s"][0]
+    replay(tmp_path / "2")
+
+
 def test_pulls_share_the_link_of_the_trainer_s_node():
     section = composed(
         *WORKERS, "elastic.modelled.network_gb_per_s=1", "elastic.modelled.trainer_network_gb_per_s=2"
