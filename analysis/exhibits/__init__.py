@@ -11,7 +11,10 @@ from rollpacker.analysis.exhibits import (
     bubbles,
     elastic_all_lost,
     elastic_discounts,
+    elastic_ladder,
+    elastic_lengths,
     elastic_losses,
+    elastic_pulls,
     elastic_recovery,
     elastic_staircase,
     elastic_workers,
@@ -66,6 +69,7 @@ _OURS = (
     *(larger_models.EXHIBIT, scaling.EXHIBIT, ladder.EXHIBIT, assumptions.EXHIBIT, learning.LEARNING),
     *(elastic_workers.EXHIBIT, elastic_losses.EXHIBIT, elastic_all_lost.EXHIBIT),
     *(elastic_recovery.EXHIBIT, elastic_staircase.EXHIBIT, elastic_discounts.EXHIBIT),
+    *(elastic_lengths.EXHIBIT, elastic_ladder.EXHIBIT, elastic_pulls.EXHIBIT),
 )
 
 EXHIBITS: Mapping[str, Exhibit] = MappingProxyType({exhibit.name: exhibit for exhibit in (*_PAPER, *_OURS, *_FLASH)})

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from rollpacker.core.balance import Balance
 from rollpacker.core.commands import (
     BeginRound,
     Command,
     DropPrompt,
     EndRound,
     EndRun,
+    MeasureProgress,
     RoundKind,
     ScoreResponse,
     StreamGroups,
@@ -50,6 +52,8 @@ class Companions:
     evaluation: Evaluation | None
     seeding: Seeding | None
     """Only with a stream trainer that engines can be lent to."""
+    balance: Balance | None
+    """Only in a run with rollout workers."""
     environments: Environments | None
 
     @classmethod
@@ -69,8 +73,9 @@ class Companions:
 
     def begin_round(self, decision: BeginRound) -> tuple[Command, ...]:
         """Tell those that watch rounds."""
-        if self.seeding:
-            self.seeding.begin_round(decision)
+        for watcher in (self.seeding, self.balance):
+            if watcher:
+                watcher.begin_round(decision)
         if self.planner:
             self.planner.begin_round(decision)
         streams = self.stream.begin_round(decision) if self.stream else ()
@@ -82,8 +87,9 @@ class Companions:
         for machine in (self.planner, self.drafts):
             if machine and isinstance(decision, EndRound):
                 machine.end_round()
-        if self.seeding and not isinstance(decision, DropPrompt):
-            self.seeding.end_round()
+        for watcher in (self.seeding, self.balance):
+            if watcher and not isinstance(decision, DropPrompt):
+                watcher.end_round()
         if self.stream and isinstance(decision, DropPrompt):
             self.stream.count_drop()
         elif self.stream:
@@ -97,6 +103,12 @@ class Companions:
             self.stream.leave(event.engine)
         if self.evaluation:
             self.evaluation.lose(event.engine)
+
+    def count_finish(self, num_tokens: int) -> tuple[MeasureProgress, ...]:
+        """Count a response of training that finished; it may be one that makes a measurement due."""
+        if self.balance:
+            self.balance.count_finish(num_tokens)
+        return self.stream.count_finish(num_tokens) if self.stream else ()
 
     def begin_stream(self) -> tuple[StreamGroups, ...]:
         """Let groups stream on lent engines of which nothing is left to come."""
@@ -190,7 +202,7 @@ class Companions:
         Raises:
             InvariantViolated: One contradicts itself, or the fleet.
         """
-        for machine in (self.budget, self.planner, self.drafts, self.evaluation, self.seeding):
+        for machine in (self.budget, self.planner, self.drafts, self.evaluation, self.seeding, self.balance):
             if machine:
                 machine.check()
         if self.stream:
@@ -205,6 +217,7 @@ class Companions:
             "stream": self.stream and self.stream.snapshot(),
             "evaluation": self.evaluation and self.evaluation.snapshot(),
             **({"seeding": self.seeding.snapshot()} if self.seeding else {}),
+            **({"balance": self.balance.snapshot()} if self.balance else {}),
             **({"environments": self.environments.snapshot()} if self.environments else {}),
         }
 
@@ -218,6 +231,7 @@ class Companions:
             state = snapshot.get(name)
             return machine.restore(part, state) if state else machine(part)
 
+        balance = settings.elastic and settings.elastic.balance
         return cls(
             budget=restored(RewardBudget, "reward_budget", settings.reward_budget),
             planner=restored(ParallelismPlanner, "parallelism", settings.parallelism),
@@ -225,5 +239,6 @@ class Companions:
             stream=restored(StreamScaling, "stream", settings.stream),
             evaluation=restored(Evaluation, "evaluation", settings.evaluation),
             seeding=restored(Seeding, "seeding", settings.elastic and settings.stream and settings.elastic.seeding),
+            balance=restored(Balance, "balance", balance if balance and balance.max_moves else None),
             environments=restored(Environments, "environments", settings.environment),
         )

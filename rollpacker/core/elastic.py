@@ -3,6 +3,7 @@
     a fact of a worker, or of an engine of one ──> fleet ──> who is in the router's fleet
     StepMeasured ──> demand ──> WishWorkers; fleet: those that are too many drain
     BeginRound, TimerFired, and whoever comes or goes ──> seeding ──> LendEngines, ReclaimEngines
+    BeginRound, TimerFired ──> balance ──> MeasureProgress; ProgressMeasured ──> balance ──> Evict
     every event ──> an engine has room: what waits is launched; a draining worker is empty: it leaves
 
 While workers serve, an engine gets no more than its slots and `max_pending` requests, and the rest waits for room on
@@ -13,19 +14,22 @@ without workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, assert_never
 
 from rollpacker.core.commands import (
     Command,
     DismissWorker,
+    Evict,
     FetchPolicy,
     LendEngines,
+    MeasureProgress,
     ReclaimEngines,
     SetTimer,
     StartMember,
 )
 from rollpacker.core.demand import Demand
+from rollpacker.core.engine_states import Closing
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import (
     EngineLost,
@@ -33,13 +37,15 @@ from rollpacker.core.events import (
     EngineStarted,
     EngineStartFailed,
     EngineUpdated,
+    ProgressMeasured,
     StepMeasured,
     TimerFired,
     WorkerEvent,
 )
 from rollpacker.core.fleet import Admit, Close, Fleet, FleetDecision, Remove, Stage
-from rollpacker.core.ids import EngineId
-from rollpacker.core.routing import Closing, Router
+from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.core.load_order import Room
+from rollpacker.core.routing import Router
 
 if TYPE_CHECKING:
     from rollpacker.core.companions import Companions
@@ -58,7 +64,7 @@ class Elastic:
         self._beside = beside
         self.fleet = Fleet(settings)
         self._demand = Demand(settings)
-        self._limit: tuple[int | None, int] = (None, 0)
+        self._room: Room | None = None
         """What the router was told of it."""
 
     def begin(self) -> tuple[Command, ...]:
@@ -85,13 +91,14 @@ class Elastic:
 
     def fire(self, event: TimerFired, now: float) -> tuple[Command, ...]:
         """Do what is due; nothing for timers of others."""
-        return *self._carry_out(self.fleet.fire(event.timer, now)), *self._reclaim(event)
+        return *self._carry_out(self.fleet.fire(event.timer, now)), *self._reclaim(event), *self._measure(event)
 
     def follow(self, now: float) -> tuple[Command, ...]:
         """Do what any event may have made possible."""
         drained = [name for name, engines in self.fleet.draining if self._are_empty(engines)]
         leaves = self._carry_out(self.fleet.end_draining(drained, now)) if drained else ()
-        return *leaves, *self._seed(now), *self._router.launch_waiting()
+        timers = self._beside.balance.watch(now, is_served=self._is_served) if self._beside.balance else ()
+        return *leaves, *self._seed(now), *self._router.launch_waiting(), *timers
 
     def _are_empty(self, engines: tuple[EngineId, ...]) -> bool:
         evaluation = self._beside.evaluation
@@ -133,6 +140,29 @@ class Elastic:
             self._router.reopen(Closing.LENT)
         return ()
 
+    # What moves by choice
+
+    def _measure(self, event: TimerFired) -> tuple[MeasureProgress, ...]:
+        """Ask how far requests are, if it is time and some could move."""
+        if not self._beside.balance:
+            return ()
+        return self._beside.balance.fire(event, self._movable(), is_starved=self._router.is_starved)
+
+    def level(self, event: ProgressMeasured, now: float) -> tuple[Evict, ...]:
+        """Move requests, if a measurement that balance has asked for says that it pays."""
+        assert self._beside.balance
+        chosen = self._beside.balance.choose(event, self._movable(), now)
+        self._router.pace(self._beside.balance.speeds)
+        return tuple(self._router.evict(chosen))
+
+    def _movable(self) -> Mapping[EngineId, Sequence[RequestId]]:
+        is_possible = self._is_served and not (self._router.is_suspended or self._router.is_starved)
+        return self._router.movable() if is_possible else {}
+
+    @property
+    def _is_served(self) -> bool:
+        return self.fleet.num_in(Stage.SERVING) > 0
+
     @property
     def _num_local(self) -> int:
         return sum(not self.fleet.is_member(engine) for engine in self._router.engines)
@@ -172,13 +202,12 @@ class Elastic:
         """Hold requests back for workers that serve, or are about to."""
         balance = self._settings.balance
         num_expected = self.fleet.num_engines_in(Stage.CATCHING_UP)
-        if balance is None or not (num_expected or self.fleet.num_in(Stage.SERVING)):
-            limit: tuple[int | None, int] = (None, 0)
-        else:
-            limit = (balance.num_slots + balance.max_pending, num_expected)
-        if limit != self._limit:
-            self._limit = limit
-            self._router.limit(*limit)
+        room = None
+        if balance is not None and (num_expected or self._is_served):
+            room = Room(num_slots=balance.num_slots, max_pending=balance.max_pending, num_expected=num_expected)
+        if room != self._room:
+            self._room = room
+            self._router.limit(room)
 
     def check(self) -> None:
         """Re-derive the machines' invariants.
@@ -216,6 +245,7 @@ class Elastic:
             elastic.fleet = Fleet.restore(settings, snapshot["fleet"])
             elastic._demand = Demand.restore(settings, snapshot["demand"])
             elastic._set_limit()
+            router.pace(beside.balance.speeds if beside.balance else {})
         if beside.seeding and beside.stream:
             beside.stream.is_led = beside.seeding.leads
         return elastic

@@ -13,8 +13,8 @@ For the same reason an engine that takes the place of a lost one has another id 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, NamedTuple, NewType
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple, NewType, Self
 
 EngineId = NewType("EngineId", str)
 """One inference engine of the run, such as `engine-0`, or `engine-0-r1`, which was started in its place."""
@@ -55,6 +55,16 @@ class RequestId(NamedTuple):
 
     def __str__(self) -> str:
         return f"r{self.round}:{self.prompt}#{self.sample}"
+
+    def as_list(self) -> list[Any]:
+        """Give it as JSON data."""
+        return [self.round, list(self.prompt), self.sample]
+
+    @classmethod
+    def from_list(cls, plain: Sequence[Any]) -> Self:
+        """Rebuild what gave the list."""
+        number, prompt, sample = plain
+        return cls(number, PromptId(*prompt), sample)
 
 
 ENVIRONMENT: Final = -1

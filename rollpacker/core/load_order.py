@@ -1,20 +1,36 @@
 """The open engines in the order in which they get requests: the least loaded first, among equals the first to join.
 
-A heap of (requests in flight, place in the fleet, engine), in which entries are passed over when they are out of date.
-Each open engine that has room has a true entry; it is kept up while engines are closed or may be full, and else made
-anew for each launch, since then finishes need not be noted.
+The load of an engine is what it has in flight, with one more, over its speed. A heap of (load, place in the fleet,
+engine), in which entries are passed over when they are out of date. Each open engine that has room has a true entry; it
+is kept up while engines are closed or may be full, and else made anew for each launch, since then finishes need not be
+noted.
 
-In a run with rollout workers (`core.elastic`) an engine that has `most` in flight has no room; while others are about
-to join, neither has one that has its share of all that is in flight, were they there already.
+In a run with rollout workers (`core.elastic`) an engine has room for its slots and some more; its slots are fewer if
+others have a larger KV cache, in proportion. While others are about to join, none has room that has its share of all
+that is in flight, were they there already.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
+from rollpacker.core.engine_states import EngineFacts
 from rollpacker.core.errors import InvariantViolated
 from rollpacker.core.ids import EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What engines have room for."""
+
+    num_slots: int
+    """Requests that one decodes at a time, memory permitting."""
+    max_pending: int
+    """So many more, to start when one ends."""
+    num_expected: int
+    """Engines that are about to join: what is their share waits for them."""
 
 
 class LoadOrder:
@@ -24,6 +40,7 @@ class LoadOrder:
         held: The fleet in joining order, and what is in flight on each engine.
         closed: Engines that get no launch.
         in_flight: Everything, also what waits.
+        facts: Of each engine of the fleet.
     """
 
     def __init__(
@@ -31,26 +48,36 @@ class LoadOrder:
         held: Mapping[EngineId, Collection[object]],
         closed: Collection[EngineId],
         in_flight: Collection[object],
+        facts: Mapping[EngineId, EngineFacts],
     ) -> None:
         self._held = held
         self._closed = closed
         self._in_flight = in_flight
-        self._most: int | None = None
-        """An engine has no more in flight; None: any number."""
-        self._num_expected = 0
-        """Engines that are about to join."""
-        self._heap: list[tuple[int, int, EngineId]] = []
+        self._facts = facts
+        self.room: Room | None = None
+        """None: any number fits on an engine."""
+        self._speeds: dict[EngineId, float] = {}
+        """Of engines that have another one than 1."""
+        self._heap: list[tuple[float, int, EngineId]] = []
         self._places: dict[EngineId, int] = {}
+        self._most_kv_tokens = 0
+        """Of the largest KV cache."""
 
-    def limit(self, most: int | None, num_expected: int) -> None:
+    def limit(self, room: Room | None) -> None:
         """Have other limits from now on."""
-        self._most, self._num_expected = most, num_expected
+        self.room = room
+        self.tidy()
+
+    def pace(self, speeds: Mapping[EngineId, float]) -> None:
+        """Have other speeds from now on."""
+        self._speeds = dict(speeds)
         self.tidy()
 
     def begin(self) -> None:
         """Sort the engines."""
+        self._most_kv_tokens = max((facts.kv_tokens for facts in self._facts.values()), default=0)
         self._places = {engine: place for place, engine in enumerate(self._held)}
-        self._heap = [(len(self._held[each]), self._places[each], each) for each in self._held if self._is_free(each)]
+        self._heap = [(self._load(each), self._places[each], each) for each in self._held if self._is_free(each)]
         heapq.heapify(self._heap)
 
     def go_on(self) -> None:
@@ -72,19 +99,19 @@ class LoadOrder:
 
     @property
     def _is_kept(self) -> bool:
-        return bool(self._closed) or self._most is not None
+        return bool(self._closed) or self.room is not None
 
     def note(self, engine: EngineId) -> None:
         """Take down that an engine has fewer in flight now."""
         if self._is_kept and self._is_free(engine):
-            heapq.heappush(self._heap, (len(self._held[engine]), self._places[engine], engine))
+            heapq.heappush(self._heap, (self._load(engine), self._places[engine], engine))
 
     def has_room(self) -> bool:
         """Tell whether an engine is next."""
         heap = self._heap
         while heap:
             load, _, engine = heap[0]
-            if load == len(self._held[engine]) and self._is_free(engine):
+            if load == self._load(engine) and self._is_free(engine):
                 return True
             heapq.heappop(heap)
         return False
@@ -93,19 +120,27 @@ class LoadOrder:
         """Name the engine that is next, and that gets so many more; None if none has room."""
         if not self.has_room():
             return None
-        load, place, engine = self._heap[0]
-        heapq.heapreplace(self._heap, (load + num_requests, place, engine))
+        _, place, engine = self._heap[0]
+        heapq.heapreplace(self._heap, (self._load(engine, num_requests), place, engine))
         return engine
+
+    def _load(self, engine: EngineId, num_more: int = 0) -> float:
+        return (len(self._held[engine]) + num_more + 1) / self._speeds.get(engine, 1.0)
 
     def _is_free(self, engine: EngineId) -> bool:
         if engine in self._closed:
             return False
-        num_held = len(self._held[engine])
-        if self._most is None:
+        room = self.room
+        if room is None:
             return True
-        num_open = sum(each not in self._closed for each in self._held) if self._num_expected else 1
-        is_fair = not self._num_expected or num_held * (num_open + self._num_expected) < len(self._in_flight)
-        return num_held < self._most and is_fair
+        num_held = len(self._held[engine])
+        num_open = sum(each not in self._closed for each in self._held) if room.num_expected else 1
+        is_fair = not room.num_expected or num_held * (num_open + room.num_expected) < len(self._in_flight)
+        return is_fair and num_held < self._num_slots(engine, room) + room.max_pending
+
+    def _num_slots(self, engine: EngineId, room: Room) -> int:
+        own = self._facts[engine].kv_tokens
+        return -(-room.num_slots * own // max(self._most_kv_tokens, own)) if own else room.num_slots
 
     def check(self, *, is_starved: bool) -> None:
         """Re-derive what there is room for.
@@ -114,7 +149,7 @@ class LoadOrder:
             InvariantViolated: An entry is missing, or requests wait that there is room for.
         """
         free = [engine for engine in self._held if self._is_free(engine)]
-        entries = {(len(self._held[engine]), self._places.get(engine), engine) for engine in free}
+        entries = {(self._load(engine), self._places.get(engine), engine) for engine in free}
         if self._is_kept and not entries <= set(self._heap):
             raise InvariantViolated(f"The engines by load are {entries}, not {self._heap}")
         if is_starved and free:

@@ -1,4 +1,4 @@
-"""Which engine runs a request: the one with the fewest requests in flight; the one that joined first among equals.
+"""Which engine runs a request: the one with the fewest in flight for its speed; of equal ones the first to have joined.
 
 By default each sample of a prompt is placed by itself; with `together`, those launched at once go to one engine.
 
@@ -31,41 +31,23 @@ is in flight or leaving is empty.
 
 In an asynchronous run all engines are suspended while they get new weights: nothing is launched but held-out requests,
 and what is in flight is ordered away, as from a closed engine, and waits with its tokens; or it is kept where it is.
+A request may also be ordered away from an open engine, to be launched on the one that is next then (`core.balance`).
 
-Invariant: every request in flight is on exactly one engine of the fleet, or it waits, and then no engine is open to it.
+Invariant: every request in flight is on exactly one engine of the fleet, or waits, and then no open engine has room.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Self
 
 from rollpacker.core.commands import Abort, Evict, Launch
+from rollpacker.core.engine_states import Closing, EngineFacts
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
-from rollpacker.core.ids import EngineId, PromptId, RequestId, is_held_out
-from rollpacker.core.load_order import LoadOrder
-
-
-class Closing(StrEnum):
-    """Why an engine gets no launch."""
-
-    LENT = "lent"
-    """Its GPUs are the trainer's until the next step."""
-    RETIRING = "retiring"
-    """Engines of another degree take its place."""
-    DRAINING = "draining"
-    """Its worker is about to leave."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """What an engine of the fleet has."""
-
-    policy_version: int
-    kv_tokens: int
+from rollpacker.core.ids import EngineId, RequestId, is_held_out
+from rollpacker.core.load_order import LoadOrder, Room
+from rollpacker.core.waiting import Waiting
 
 
 class Router:
@@ -77,7 +59,7 @@ class Router:
         """The fleet in joining order, and what is in flight on each engine, in launch order."""
         self._in_flight: dict[RequestId, EngineId | None] = {}
         """The same by request; None waits for an engine."""
-        self._facts: dict[EngineId, _Held] = {}
+        self._facts: dict[EngineId, EngineFacts] = {}
         """Of each engine of the fleet."""
         self._closed: dict[EngineId, Closing] = {}
         """Lent ones present or absent: an engine that comes back while its GPUs are lent is lent, too."""
@@ -85,9 +67,10 @@ class Router:
         """What each engine of the fleet was told to stop or to evict, and has not answered."""
         self._left: set[EngineId] = set()
         """Engines that left the fleet, or that requests were taken from: late facts of theirs may still come."""
-        self._by_load = LoadOrder(self._held, self._closed, self._in_flight)
+        self._by_load = LoadOrder(self._held, self._closed, self._in_flight, self._facts)
         self._is_overflowing = False
         """Something may wait for room on an engine."""
+        self._waiting = Waiting(self._in_flight)
         self.is_suspended = self.keeps = False
         """Whether requests of training wait for new weights; and whether those in flight stay on their engines."""
 
@@ -137,8 +120,8 @@ class Router:
         """Add an engine and launch what waits; one that is already there has restarted, and lost what was on it."""
         self._remove(engine)
         self._held[engine] = {}
-        self._facts[engine] = _Held(policy_version, kv_tokens)
-        return self.launch([request for request, holder in self._in_flight.items() if holder is None])
+        self._facts[engine] = EngineFacts(policy_version, kv_tokens)
+        return self.launch(self._waiting.listed())
 
     def update(self, engine: EngineId, policy_version: int) -> None:
         """Note that an engine holds another policy version; one that left changes nothing.
@@ -192,6 +175,7 @@ class Router:
         for request in orphans:
             del self._in_flight[request]
         self._in_flight.update(dict.fromkeys(orphans))
+        self._note_left(orphans)
         self._left.add(engine)
         if self._closed.get(engine) in (Closing.RETIRING, Closing.DRAINING):
             del self._closed[engine]
@@ -207,14 +191,7 @@ class Router:
         return self._order_away(closed) if evicts else []
 
     def _order_away(self, engines: Iterable[EngineId]) -> list[Evict]:
-        orders: list[Evict] = []
-        for engine in engines:
-            held = self._held[engine]
-            if held:
-                self._left.add(engine)
-                self._leaving.setdefault(engine, {}).update(held)
-                orders += [Evict(request=request, engine=engine) for request in held]
-        return orders
+        return self.evict([request for engine in engines for request in self._held[engine]])
 
     def reopen(self, reason: Closing) -> None:
         """Launch again on the engines that were closed for a reason."""
@@ -284,8 +261,25 @@ class Router:
             raise ImpossibleEvent(f"{request} was evicted, which was not ordered.", "An eviction follows its order.")
         self._forget(request)
         self._in_flight[request] = None
+        self._note_left([request])
         self._by_load.note(engine)  # with this one counted: the engine may be open again
         return self._launch_each([request])
+
+    def movable(self) -> dict[EngineId, list[RequestId]]:
+        """List what each open engine has that is not about to leave it."""
+        return {
+            engine: [request for request in held if request not in self._leaving.get(engine, ())]
+            for engine, held in self._held.items()
+            if engine not in self._closed
+        }
+
+    def evict(self, requests: Iterable[RequestId]) -> list[Evict]:
+        """Order requests away from their engines; each goes to the engine that is next when it has left."""
+        orders = [Evict(request=each, engine=engine) for each in requests if (engine := self._in_flight[each])]
+        for order in orders:
+            self._left.add(order.engine)
+            self._leaving.setdefault(order.engine, {})[order.request] = None
+        return orders
 
     # Requests
 
@@ -300,6 +294,9 @@ class Router:
     def _launch_each(self, requests: Sequence[RequestId]) -> list[Launch]:
         if self.is_suspended:
             requests = [request for request in requests if not self._is_held_back(request)]
+        if self._by_load.room and self._waiting.are_behind(requests):
+            self._is_overflowing = True  # these come first
+            return []
         if self._together:
             groups = itertools.groupby(requests, key=lambda request: request.prompt)
             return [launch for _, group in groups for launch in self._launch_on_one(tuple(group))]
@@ -313,17 +310,24 @@ class Router:
             return []
         self._in_flight.update(dict.fromkeys(requests, engine))
         self._held[engine].update(dict.fromkeys(requests))
+        self._waiting.forget(requests)
         return [Launch(request=request, engine=engine) for request in requests]
 
-    def limit(self, most: int | None, num_expected: int) -> None:
-        """Have engines leave room for others, until this is called again.
+    def _note_left(self, requests: Iterable[RequestId]) -> None:
+        """Take down requests that wait and were on an engine: where few have room, they are first."""
+        if self._by_load.room:
+            self._waiting.note(requests)
 
-        Args:
-            most: Requests on an engine; None is any number.
-            num_expected: Engines that are about to join: what is their share waits for them.
-        """
-        self._by_load.limit(most, num_expected)
+    def limit(self, room: Room | None) -> None:
+        """Have engines leave room for others, until this is called again; None: any number fits."""
+        self._by_load.limit(room)
         self._is_overflowing = True
+        if not room:
+            self._waiting.clear()
+
+    def pace(self, speeds: Mapping[EngineId, float]) -> None:
+        """Have engines that are faster than others get more, by speeds; one that is not named has 1."""
+        self._by_load.pace(speeds)
 
     def launch_waiting(self) -> list[Launch]:
         """Launch what waits for room on an engine, as far as there is some."""
@@ -332,7 +336,7 @@ class Router:
         self._by_load.go_on()
         launches: list[Launch] = []
         if self._by_load.has_room():
-            waiting = iter([request for request, holder in self._in_flight.items() if holder is None])
+            waiting = iter(self._waiting.listed())
             while self._by_load.has_room() and (request := next(waiting, None)):
                 launches += self._launch_on_one((request,))
             self._is_overflowing = next(waiting, None) is not None
@@ -359,6 +363,7 @@ class Router:
     def _forget(self, request: RequestId) -> EngineId | None:
         engine = self._in_flight.pop(request)
         if engine is None:
+            self._waiting.forget([request])
             return None
         held = self._held[engine]
         del held[request]
@@ -398,6 +403,7 @@ class Router:
         if by_engine != on_engines or sum(map(len, self._held.values())) != len(on_engines):
             raise InvariantViolated(f"The engines hold {self._held}; in flight is {self._in_flight}")
         self._by_load.check(is_starved=self.is_starved)
+        self._waiting.check()
         if (
             list(self._facts) != list(self._held)
             or min((each.kv_tokens for each in self._facts.values()), default=0) < 0
@@ -412,15 +418,10 @@ class Router:
         return {
             "engines": [[engine, facts.policy_version, facts.kv_tokens] for engine, facts in self._facts.items()],
             "closed": [[engine, reason.value] for engine, reason in self._closed.items()],
-            "leaving": [
-                [engine, [[number, list(prompt), sample] for number, prompt, sample in requests]]
-                for engine, requests in self._leaving.items()
-            ],
+            "leaving": [[engine, [each.as_list() for each in requests]] for engine, requests in self._leaving.items()],
             "left": sorted(self._left),
-            "in_flight": [
-                [round_number, list(prompt), sample, engine]
-                for (round_number, prompt, sample), engine in self._in_flight.items()
-            ],
+            "in_flight": [[*request.as_list(), engine] for request, engine in self._in_flight.items()],
+            **({"begun": begun} if (begun := self._waiting.snapshot()) else {}),
             **{name: True for name in ("is_suspended", "keeps") if getattr(self, name)},
         }
 
@@ -430,17 +431,16 @@ class Router:
         router = cls(together=together)
         for engine, policy_version, kv_tokens in snapshot["engines"]:
             router._held[EngineId(engine)] = {}
-            router._facts[EngineId(engine)] = _Held(policy_version, kv_tokens)
+            router._facts[EngineId(engine)] = EngineFacts(policy_version, kv_tokens)
         router._closed.update({EngineId(engine): Closing(reason) for engine, reason in snapshot["closed"]})
         router._leaving = {
-            EngineId(engine): {
-                RequestId(number, PromptId(*prompt), sample): None for number, prompt, sample in requests
-            }
+            EngineId(engine): dict.fromkeys(map(RequestId.from_list, requests))
             for engine, requests in snapshot["leaving"]
         }
         router._left = {EngineId(engine) for engine in snapshot["left"]}
-        for round_number, prompt, sample, engine in snapshot["in_flight"]:
-            request = RequestId(round_number, PromptId(*prompt), sample)
+        router._waiting.restore(snapshot.get("begun", ()))
+        for *plain, engine in snapshot["in_flight"]:
+            request = RequestId.from_list(plain)
             router._in_flight[request] = engine
             if engine is not None:
                 router._held[engine][request] = None

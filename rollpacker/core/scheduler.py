@@ -15,7 +15,7 @@
                                            after every event their orders: Open-, Step-, CloseEnvironment
     BeginRound, and every event of a round that it fills ──> evaluation ──> Launch, Evict, as the router has room
     SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
-    what only workers have ──> elastic ──> StartMember, FetchPolicy, DismissWorker, and who is in the router's fleet
+    what only workers have ──> elastic ──> StartMember, FetchPolicy, Evict ..., and who is in the router's fleet
 
 Invariant: `handle` either takes a fact in completely or raises and changes nothing; every part checks before any part
 changes. A late fact changes nothing and gives no command; only budget and length history learn from it.
@@ -58,6 +58,7 @@ from rollpacker.core.commands import (
 )
 from rollpacker.core.companions import Companions
 from rollpacker.core.elastic import Elastic, OfMember
+from rollpacker.core.engine_states import Closing
 from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation, EvaluationDecision
@@ -90,7 +91,7 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
 from rollpacker.core.restarts import RestartEvent, Restarts
-from rollpacker.core.routing import Closing, Router
+from rollpacker.core.routing import Router
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.snapshots import SNAPSHOT_FORMAT, check_snapshot, kind_of
 from rollpacker.core.timers import PendingTimers
@@ -168,7 +169,7 @@ class Scheduler:
             case EngineUpdated() | EngineJoined() | EngineLost() | EngineRetired():
                 return self._change_fleet(event)
             case ProgressMeasured():
-                return self._lend(event)
+                return self._use_progress(event, now)
             case SlotsOpened() | SlotsChanged() | SlotVacated() | EngineStarted() | EngineStartFailed() | TimerFired():
                 return self._restart(event, now)
             case _:
@@ -185,8 +186,8 @@ class Scheduler:
         self._router.note_answer(event.request, event.engine)
         is_news = self._router.finish(event.request)
         commands = self._carry_out(decisions)
-        if is_news and self._beside.stream and not is_held_out(event.request):
-            commands += self._beside.stream.count_finish(event.num_tokens)
+        if is_news and not is_held_out(event.request):
+            commands += self._beside.count_finish(event.num_tokens)
         return commands
 
     def _conclude(self, event: ResponseFinished | GivenUp) -> tuple[Command, ...]:
@@ -315,10 +316,12 @@ class Scheduler:
         is_starved = is_starved and not (self._beside.seeding and self._beside.seeding.has_lent)
         return (FailWithoutEngines(),) if is_starved or restarts.is_hopeless else ()
 
-    def _lend(self, event: ProgressMeasured) -> tuple[Command, ...]:
-        """Lend engines, if the measurement says that it pays."""
+    def _use_progress(self, event: ProgressMeasured, now: float) -> tuple[Command, ...]:
+        """Move requests, or lend engines, if the measurement says that it pays."""
         for progress in event.engines:
             self._router.is_in_fleet(progress.engine)
+        if self._elastic and self._beside.balance and self._beside.balance.awaits(event):
+            return self._elastic.level(event, now)
         engines = self._beside.choose_lent(event, self._local_engines, self._router.holders)
         if not engines:
             return ()

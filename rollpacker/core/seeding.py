@@ -21,7 +21,9 @@ stay until the round ends, when for `reclaim_after_s` nobody serves, or so few t
 
     R / n > R / (n_l + n) + t,    with R engine-seconds of W still to come.
 
-A round ends whatever becomes of its workers.
+A round ends whatever becomes of its workers. One that loses all of them takes no longer than one that never had any,
+and `silence_s` until they are lost, `reclaim_after_s`, two switches of an engine, and a reload: the policy, and what an
+engine takes from it to its first token, which the round has paid once before. What workers have reported is a gain.
 
 Invariant: engines are lent and taken back at most once in a round.
 Source: RLBoost (arXiv 2510.19225), algorithm 1; the formula and taking back are this project's.

@@ -315,16 +315,26 @@ class SeedingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalanceSettings:
-    """Which engine gets how much, in a run with rollout workers (`core.load_order`)."""
+    """Which engine gets how much, in a run with rollout workers (`core.load_order`, `core.balance`)."""
 
     num_slots: int
     """Requests that an engine decodes at a time."""
     max_pending: int
     """So many more an engine gets, to start when one ends; the rest waits for room on any."""
+    max_moves: int = 0
+    """By choice, of a request in a round; 0: nothing moves but what must."""
+    every_s: float = 5.0
+    """Between two looks at what could move."""
+    gain_s: float = 5.0
+    """By so much the later of two engines has to end earlier."""
+    max_response_tokens: int = 0
+    """Expected of a response that is longer than all recent ones."""
 
     def __post_init__(self) -> None:
         _require(self.num_slots >= 1, f"num_slots={self.num_slots} is below 1")
-        _require(self.max_pending >= 0, f"max_pending={self.max_pending} is below 0")
+        for name in ("max_pending", "max_moves", "max_response_tokens", "gain_s"):
+            _require(0 <= getattr(self, name) < math.inf, f"{name}={getattr(self, name):g} is below 0")
+        _require(0 < self.every_s < math.inf, f"every_s={self.every_s:g} is not above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,17 +54,16 @@ the total instead of one sum per engine are this project's: the router spreads w
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import accumulate
 from typing import Any, Self
 
 from rollpacker.core.commands import BeginRound, MeasureProgress, StreamGroups
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import EngineProgress, ProgressMeasured, RunningRequest
 from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.core.length_estimate import LengthEstimate
 from rollpacker.core.settings import StreamSettings
 
 
@@ -311,21 +310,9 @@ class StreamScaling:
     def _do_fit(self, running: Sequence[RunningRequest], kept: Sequence[EngineProgress]) -> bool:
         if not self._settings.must_fit:
             return True
-        lengths = sorted(self._recent_lengths)
-        sums = [0, *accumulate(lengths)]
-        demand = sum(
-            request.num_prompt_tokens + self._expected_length(request.num_generated_tokens, lengths, sums)
-            for request in running
-        )
+        estimate = LengthEstimate(self._recent_lengths, self._settings.max_response_tokens)
+        demand = sum(request.num_prompt_tokens + estimate.of(request.num_generated_tokens) for request in running)
         return demand <= sum(progress.kv_tokens_capacity for progress in kept)
-
-    def _expected_length(self, num_generated: int, lengths: Sequence[int], sums: Sequence[int]) -> int:
-        """E[L | L > generated], rounded up, from sorted lengths and the sums of their heads."""
-        num_shorter = bisect_right(lengths, num_generated)
-        num_longer = len(lengths) - num_shorter
-        if not num_longer:
-            return max(self._settings.max_response_tokens, num_generated)
-        return -((sums[num_shorter] - sums[-1]) // num_longer)
 
     # Self-check and snapshot
 

@@ -97,7 +97,8 @@ class Decoder:
         self._decoding: dict[RequestId, Generation] = {}
         """In order of admission."""
         self._ends: list[tuple[int, int, Generation]] = []
-        """Heap of (pass counter at its end, admission, sequence); an entry of an earlier admission is void."""
+        """Heap of (pass counter at its end, admission, sequence); an entry of an earlier admission is void, and so
+        is one of a sequence that has left, though its request may have come back."""
         self._num_crossing = [0] * KV_BLOCK_TOKENS
         """By the pass counter modulo the block size: decoding sequences whose blocks are full before that pass."""
         self._sum_places = 0
@@ -338,7 +339,7 @@ class Decoder:
         return self._ends[0][0]
 
     def _is_valid_end(self, admission: int, sequence: Generation) -> bool:
-        return sequence.admission == admission and sequence.request in self._decoding
+        return sequence.admission == admission and self._decoding.get(sequence.request) is sequence
 
     def _num_read(self) -> int:
         """Cached tokens that the next decoding pass reads, the tokens that it adds included."""

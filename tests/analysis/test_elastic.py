@@ -6,7 +6,10 @@ import pytest
 from rollpacker.analysis.exhibits import (
     elastic_all_lost,
     elastic_discounts,
+    elastic_ladder,
+    elastic_lengths,
     elastic_losses,
+    elastic_pulls,
     elastic_recovery,
     elastic_staircase,
     elastic_workers,
@@ -99,6 +102,42 @@ def test_steps_after_all_were_lost_stand_beside_those_without_workers(tmp_path):
         elastic_all_lost.SERIES[0]: [(1.0, 15), (2.0, 15)],
     }
     assert list(series(numbers, elastic_all_lost.MEMBERS)) == [elastic_all_lost.SERIES[4]]
+
+
+def test_the_best_number_of_workers_is_the_one_with_the_most_tokens_per_dollar(tmp_path):
+    for number, tokens in ((0, 100_000), (2, 130_000), (3, 160_000), (8, 170_000)):
+        write(tmp_path, f"elastic-lengths-3300-{number}", [10.0] * 10, tokens_trained=tokens)
+    numbers = numbers_of(elastic_lengths, tmp_path)
+    assert series(numbers, elastic_lengths.BEST)["ours"] == [(14.0, 3)]
+    assert series(numbers, elastic_lengths.THROUGHPUT)["ours"] == [(14.0, pytest.approx(1.6))]
+    dollars = 1 + 3 * 5.32 / 83.79
+    assert series(numbers, elastic_lengths.COST)["ours"] == [(14.0, pytest.approx(1.6 / dollars))]
+
+
+def test_workers_and_a_system_gain_together_a_share_of_the_product_of_what_each_gains(tmp_path):
+    for system, number, step_s in (
+        ("verl", 0, 40.0),
+        ("verl", 4, 20.0),
+        ("rollpacker", 0, 20.0),
+        ("rollpacker", 4, 12.5),
+    ):
+        config = {"run": {"setup": "elastic", "study": f"elastic-ladder-{number}"}}
+        write_run(tmp_path / f"{system}-{number}", system, [99.0] * 5 + [step_s] * 2, config=config, modelled=True)
+    numbers = numbers_of(elastic_ladder, tmp_path)
+    assert dict(series(numbers, elastic_ladder.SPEEDUP)["ours"])["RollPacker,\n4 workers"] == pytest.approx(3.2)
+    assert series(numbers, elastic_ladder.SHARE)["ours"] == [("RollPacker", pytest.approx(0.8))]
+
+
+def test_pulls_are_those_of_the_later_publications(tmp_path):
+    pulls = [(1, 15.0, 90.0), (6, 61.0, 63.0), (6, 61.0, 65.0), (7, 71.0, 74.0), (7, 71.0, 77.0)]
+    intervals = [
+        {"activity": "catching_up", "step": step, "started_at_s": began, "ended_at_s": ended}
+        for step, began, ended in pulls
+    ]
+    ends = [10.0 * (step + 1) for step in range(8)]
+    write(tmp_path, "elastic-workers-2", [10.0] * 8, finished_at_s=ends, intervals=intervals)
+    shown = series(numbers_of(elastic_pulls, tmp_path), elastic_pulls.PANEL)
+    assert shown == {elastic_pulls.FIRST: [(2.0, 2.5)], elastic_pulls.LAST: [(2.0, 5.0)]}
 
 
 def test_every_one_is_drawn(tmp_path):

@@ -9,7 +9,7 @@ import yaml
 
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from rollpacker.metrics.columns import VERSION_KEY
-from rollpacker.metrics.schemas import DOMAINS, EVALUATION_TABLES, EVALUATIONS, RESPONSES, STEPS
+from rollpacker.metrics.schemas import DOMAINS, EVALUATION_TABLES, EVALUATIONS, INTERVALS, RESPONSES, STEPS
 from rollpacker.metrics.table_writer import MetricsWriter
 
 ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}
@@ -32,12 +32,14 @@ def write_run(
     num_steps=None,
     config=None,
     responses=(),
+    intervals=(),
     **values,
 ):
     """A run with these step times, which has a second of training in each step; `num_steps` it was to have.
 
     Sections of `config` add to what its config.yaml says. Every step has the same `responses`, given by what is not
-    zero in their rows, but for those that name their step. Of `values`, a list has one for each step.
+    zero in their rows, but for those that name their step; `intervals` all do. Of `values`, a list has one for each
+    step.
     """
     writer = MetricsWriter(folder / "metrics")
     domains = ["math", "code"] if task == "mix" else [task]
@@ -52,7 +54,8 @@ def write_run(
             for sample, own in enumerate(responses)
             if own.get("step", step) == step
         ]
-        writer.write_step(step, {"steps": [row], "domains": of_domains, "responses": told, "intervals": []})
+        shown = [row_of(INTERVALS, **own) for own in intervals if own["step"] == step]
+        writer.write_step(step, {"steps": [row], "domains": of_domains, "responses": told, "intervals": shown})
     writer.close()
     run = {"seed": seed, "num_steps": num_steps or len(step_times)}
     record = {"model": {"name": model}, "run": run}

@@ -3,10 +3,11 @@
     python -m tests.fuzz.elastic_world NUM_WORLDS
 
 Workers arrive, of new and of old lives; start, fail to, or say nothing; get the policy, another one, or none; are
-noticed, and killed with and without last words, all at once too; what they said before comes again. Time goes on from
-timer to timer. The scheduler is replaced by its own snapshot; a second one is not, and both must always give the same
-commands. In a world without workers a third one, that has none in its settings, hears the same, and must decide the
-same but for timers and wishes. Every round has to end, whatever becomes of the workers.
+noticed, and killed with and without last words, all at once too; what they said before comes again. Engines differ in
+speed, and requests move by choice. Time goes on from timer to timer. The scheduler is replaced by its own snapshot; a
+second one is not, and both must always give the same commands. In a world without workers a third one, that has none in
+its settings, hears the same, and must decide the same but for timers and wishes. Every round has to end, whatever
+becomes of the workers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rollpacker.core.commands import (
     Evict,
     FetchPolicy,
     Launch,
+    MeasureProgress,
     ReclaimEngines,
     ScoreResponse,
     SetTimer,
@@ -36,6 +38,7 @@ from rollpacker.core.commands import (
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
+    EngineProgress,
     EnginesReturned,
     EngineStarted,
     EngineStartFailed,
@@ -44,11 +47,13 @@ from rollpacker.core.events import (
     FetchFailed,
     NoticeGiven,
     PolicyPublished,
+    ProgressMeasured,
     PromptsDrawn,
     ResponseAborted,
     ResponseEvicted,
     ResponseFinished,
     RewardComputed,
+    RunningRequest,
     SlotsOpened,
     StepMeasured,
     StepStarted,
@@ -73,11 +78,18 @@ QUIET_TICKS = 600
 """After so many of a step nothing goes wrong any more, so that it can end."""
 
 
-def settings_of(rng: random.Random) -> tuple[SchedulerSettings, int]:
+def settings_of(rng: random.Random, calm: random.Random) -> tuple[SchedulerSettings, int]:
     """Draw the settings of a world, and the number of its engines on the trainer's GPUs."""
     num_local = rng.randint(1, 3)
     seeding = SeedingSettings(fixed_s=rng.choice([None, 0.0, 2.0]), reclaim_after_s=rng.choice([0.0, 5.0]))
-    balance = BalanceSettings(num_slots=rng.randint(1, 6), max_pending=rng.randint(0, 3))
+    balance = BalanceSettings(
+        num_slots=rng.randint(1, 6),
+        max_pending=rng.randint(0, 3),
+        max_moves=calm.choice([0, 1, 1, 2]),
+        every_s=calm.choice([0.5, 2.0]),
+        gain_s=calm.choice([0.0, 0.0, 1.0]),
+        max_response_tokens=100,
+    )
     lead_s = rng.choice([0.0, 4.0, 10.0])
     elastic = ElasticSettings(
         min_workers=rng.choice([0, 0, 1]),
@@ -108,12 +120,33 @@ def settings_of(rng: random.Random) -> tuple[SchedulerSettings, int]:
     return settings, num_local
 
 
+def calmed(settings: SchedulerSettings, calm: random.Random) -> SchedulerSettings:
+    """Give the settings of a world in which much may move."""
+    assert settings.elastic is not None
+    balance = BalanceSettings(
+        num_slots=calm.choice([1, 40]),
+        max_pending=1,
+        max_moves=1,
+        every_s=0.5,
+        gain_s=0.0,
+        max_response_tokens=100,
+    )
+    elastic = replace(settings.elastic, balance=balance, min_workers=3, max_workers=3, least_stay_s=0.0)
+    return replace(settings, num_prompts=calm.randint(8, 16), num_responses=2, elastic=elastic)
+
+
 class ElasticWorld:
     """Everything that a scheduler cannot see but through events."""
 
     def __init__(self, seed: int, scheduler_class: type[Scheduler] = Scheduler, *, has_workers: bool = True) -> None:
         self.rng = random.Random(f"elastic {seed}")
-        self.settings, num_local = settings_of(self.rng)
+        self.calm = random.Random(f"calm {seed}")
+        """Draws what has to do with moves by choice."""
+        self.settings, num_local = settings_of(self.rng, self.calm)
+        self.is_calm = has_workers and self.calm.random() < 0.3
+        """Its rounds are large, and workers that serve mostly stay: so there is something to move, and time for it."""
+        if self.is_calm:
+            self.settings = calmed(self.settings, self.calm)
         assert self.settings.elastic is not None
         self.elastic = self.settings.elastic
         self.has_workers = has_workers
@@ -129,7 +162,12 @@ class ElasticWorld:
         self.num_drawn = 0
         self.trained: list[PromptId] = []
         self.running: dict[tuple[EngineId, RequestId], int] = {}
+        """What an engine generates, and the policy version."""
+        self.num_tokens: dict[RequestId, int] = {}
+        """Of each running request, as far as anyone was told."""
         self.inbox: list[Event] = []
+        self.measuring: list[int] = []
+        """Rounds of the measurements that are to come."""
         self.told: list[Event] = []
         """Facts of workers that may be told again."""
         self.lives = {f"e7_{number}": -1 for number in range(5)}
@@ -162,11 +200,16 @@ class ElasticWorld:
     def tick(self, *, is_quiet: bool) -> None:
         self.fire_due()  # a timer may be set for a moment that is over
         chance = self.rng.random()
+        if self.is_calm and not is_quiet and any(map(self.model.serves, self.model.workers)):
+            self.calm.choice([self.look, self.look, self.arrive, lambda: None])()
+            chance = max(chance, self.calm.choice([0.0, *[0.26] * 6]))
         if self.has_workers and not is_quiet and chance < 0.25:
             self.rng.choice([*[self.arrive] * 4, self.kill, self.notice, self.repeat, self.replace, self.lose])()
         elif self.has_workers and not is_quiet and chance < 0.26:
             for name in list(self.model.workers):
                 self.tell(WorkerLeft(worker=name))
+        elif self.measuring and chance < 0.32:
+            self.look()
         elif self.inbox and chance < 0.65:
             self.answer(self.inbox.pop(self.rng.randrange(len(self.inbox))))
         elif self.running and chance < 0.8:
@@ -188,6 +231,13 @@ class ElasticWorld:
         while due := [timer for timer, at_s in self.scheduler.timers.items() if at_s <= self.now]:
             self.tell(TimerFired(timer=min(due, key=self.scheduler.timers.__getitem__)))
 
+    def look(self) -> None:
+        """Let time go on a little, and answer a measurement that was asked for."""
+        self.now = max(self.now, min([self.now + 0.5, *self.scheduler.timers.values()]))
+        self.fire_due()
+        if self.measuring:
+            self.tell(self.progress(self.measuring.pop(0)))
+
     # Workers
 
     def arrive(self) -> None:
@@ -197,7 +247,7 @@ class ElasticWorld:
         event = WorkerArrived(
             worker=WorkerId(f"{element}-r{life}"),
             num_engines=self.rng.choice([1, 1, 2]),
-            leaves_in_s=self.rng.choice([None, None, 2.0, 20.0, 60.0]),
+            leaves_in_s=self.rng.choice([None, None, *([] if self.is_calm else [2.0, 20.0, 60.0])]),
             mismatch=self.rng.choice([*[""] * 9, "it has another model"]),
         )
         self.tell(event)
@@ -231,6 +281,17 @@ class ElasticWorld:
         self.scheduler = type(self.scheduler).restore(self.settings, json.loads(json.dumps(snapshot)))
         assert self.scheduler.snapshot() == snapshot
 
+    def progress(self, number: int) -> ProgressMeasured:
+        """How far requests are: engines are fast or slow for a while, and a few do not answer."""
+        running: dict[EngineId, list[RunningRequest]] = {}
+        pace = {engine: self.calm.choice([1, 4, 16]) for engine in self.scheduler.engines}
+        for engine, request in self.running:
+            self.num_tokens[request] = self.num_tokens.get(request, 0) + self.calm.randint(0, pace.get(engine, 1))
+            running.setdefault(engine, []).append(RunningRequest(request, 5, self.num_tokens[request]))
+        engines = [engine for engine in self.scheduler.engines if self.calm.random() < 0.95]
+        rows = [EngineProgress(engine, 9, tuple(running.get(engine, ()))) for engine in engines]
+        return ProgressMeasured(round=number, engines=tuple(rows))
+
     def measured(self) -> StepMeasured:
         measured = StepMeasured(
             step=self.step,
@@ -262,7 +323,8 @@ class ElasticWorld:
             is_heard = not isinstance(event, TimerFired | PolicyPublished | StepMeasured)
             rigid = self.rigid.handle(event, self.now) if is_heard else ()
             assert alike == rigid, "without workers it decides otherwise"
-        self.model.note(event, commands, self.scheduler.waiting, self.now)
+        balance = self.scheduler.beside.balance
+        self.model.note(event, commands, self.scheduler.waiting, self.now, balance.speeds if balance else {})
         if isinstance(
             event, WorkerArrived | NoticeGiven | EngineStarted | EngineUpdated | FetchFailed | EngineLost
         ) and (not isinstance(event, EngineUpdated | EngineLost) or event.engine not in self.local):
@@ -272,6 +334,8 @@ class ElasticWorld:
             self.forget(WorkerId(name))
         for command in commands:
             self.carry_out(command)
+        if isinstance(event, TimerFired):  # the other measurements never come
+            self.measuring += [command.round for command in commands if isinstance(command, MeasureProgress)]
         return commands
 
     def forget(self, name: WorkerId) -> None:

@@ -208,3 +208,18 @@ def test_a_response_begun_elsewhere_is_prefilled_with_what_it_has_and_goes_on():
     passes = sum(costs.pass_s(1) + costs.kv_read_s * cached for cached in range(41, 60))
     assert (num_tokens, decoder.num_generated_tokens) == (50, 20)
     assert ended_at == pytest.approx(costs.prefill_pass_s(0, [(0, 40)]) + passes)
+
+
+def test_a_response_that_leaves_and_comes_back_later_ends_at_its_own_length():
+    costs = engine_costs(1000)
+    decoder = Decoder(costs, max_num_seqs=2)
+    decoder.add([generation(0, length=50), generation(1, length=45)], now=0.0)
+    decoder.advance()  # taken in
+    began = decoder.next_at_s
+    decoder.advance()  # prefilled
+    decoder.abort([request(0)], now=began + 10 * costs.pass_s(2))
+    [left] = decoder.advance()
+    back = generation(0, length=50)
+    back.num_generated = left.sequence.num_generated
+    decoder.add([back], now=began + 30 * costs.pass_s(2))  # passes went on without it
+    assert [(key, tokens) for _, key, tokens, _ in run_out(decoder)] == [("p1", 45), ("p0", 50)]

@@ -86,6 +86,47 @@ def test_workers_go_on_with_the_policy_that_they_have_after_a_checkpoint(tmp_pat
     assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()
 
 
+@pytest.fixture(scope="module", params=[0, 45])
+def without(request, tmp_path_factory):
+    """How long an engine takes from new weights to its first token, and runs without workers: plain, and streaming."""
+    words = (*SMALL, f"hardware.rollout_start_s={request.param}")
+    folder = tmp_path_factory.mktemp("without")
+    return request.param, steps_of(folder / "plain", *words), steps_of(folder / "stream", *words, "system.stream=true")
+
+
+@pytest.mark.parametrize(
+    "seeding",
+    [(), ("elastic.seeding=fixed", "elastic.seeding_s=0"), ("elastic.seeding=fixed", "elastic.seeding_s=5")],
+)
+@pytest.mark.parametrize(("silently", "delay_s"), [("true", 0), ("true", 6), ("false", 0), ("false", 1)])
+def test_a_step_that_loses_all_workers_while_engines_are_lent_takes_little_longer_than_one_without_workers(
+    tmp_path, without, seeding, silently, delay_s
+):
+    start_s, plain, stream = without
+    loss = f"elastic.modelled.losses=[{{step: 1, num_workers: 2, after: lending, delay_s: {delay_s}}}]"
+    patience = (f"elastic.modelled.loses_silently={silently}", "elastic.reclaim_after_s=4", "elastic.silence_s=3")
+    words = (*WORKERS, "system.stream=true", f"hardware.rollout_start_s={start_s}", *seeding, *patience, loss)
+    steps = steps_of(tmp_path / "run", *words)
+    silence_s, patience_s, switches_s = 3 if silently == "true" else 0, 4, 2 * 0.5
+    reload_s = steps["weight_sync_time_s"][1] + start_s
+    assert steps["step_time_s"][1] <= plain["step_time_s"][1] + silence_s + patience_s + switches_s + reload_s
+    assert steps["step_time_s"][2:].tolist() == pytest.approx(stream["step_time_s"][2:].tolist())
+    assert steps["num_reclaims"].tolist() == [0, 1, 0, 0]
+    assert steps["tokens_trained"].tolist() == plain["tokens_trained"].tolist()
+    replay(tmp_path / "run")
+
+
+def test_requests_move_to_a_worker_that_comes_when_all_of_them_run(tmp_path, alone):
+    room = ("engine.max_num_seqs=32", "elastic.modelled.num_workers=1", "elastic.modelled.start_s=60")
+    words = (*WORKERS, *room, "run.num_steps=1", "elastic.balance_gain_s=0.1")
+    moving, staying = (steps_of(tmp_path / str(most), *words, f"elastic.max_moves={most}") for most in (2, 0))
+    assert staying["tokens_of_members"][0] == 0
+    assert moving["tokens_of_members"][0] > 0
+    assert moving["tokens_trained"][0] == staying["tokens_trained"][0] == alone["tokens_trained"][0]
+    assert moving["rollout_time_s"][0] < staying["rollout_time_s"][0]
+    replay(tmp_path / "2")
+
+
 def test_pulls_share_the_link_of_the_trainer_s_node():
     section = composed(
         *WORKERS, "elastic.modelled.network_gb_per_s=1", "elastic.modelled.trainer_network_gb_per_s=2"

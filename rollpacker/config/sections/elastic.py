@@ -62,6 +62,14 @@ class ElasticSection(Section):
     so few that the rest of the round would take longer than lending spares."""
     max_pending: Annotated[Count, OnlyWith("elastic.max_workers")] = 8
     """An engine gets so many requests beyond its decode slots; others wait for room on any engine."""
+    max_moves: Annotated[Count, OnlyWith("elastic.max_workers")] = 2
+    """So often in a round a request moves by choice, from the engine that will end last to the one that will end first;
+    0: only what must moves, because its engine is lost, lent or about to leave."""
+    balance_every_s: Annotated[PositiveSeconds, OnlyWith("elastic.max_moves")] = 5.0
+    """Between two looks at what could move; engines are asked how far they are only when their loads differ."""
+    balance_gain_s: Annotated[Seconds, OnlyWith("elastic.max_moves")] = 5.0
+    """Requests move by choice only if the later of two engines ends earlier by more than this, known tokens computed
+    again."""
     engines_per_worker: Annotated[WorkerCount, OnlyWith("elastic.max_workers")] = Field(1, ge=1)
     """That share the GPUs of a worker."""
     tensor_parallel: Annotated[WorkerCount | None, OnlyWith("elastic.max_workers")] = Field(None, ge=1)

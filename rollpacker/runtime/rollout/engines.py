@@ -429,8 +429,11 @@ class Engines:
         return True
 
     async def progress(self) -> Collection[EngineProgress]:
-        """How far everything in flight is, on every engine that answers."""
-        return (await self._ask("to say how far it is", lambda engine: engine.progress())).values()
+        """How far everything in flight is, on every engine that answers, also of workers that serve."""
+        theirs = [asyncio.ensure_future(self._members.progress())] if self._members.present else []
+        own = await self._ask("to say how far it is", lambda engine: engine.progress())
+        members = [each for answer in theirs for each in await answer if each.engine in self._scheduler.engines]
+        return *own.values(), *members
 
     async def stats(self) -> Mapping[EngineId, EngineStats]:
         """The statistics of every engine that answers."""

@@ -33,6 +33,7 @@ from rollpacker.runtime.rollout.starts import ask_each, within_or_failed
 
 if TYPE_CHECKING:
     from rollpacker.core.commands import DismissWorker, FetchPolicy, StartMember
+    from rollpacker.core.events import EngineProgress
     from rollpacker.protocols.engine import Engine, EngineStats
     from rollpacker.protocols.members import MemberEngine, Members
     from rollpacker.protocols.weights import WeightSync
@@ -297,6 +298,12 @@ class MemberEngines:
         return await ask_each(
             self.present, "to give its statistics", lambda engine: engine.stats(), self._silence_s, self.lose
         )
+
+    async def progress(self) -> Collection[EngineProgress]:
+        """How far everything in flight is, on every engine that answers before it counts as silent."""
+        what = "to say how far it is"
+        answers = await ask_each(self.present, what, lambda engine: engine.progress(), self._silence_s, self.lose)
+        return answers.values()
 
     def _begin(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(self._carry_out(work), name=name)

@@ -250,6 +250,10 @@ def _elastic(config: RunConfig) -> ElasticSettings:
         balance=BalanceSettings(
             num_slots=config.engine.max_num_seqs,
             max_pending=section.max_pending,
+            max_moves=section.max_moves,
+            every_s=section.balance_every_s,
+            gain_s=section.balance_gain_s,
+            max_response_tokens=config.longest_response_tokens,
         ),
     )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from rollpacker.core.balance import Balance
 from rollpacker.core.demand import Demand
 from rollpacker.core.elastic import Elastic
 from rollpacker.core.fleet import Close, Fleet, Remove, Stage
@@ -9,7 +12,7 @@ from rollpacker.core.load_order import LoadOrder
 from rollpacker.core.routing import Router
 from rollpacker.core.seeding import Seeding
 from rollpacker.core.stream_scaling import StreamScaling
-from tests.fuzz.bugs.harness import Bug, Worlds, around
+from tests.fuzz.bugs.harness import Bug, Worlds, around, instead
 
 
 def _without_fence(right, fleet, event, now):
@@ -81,8 +84,13 @@ def _jump(right, demand, num_useful):
 
 
 def _once(right, elastic):
-    if elastic._limit == (None, 0):
+    if elastic._room is None:
         right(elastic)
+
+
+def _forget_moves(right, balance, *arguments):
+    balance._num_moves.clear()
+    return right(balance, *arguments)
 
 
 _BUGS = (
@@ -108,13 +116,25 @@ _BUGS = (
     ("a wish that jumps", around(Demand, "_change", _jump)),
     (
         "fill engines beyond their room",
-        around(LoadOrder, "limit", lambda right, order, _, num: right(order, None, num)),
+        around(LoadOrder, "limit", lambda right, order, room: right(order, room and replace(room, max_pending=99))),
     ),
-    ("leave no share to others", around(LoadOrder, "limit", lambda right, order, most, _: right(order, most, 0))),
+    (
+        "leave no share to others",
+        around(LoadOrder, "limit", lambda right, order, room: right(order, room and replace(room, num_expected=0))),
+    ),
+    ("move a request as often as it pays", around(Balance, "choose", _forget_moves)),
+    ("take all engines for equally fast", around(LoadOrder, "pace", lambda *_: None)),
+    ("ask engines while no worker serves", instead(Elastic, "_is_served", lambda _: True)),
     ("leave a share for those that are gone", around(Elastic, "_set_limit", _once)),
 )
 
-_FIRST = {"serve with any policy": 16, "stay until the job's end is past": 18, "never take back what is lent": 12}
+_FIRST = {
+    "serve with any policy": 16,
+    "stay until the job's end is past": 18,
+    "never take back what is lent": 12,
+    "the last of several ends counts": 116,
+    "launch on a worker that drains": 31,
+}
 """Worlds that find these, so that the search is short."""
 
 BUGS = tuple(Bug(name=name, patch=patch, worlds=Worlds.ELASTIC, first=_FIRST.get(name, 0)) for name, patch in _BUGS)

@@ -8,10 +8,12 @@ import pytest
 
 from rollpacker.core import round_time_model
 from rollpacker.core.commands import RoundKind, StreamGroups
+from rollpacker.core.engine_states import Closing
+from rollpacker.core.length_estimate import LengthEstimate
 from rollpacker.core.load_order import LoadOrder
 from rollpacker.core.parallelism import ParallelismPlanner, _Controller
 from rollpacker.core.reward_budget import RewardBudget
-from rollpacker.core.routing import Closing, Router
+from rollpacker.core.routing import Router
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.speculative_decoding import SpeculativeDecoding, _Gain, _Range
 from rollpacker.core.stream_scaling import StreamScaling
@@ -260,11 +262,7 @@ _LENDING = (
     ("move the fullest engines", around(StreamScaling, "_choose_blocks", _fullest)),
     (
         "expect no more than there is",
-        around(
-            StreamScaling,
-            "_expected_length",
-            lambda right, machine, _, lengths, sums: right(machine, 0, lengths, sums),
-        ),
+        around(LengthEstimate, "of", lambda right, estimate, _: right(estimate, 0)),
     ),
     (
         "count the lent engines' memory",

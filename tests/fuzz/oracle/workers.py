@@ -1,22 +1,25 @@
 """The reference model of rollout workers: who may get requests, what is late, and that nothing in flight is lost.
 
-Everything is derived from what was told and ordered; nothing is asked of the machines but what waits.
+Everything is derived from what was told and ordered; nothing is asked of the machines but what waits, and which engines
+count as faster or slower than others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollpacker.core.commands import (
     Abort,
+    BeginRound,
     Command,
     DismissWorker,
     Evict,
     FetchPolicy,
     Launch,
     LendEngines,
+    MeasureProgress,
     ReclaimEngines,
     StreamGroups,
     WishWorkers,
@@ -32,10 +35,12 @@ from rollpacker.core.events import (
     FetchFailed,
     NoticeGiven,
     PolicyPublished,
+    ProgressMeasured,
     ResponseAborted,
     ResponseEvicted,
     ResponseFinished,
     StepStarted,
+    TimerFired,
     WorkerArrived,
     WorkerLeft,
 )
@@ -78,6 +83,17 @@ class ElasticModel:
         """The lent engines are."""
         self.idle_since_s: float | None = None
         """Nobody serves while engines are lent."""
+        self.num_moves: Counter[RequestId] = Counter()
+        """By choice, in the round."""
+        self.num_owed: Counter[int] = Counter()
+        """Measurements that were asked for, by round."""
+        self.queue: list[RequestId] = []
+        """What waits for room and was on an engine, in the order in which it left."""
+        self.of_unknown_rank: set[RequestId] = set()
+        """What waited when it was not known here whether engines have room for any number."""
+        self.speeds: Mapping[EngineId, float] = {}
+        self.joining: WorkerId | None = None
+        """The worker that the event is about."""
 
     # What was told
 
@@ -97,16 +113,27 @@ class ElasticModel:
                 return owner(engine) not in self.workers
         return False
 
-    def note(self, event: Event, commands: Sequence[Command], waiting: Collection[RequestId], now: float) -> None:
+    def note(
+        self,
+        event: Event,
+        commands: Sequence[Command],
+        waiting: Collection[RequestId],
+        now: float,
+        speeds: Mapping[EngineId, float],
+    ) -> None:
         in_flight = {*self.holders}
+        self.speeds = speeds
+        self.joining = owner(event.engine) if isinstance(event, EngineUpdated) else None
         if self.is_late(event):
             assert not commands, f"a late fact led to something: {event}: {commands}"
         self._hear(event, now)
         gone: set[WorkerId] = set()
+        self._check_moves(event, commands)
         for command in commands:
             self._check(command, now, gone)
         for request in in_flight - self._answered(event, commands):
             assert (request in self.holders) != (request in waiting), f"{request} is lost, or twice in flight"
+        self._check_queue(in_flight, commands, waiting, now)
         self._check_rooms(waiting)
         self._check_shares(commands, len(in_flight | {*self.holders, *waiting}), waiting, now)
         self._check_deadlines(now)
@@ -172,9 +199,7 @@ class ElasticModel:
             case Launch(request=request, engine=engine):
                 assert owner(engine) not in gone
                 assert self.may_get(engine, now), f"{engine} got {request}"
-                loads = Counter(self.holders.values())
-                least = min((loads[each] for each in self.open(now)), default=loads[engine])
-                assert loads[engine] <= least, "not the least loaded engine"
+                self._check_load(engine, now)
                 assert request not in self.holders, f"{request} is in flight twice"
                 self.holders[request] = engine
             case Evict(request=request, engine=engine):
@@ -205,6 +230,21 @@ class ElasticModel:
                 assert not is_enough or len(self.workers) > self.wish, "taken back while as many workers serve"
                 self.is_returning = True
 
+    def _check_load(self, engine: EngineId, now: float) -> None:
+        """The engine that gets a request has the fewest for its speed; those of a worker join one after the other."""
+        loads = Counter(self.holders.values())
+        others = [each for each in self.open(now) if "." not in each or owner(each) != self.joining]
+        if self.speeds:  # then the one that is next may be full, or have its share
+            are_expected = any(
+                each.started_at_s is not None and not self.serves(name) for name, each in self.workers.items()
+            )
+            if are_expected or self.joining:
+                return
+            balance = self.settings.balance
+            others = [each for each in others if balance and loads[each] < balance.num_slots + balance.max_pending]
+        load = {each: (loads[each] + 1) / self.speeds.get(each, 1.0) for each in (*others, engine)}
+        assert load[engine] <= min(load.values()), "not the least loaded engine"
+
     def serves(self, name: WorkerId) -> bool:
         """Whether a worker holds the newest policy with all of its engines."""
         worker = self.workers[name]
@@ -231,6 +271,24 @@ class ElasticModel:
         members = [engine for worker in self.workers.values() for engine in worker.holds]
         return [engine for engine in (*self.local, *members) if self.may_get(engine, now + 2 * SLACK_S)]
 
+    def _check_moves(self, event: Event, commands: Sequence[Command]) -> None:
+        """Requests move by choice only after a measurement, no more often than they may, and while none waits."""
+        if isinstance(event, ProgressMeasured):
+            assert self.num_owed[event.round] > 0
+            self.num_owed[event.round] -= 1
+        for command in commands:
+            match command:
+                case MeasureProgress(round=number) if isinstance(event, TimerFired):
+                    assert any(self.serves(name) for name in self.workers), "engines are asked while no worker serves"
+                    self.num_owed[number] += 1
+                case BeginRound():
+                    self.num_moves.clear()
+                case Evict(request=request) if isinstance(event, ProgressMeasured):
+                    assert self.settings.balance is not None
+                    self.num_moves[request] += 1
+                    is_allowed = self.num_moves[request] <= self.settings.balance.max_moves
+                    assert is_allowed, f"{request} moved too often by choice"
+
     # What holds after each event
 
     def _check_rooms(self, waiting: Collection[RequestId]) -> None:
@@ -238,6 +296,23 @@ class ElasticModel:
         is_any_near = any(worker.started_at_s is not None for worker in self.workers.values())
         if waiting and not is_any_near:
             assert set(self.local) <= self.lent, f"{len(waiting)} requests wait, and engines are open"
+
+    def _check_queue(
+        self, before: Collection[RequestId], commands: Sequence[Command], waiting: Collection[RequestId], now: float
+    ) -> None:
+        """Where few have room, what was on an engine is launched first, in the order in which it left."""
+        is_limited = self.settings.balance is not None and not self._num_draining(now)
+        if not is_limited or not any(worker.started_at_s is not None for worker in self.workers.values()):
+            self.queue, self.of_unknown_rank = [], set(waiting)
+            return
+        launched = {command.request for command in commands if isinstance(command, Launch)}
+        left = [request for request in self.queue if request in launched or request in waiting]
+        num_launched = sum(request in launched for request in left)
+        assert launched.issuperset(left[:num_launched]), "one that left later was launched first"
+        are_allowed = launched <= {*left, *before, *self.of_unknown_rank}
+        assert num_launched == len(left) or are_allowed, "one that had not begun was launched first"
+        left = [request for request in left if request in waiting]
+        self.queue = left + [request for request in waiting if request in before and request not in left]
 
     def _check_shares(
         self, commands: Sequence[Command], num_requests: int, waiting: Collection[RequestId], now: float

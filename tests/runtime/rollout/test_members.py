@@ -9,6 +9,7 @@ from rollpacker.core.commands import DismissWorker, FetchPolicy, StartMember
 from rollpacker.core.errors import EngineFailed, EngineRaised
 from rollpacker.core.events import (
     EngineLost,
+    EngineProgress,
     EngineStarted,
     EngineStartFailed,
     EngineUpdated,
@@ -54,6 +55,11 @@ class ScriptedEngine:
             await asyncio.Event().wait()
         reported, self.to_report = self.to_report, []
         return reported
+
+    async def progress(self):
+        if self.is_silent:
+            await asyncio.Event().wait()
+        return EngineProgress(FIRST, 1000, ())
 
     async def load_weights(self, _):
         self.num_loading += 1
@@ -156,6 +162,15 @@ async def test_an_engine_that_starts_is_told_with_its_memory_and_one_that_does_n
     await asyncio.sleep(0.5)
     assert fixture.told == [EngineStarted(engine=FIRST, kv_tokens=1000), EngineStartFailed(engine=other)]
     assert list(fixture.side.present) == [FIRST]
+
+
+@scripted
+async def test_nobody_waits_for_the_progress_of_an_engine_longer_than_for_its_reports(fixture):
+    engine = await fixture.started()
+    assert list(await fixture.side.progress()) == [EngineProgress(FIRST, 1000, ())]
+    engine.is_silent = True
+    assert list(await asyncio.wait_for(fixture.side.progress(), SILENCE_S + 0.1)) == []
+    assert fixture.told[-1] == EngineLost(engine=FIRST)
 
 
 @scripted

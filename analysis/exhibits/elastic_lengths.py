@@ -1,0 +1,76 @@
+"""Which number of rollout workers is best for shorter and longer responses, and what it gains, as PolyRL's Fig 18.
+
+The best number is that with the most tokens per dollar, at the prices of PolyRL's artifact. What PolyRL means by the
+length of responses is not said; here it is the one that one response in 140 exceeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from matplotlib.figure import Figure
+
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.exhibits.elastic_workers import throughput
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.plots import compare_lines
+from rollpacker.analysis.runs import Run, Runs
+
+LENGTHS: Final = {1150: 5.0, 1850: 8.0, 2540: 11.0, 3300: 14.0}
+"""Medians in tokens, and the length that one response in 140 exceeds, in thousands."""
+WORKERS: Final = (2, 3, 4, 5, 6, 8)
+
+THROUGHPUT, COST, BEST = "throughput over none", "tokens per dollar, over none", "best number of workers"
+_PANELS: Final = {THROUGHPUT: ("throughput", "x"), COST: ("cost", "x"), BEST: ("workers", "workers")}
+
+
+def gather(runs: Runs) -> Numbers:
+    """Take the best number of workers of each length and seed."""
+    prices = {row.series: row.y for row in paper_rows("elastic_workers") if row.panel == "price"}
+    paper = {(row.panel, row.x): row.y for row in paper_rows("elastic_lengths")}
+    points: list[Point | None] = []
+    claims: list[Claim] = []
+    for median, thousands in LENGTHS.items():
+        alone = {run.seed: throughput(run) for run in _of(runs, median, 0)}
+        gains: dict[int, list[tuple[int, float, float, Run]]] = {}
+        for number in WORKERS:
+            for run in _of(runs, median, number):
+                if run.seed in alone:
+                    gain = throughput(run) / alone[run.seed]
+                    dollars = 1 + number * prices["worker"] / prices["trainer"]
+                    gains.setdefault(run.seed, []).append((number, gain, gain / dollars, run))
+        best = [max(of_seed, key=lambda each: each[2]) for of_seed in gains.values()]
+        found: Mapping[str, list[Value]] = {
+            THROUGHPUT: [Value(run, gain) for _, gain, _, run in best],
+            COST: [Value(run, per_dollar) for _, _, per_dollar, run in best],
+            BEST: [Value(run, float(number)) for number, _, _, run in best],
+        }
+        for panel, (name, unit) in _PANELS.items():
+            place = Place(panel=panel, x=thousands, unit=unit)
+            ours = place.ours(found[panel])
+            points.append(ours)
+            if (reported := paper.get((name, f"{thousands:g}"))) is not None:
+                points.append(place.paper(reported))
+                text = f"Qwen3-14B, responses of {thousands:g}k tokens, at the best number of workers: {panel}"
+                if panel != BEST:
+                    claims.append(Claim(text=text, paper=reported, ours=ours, unit=unit, neutral=1.0))
+    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+
+
+def _of(runs: Runs, median: int, number: int) -> list[Run]:
+    return list(runs.of(setup="elastic", study=f"elastic-lengths-{median}-{number}"))
+
+
+def draw(numbers: Numbers) -> Figure:
+    """Each over the length."""
+    return compare_lines(numbers, xlabel="long responses (thousand tokens)", ylabel="")
+
+
+EXHIBIT = Exhibit(
+    name="elastic_lengths",
+    title="Rollout workers for shorter and longer responses, Qwen3-14B (PolyRL's Fig 18)",
+    experiments=("elastic-lengths",),
+    gather=gather,
+    draw=draw,
+)

@@ -1,0 +1,56 @@
+"""Ours: how long one to eight rollout workers take to pull a policy that they all want at once.
+
+The model has no relay: all pull from the trainer's node, so the time grows as soon as their links together are faster
+than its own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.exhibits.elastic_workers import NUM_FIRST_STEPS, WORKERS
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.plots import compare_lines
+from rollpacker.analysis.runs import Run, Runs
+from rollpacker.metrics.tables import read_frame
+
+PANEL: Final = "from publication to serving (s)"
+FIRST, LAST = "first worker", "last worker"
+
+
+def gather(runs: Runs) -> Numbers:
+    """Means over the publications of the steps from the sixth on."""
+    points: list[Point | None] = []
+    for number in WORKERS[1:]:
+        found = [(run, _pulls(run)) for run in runs.of(setup="elastic", study=f"elastic-workers-{number}")]
+        for series, pick in ((FIRST, "min"), (LAST, "max")):
+            values = [
+                Value(run, float(pulls.groupby("started_at_s")["time_s"].agg(pick).mean())) for run, pulls in found
+            ]
+            points.append(Place(panel=PANEL, x=float(number), unit="s", series=series).ours(values))
+    return Numbers(points=comparing(points), missing=runs.missing)
+
+
+def _pulls(run: Run) -> pd.DataFrame:
+    """The pulls of a run, with their begin and time."""
+    pulls: pd.DataFrame = read_frame(run.folder, "intervals").query("activity == 'catching_up'")
+    settled_at_s = float(run.steps["finished_at_s"].iloc[NUM_FIRST_STEPS - 1])
+    return pulls[pulls["started_at_s"] >= settled_at_s].assign(time_s=pulls["ended_at_s"] - pulls["started_at_s"])
+
+
+def draw(numbers: Numbers) -> Figure:
+    """First and last over the number of workers."""
+    return compare_lines(numbers, xlabel="rollout workers that pull at once", ylabel="")
+
+
+EXHIBIT = Exhibit(
+    name="elastic_pulls",
+    title="Pulls of a policy by rollout workers, Qwen3-8B (ours)",
+    experiments=("elastic-workers",),
+    gather=gather,
+    draw=draw,
+)
