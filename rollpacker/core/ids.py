@@ -13,8 +13,8 @@ For the same reason an engine that takes the place of a lost one has another id 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, NamedTuple, NewType
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple, NewType
 
 EngineId = NewType("EngineId", str)
 """One inference engine of the run, such as `engine-0`, or `engine-0-r1`, which was started in its place."""
@@ -115,3 +115,15 @@ def set_of(request: RequestId) -> str:
 def is_held_out(request: RequestId) -> bool:
     """Tell a response of an evaluation from one that may be trained."""
     return request.prompt.epoch == HELD_OUT
+
+
+def row_of(request: RequestId) -> list[Any]:
+    """Write a request as JSON data."""
+    number, prompt, sample = request
+    return [number, list(prompt), sample]
+
+
+def request_of(row: Sequence[Any]) -> RequestId:
+    """Read what `row_of` wrote."""
+    number, prompt, sample = row
+    return RequestId(number, PromptId(*prompt), sample)

@@ -45,7 +45,7 @@ from typing import Any, Self
 
 from rollpacker.core.commands import Abort, Evict, Launch
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
-from rollpacker.core.ids import EngineId, PromptId, RequestId, is_held_out
+from rollpacker.core.ids import EngineId, RequestId, is_held_out, request_of, row_of
 from rollpacker.core.load_order import LoadOrder
 
 
@@ -56,6 +56,8 @@ class Closing(StrEnum):
     """Its GPUs are the trainer's until the next step."""
     RETIRING = "retiring"
     """Engines of another degree take its place."""
+    ARRIVING = "arriving"
+    """Others of its set are yet to join, which share what waits."""
     DRAINING = "draining"
     """Its worker is about to leave."""
 
@@ -97,6 +99,11 @@ class Router:
         return tuple(self._held)
 
     @property
+    def open_engines(self) -> tuple[EngineId, ...]:
+        """Those that get launches."""
+        return tuple(engine for engine in self._held if engine not in self._closed)
+
+    @property
     def known(self) -> Collection[EngineId]:
         """All engines that ever joined and may still be heard of."""
         return self._held.keys() | self._left
@@ -133,11 +140,13 @@ class Router:
 
     # The fleet
 
-    def join(self, engine: EngineId, policy_version: int, kv_tokens: int) -> list[Launch]:
+    def join(self, engine: EngineId, version: int, kv_tokens: int, closing: Closing | None = None) -> list[Launch]:
         """Add an engine and launch what waits; one that is already there has restarted, and lost what was on it."""
         self._remove(engine)
         self._held[engine] = {}
-        self._facts[engine] = _Held(policy_version, kv_tokens)
+        if closing:
+            self._closed[engine] = closing
+        self._facts[engine] = _Held(version, kv_tokens)
         return self.launch([request for request, holder in self._in_flight.items() if holder is None])
 
     def update(self, engine: EngineId, policy_version: int) -> None:
@@ -398,10 +407,8 @@ class Router:
         if by_engine != on_engines or sum(map(len, self._held.values())) != len(on_engines):
             raise InvariantViolated(f"The engines hold {self._held}; in flight is {self._in_flight}")
         self._by_load.check(is_starved=self.is_starved)
-        if (
-            list(self._facts) != list(self._held)
-            or min((each.kv_tokens for each in self._facts.values()), default=0) < 0
-        ):
+        least_tokens = min((each.kv_tokens for each in self._facts.values()), default=0)
+        if list(self._facts) != list(self._held) or least_tokens < 0:
             raise InvariantViolated(f"The fleet is {list(self._held)}; known is {self._facts}")
         retiring = {engine for engine, reason in self._closed.items() if reason is Closing.RETIRING}
         if not retiring <= self._held.keys() or not self._leaving.keys() <= self._held.keys():
@@ -412,15 +419,9 @@ class Router:
         return {
             "engines": [[engine, facts.policy_version, facts.kv_tokens] for engine, facts in self._facts.items()],
             "closed": [[engine, reason.value] for engine, reason in self._closed.items()],
-            "leaving": [
-                [engine, [[number, list(prompt), sample] for number, prompt, sample in requests]]
-                for engine, requests in self._leaving.items()
-            ],
+            "leaving": [[engine, list(map(row_of, requests))] for engine, requests in self._leaving.items()],
             "left": sorted(self._left),
-            "in_flight": [
-                [round_number, list(prompt), sample, engine]
-                for (round_number, prompt, sample), engine in self._in_flight.items()
-            ],
+            "in_flight": [[*row_of(request), engine] for request, engine in self._in_flight.items()],
             **{name: True for name in ("is_suspended", "keeps") if getattr(self, name)},
         }
 
@@ -433,14 +434,11 @@ class Router:
             router._facts[EngineId(engine)] = _Held(policy_version, kv_tokens)
         router._closed.update({EngineId(engine): Closing(reason) for engine, reason in snapshot["closed"]})
         router._leaving = {
-            EngineId(engine): {
-                RequestId(number, PromptId(*prompt), sample): None for number, prompt, sample in requests
-            }
-            for engine, requests in snapshot["leaving"]
+            EngineId(engine): dict.fromkeys(map(request_of, rows)) for engine, rows in snapshot["leaving"]
         }
         router._left = {EngineId(engine) for engine in snapshot["left"]}
-        for round_number, prompt, sample, engine in snapshot["in_flight"]:
-            request = RequestId(round_number, PromptId(*prompt), sample)
+        for *row, engine in snapshot["in_flight"]:
+            request = request_of(row)
             router._in_flight[request] = engine
             if engine is not None:
                 router._held[engine][request] = None
