@@ -140,7 +140,7 @@ class Companions:
         lending = self.stream.lending if self.stream else ()
         if self.stream and lending and router.are_empty(lending):
             is_filled = self.evaluation is not None and not self.evaluation.are_empty(lending)
-            return () if is_filled else (self.stream.stream(),)
+            return () if is_filled else (self.stream.stream(), *(self.escalation.ask() if self.escalation else ()))
         if self.escalation and self.retires_engines and router.are_empty(engines):
             order = self.escalation.switch()
             lengths = (self.drafts.change_degree(order.tensor_parallel, engines),) if self.drafts else ()
@@ -200,9 +200,11 @@ class Companions:
         if router.is_changing:
             return ()
         lent = self.stream.choose(event, engines, router.holders) if self.stream else ()
+        if self.escalation and self.stream and self.stream.lending:
+            self.escalation.postpone(event)
         if lent:
             return LendEngines(round=event.round, engines=lent), *router.close(lent, Closing.LENT)
-        if not self.escalation or (self.stream and self.stream.lending):
+        if not self.escalation:
             return ()
         is_local = set(engines)
         usable = [engine for engine in router.open_engines if engine in is_local]

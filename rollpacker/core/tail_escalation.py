@@ -33,9 +33,9 @@ on them by more than the change costs:
 * A change costs what the last one took, from its order until the last engine had joined; `first_cost_s` before there
   was one. The way back is what the planner is told of changes between rounds.
 
-With engines lent to the trainer, only those larger engines count whose GPUs are all the rollout's. While engines are
-being lent nothing is changed, and an engine that is missing from the measurement may have anything left: then nothing
-is, either.
+With engines lent to the trainer, only those larger engines count whose GPUs are all the rollout's; while engines are
+being lent, the test waits. An engine that is missing from the measurement may have anything left: then nothing is
+changed.
 
 Invariant: at most one change in a round, and only to a larger degree.
 
@@ -145,6 +145,10 @@ class TailEscalation:
         """Count a response of the round that finished, and ask for a measurement when one is due."""
         self._lengths[self._kind].append(num_tokens)
         self._num_in_flight -= 1
+        return self.ask()
+
+    def ask(self) -> tuple[MeasureProgress, ...]:
+        """Ask for a measurement if one is due."""
         if self._stage is not Stage.WATCHING or not 0 < self._num_in_flight <= self._due_at:
             return ()
         self._due_at = math.floor(self._settings.step_share * self._num_in_flight)
@@ -156,6 +160,11 @@ class TailEscalation:
     def has_ordered(self, event: ProgressMeasured) -> bool:
         """Tell whether a measurement may answer an order of this machine."""
         return event.round < self._round or (event.round == self._round and self._has_measured)
+
+    def postpone(self, event: ProgressMeasured) -> None:
+        """Have a measurement made again, once engines that are being lent are empty."""
+        if event.round == self._round and self._stage is Stage.MEASURING:
+            self._stage, self._due_at = Stage.WATCHING, self._num_in_flight
 
     def choose(
         self,

@@ -12,6 +12,7 @@ from rollpacker.core.events import (
     EngineLost,
     EngineProgress,
     EngineRetired,
+    EnginesSwitched,
     Event,
     ProgressMeasured,
     PromptsDrawn,
@@ -89,12 +90,14 @@ def _about(world: SchedulerWorld, request: RequestId, engine: EngineId) -> Itera
 
 def _measurements(world: SchedulerWorld, some_engine: EngineId, nobody: EngineId) -> Iterator[Event]:
     yield ProgressMeasured(round=world.step + 1, engines=())
-    if world.reference.stream.is_measuring:
+    stream, escalation = world.reference.stream, world.reference.escalation
+    yield EnginesSwitched(round=world.step)
+    if stream.is_measuring or escalation.is_measuring:
         row = EngineProgress(some_engine, 1, ())
         yield ProgressMeasured(round=world.step, engines=(row, row))
         yield ProgressMeasured(round=world.step, engines=(row._replace(kv_tokens_capacity=-1),))
         yield ProgressMeasured(round=world.step, engines=(row._replace(engine=nobody),))
-    elif world.reference.round and not world.reference.stream.last_tested:
+    elif world.reference.round and not (stream.last_tested or escalation.has_measured):
         yield ProgressMeasured(round=world.step, engines=())
     if world.settings.parallelism:
         yield RoundMeasured(round=world.step + 1, num_preemptions=0, rollout_time_s=1.0, num_tokens=1)

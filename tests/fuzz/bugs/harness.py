@@ -18,7 +18,7 @@ from rollpacker.core.scheduler import Scheduler
 from tests.core.plans import run_plans
 from tests.fuzz.async_world import AsyncWorld, async_scenarios
 from tests.fuzz.elastic_world import ElasticWorld
-from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios, with_history
+from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios, with_escalation, with_history
 from tests.fuzz.scratch import scratch_folder
 from tests.fuzz.session import Violation, run_world
 from tests.fuzz.world import draw_world
@@ -35,6 +35,7 @@ class Worlds(StrEnum):
     SAMPLING = "a scheduler with dynamic sampling"
     LENDING = "a scheduler that lends engines"
     LENDING_AND_SAMPLING = "a scheduler that lends engines and drops prompts"
+    ESCALATING = "a scheduler whose larger engines finish rounds"
     AHEAD = "a scheduler that admits prompts ahead of the trainer"
     AHEAD_AND_SAMPLING = "a scheduler that admits prompts ahead of the trainer, and drops some"
     ELASTIC = "a scheduler whose workers come and go"
@@ -146,7 +147,7 @@ def scheduler_worlds(worlds: Worlds) -> tuple[Scenario | int, ...]:
     if worlds in {Worlds.RUNS, Worlds.PLANS}:
         return ()
     is_dynamic = worlds in {Worlds.SAMPLING, Worlds.LENDING_AND_SAMPLING, Worlds.AHEAD_AND_SAMPLING}
-    has_stream = worlds in {Worlds.LENDING, Worlds.LENDING_AND_SAMPLING}
+    has_stream = worlds in {Worlds.LENDING, Worlds.LENDING_AND_SAMPLING, Worlds.ESCALATING}
     kinds = (
         async_scenarios(is_dynamic=is_dynamic)
         if worlds in {Worlds.AHEAD, Worlds.AHEAD_AND_SAMPLING}
@@ -169,6 +170,8 @@ def scheduler_worlds(worlds: Worlds) -> tuple[Scenario | int, ...]:
     keep()
     if worlds is Worlds.HISTORY:
         drawn = list(map(with_history, drawn))
+    if worlds is Worlds.ESCALATING:
+        drawn = list(map(with_escalation, drawn))
     return tuple(sorted(drawn, key=_num_responses))
 
 
