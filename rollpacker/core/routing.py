@@ -265,7 +265,7 @@ class Router:
         """
         if not self.is_in_fleet(engine):
             return
-        if self._closed.get(engine) is not Closing.RETIRING:
+        if self._closed.get(engine) is not Closing.RETIRING or self._held[engine]:
             raise ImpossibleEvent(f"Engine {engine!r} retired, which was not ordered.", "It follows UseParallelism.")
         self._remove(engine)
 

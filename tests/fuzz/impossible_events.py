@@ -36,7 +36,8 @@ def impossible_events(world: SchedulerWorld) -> Iterator[Event]:
     stranger = PromptId(0, "stranger")
     yield EngineLost(engine=nobody)
     yield EngineRetired(engine=nobody)
-    yield EngineRetired(engine=some_engine)
+    if some_engine not in world.reference.engines.retiring or world.reference.engines.loads[some_engine]:
+        yield EngineRetired(engine=some_engine)
     yield from _measurements(world, some_engine, nobody)
     yield StepStarted(step=world.step + 1, policy_version=world.version)
     yield StepStarted(step=world.step, policy_version=world.version)  # only asked while a step is under way
@@ -65,7 +66,7 @@ def impossible_events(world: SchedulerWorld) -> Iterator[Event]:
     for request, holder in list(world.reference.engines.holders.items())[:3]:
         yield RewardComputed(request=request, reward=1.0)
         yield ResponseAborted(request=request, engine=holder, num_tokens=0)
-        if holder not in world.reference.engines.lent:
+        if holder not in world.reference.engines.lent | world.reference.engines.retiring:
             yield ResponseEvicted(request=request, engine=holder, num_tokens=0)
         yield _finished(request, holder, world.version + 1)
         yield _finished(request, holder, world.version - 1)

@@ -208,8 +208,7 @@ def with_escalation(scenario: Scenario) -> Scenario:
         num_recent_lengths=rng.choice([3, 1000]),
     )
     planner = replace(planner_of(1, 2), costs=(small, large), escalation=tail)
-    batching = rng.choice(("plain", scenario.settings.batching))
-    settings = replace(scenario.settings, batching=batching, parallelism=planner, speculative_decoding=None)
+    settings = replace(scenario.settings, parallelism=planner, speculative_decoding=None)
     return replace(scenario, settings=settings, num_gpus=num_gpus)
 
 
