@@ -2,8 +2,8 @@
 
 128 trajectories of 30 turns on 8 GPUs in turns: in ALFWorld, whose environments answer at once but for one in a hundred
 that hangs, and in software engineering, where a command takes 10 s in the mean, and some take minutes. The paper joins
-asynchronous training and redundancy; here the one waits for what the other aborts, so they are two systems. Of the paper
-the greatest gain alone is known to us, which the greatest of ours stands beside. Eight runs of 15 steps.
+asynchronous training and redundancy; here the one waits for what the other aborts, so they are two systems. The paper
+gives the greatest gain alone, which the greatest of ours stands beside. Eight runs of 15 steps.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ MODELS: Final = ("Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B")
 BASELINE: Final = "verl"
 GROUPS: Final = {
     "systems": ("rollpacker", "ours-fast", "ours", "ours-exact"),
-    "plain batches and": ("rewards", "stream", "drafts", "cp"),
+    "and tail escalation": ("ours-fast-tail", "ours-tail", "ours-exact-tail"),
+    "plain batches and": ("rewards", "stream", "drafts", "cp", "tail-escalation"),
     "ours without": ("no-history", "no-race", "no-stream", "no-drafts", "no-cp"),
 }
 """Names of systems, in the order of the figure."""
@@ -35,6 +36,10 @@ _LABELS: Final = {
     "stream": "stream trainer",
     "drafts": "draft tokens",
     "cp": "CP by length",
+    "tail-escalation": "tail escalation",
+    "ours-fast-tail": "ours-fast",
+    "ours-tail": "ours",
+    "ours-exact-tail": "ours-exact",
     "no-history": "length history",
     "no-race": "any race",
     "no-stream": "stream trainer",

@@ -7,7 +7,6 @@ allowed, what to do.
 
 from __future__ import annotations
 
-import itertools
 from typing import Annotated, Self
 
 from pydantic import model_validator
@@ -17,6 +16,7 @@ from rollpacker.config.sections.backend import BackendSection
 from rollpacker.config.sections.base import MODELLED_RUN, NOT_IN_FINGERPRINT, REAL_RUN, NotInFingerprint, Section, exact
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.data import DataSection
+from rollpacker.config.sections.degrees import check_degrees, check_escalation
 from rollpacker.config.sections.elastic import ElasticSection
 from rollpacker.config.sections.engine import EngineSection
 from rollpacker.config.sections.environment import EnvironmentSection, check_environment
@@ -349,27 +349,9 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _planner_has_degrees_to_choose_among(self) -> Self:
-        engine, degrees = self.engine, self.engine.degrees
-        if not degrees:
-            return self
-        text = f"engine.degrees={list(degrees)}"
-        if any(larger != 2 * degree for degree, larger in itertools.pairwise(degrees)):
-            raise ValueError(
-                f"{text}.\nEach degree is twice the one before: the planner doubles and halves.\n"
-                f"Set it to {[engine.tensor_parallel, 2 * engine.tensor_parallel]}, say."
-            )
-        if engine.tensor_parallel not in degrees:
-            raise ValueError(
-                f"{text} without engine.tensor_parallel={engine.tensor_parallel}.\n"
-                "The run begins at engine.tensor_parallel.\nAdd it to engine.degrees, or change it."
-            )
-        if self.backend.name == "ray" and engine.name != "vllm" and degrees[-1] > 1:
-            raise ValueError(
-                f"{text} with engine.name={engine.name}.\n"
-                f"An engine of {engine.name} works on one device; one of vllm may share the model among several.\n"
-                "Leave out engine.degrees, or choose engine=vllm or backend=sim."
-            )
+    def _engines_have_degrees_to_choose_among(self) -> Self:
+        check_degrees(self)
+        check_escalation(self)
         return self
 
     @model_validator(mode="after")

@@ -227,6 +227,29 @@ class UseParallelism:
     tensor_parallel: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EscalateTail:
+    """Choose engines of a larger tensor-parallel degree for the rest of a round.
+
+    Requests are evicted from all engines; `SwitchEngines` follows when the last one has left.
+    """
+
+    round: int
+    tensor_parallel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchEngines:
+    """Let engines of another degree take the place of those of now, which are empty, in the midst of a round.
+
+    Each new engine whose GPUs are not lent is reported by `EngineJoined`, then each old one by `EngineRetired`, and
+    then `EnginesSwitched`.
+    """
+
+    round: int
+    tensor_parallel: int
+
+
 class DraftRule(NamedTuple):
     """How many draft tokens of each sequence a decode pass verifies, for batches of some sizes."""
 
@@ -366,6 +389,8 @@ Command = (
     | LendEngines
     | StreamGroups
     | UseParallelism
+    | EscalateTail
+    | SwitchEngines
     | UseDraftLengths
     | SetTimer
     | StartEngine

@@ -13,11 +13,12 @@ from rollpacker.core.commands import (
     DropPrompt,
     EndRound,
     EndRun,
+    LendEngines,
     MeasureProgress,
     RoundKind,
     ScoreResponse,
-    StreamGroups,
 )
+from rollpacker.core.engine_states import Closing
 from rollpacker.core.environments import Conclude, EnvironmentEvent, Environments
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation
@@ -26,6 +27,7 @@ from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
     EngineRetired,
+    EnginesSwitched,
     ProgressMeasured,
     RewardComputed,
     RoundMeasured,
@@ -33,12 +35,14 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
 from rollpacker.core.parallelism import ParallelismPlanner
+from rollpacker.core.progress import validate_progress
 from rollpacker.core.reward_budget import RewardBudget
 from rollpacker.core.routing import Router
 from rollpacker.core.seeding import Seeding
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.speculative_decoding import SpeculativeDecoding
 from rollpacker.core.stream_scaling import StreamScaling
+from rollpacker.core.tail_escalation import TailEscalation
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +51,8 @@ class Companions:
 
     budget: RewardBudget | None
     planner: ParallelismPlanner | None
+    escalation: TailEscalation | None
+    """Only with a planner."""
     drafts: SpeculativeDecoding | None
     stream: StreamScaling | None
     evaluation: Evaluation | None
@@ -63,7 +69,7 @@ class Companions:
 
     @property
     def tensor_parallel(self) -> int | None:
-        """The degree that the engines have, or are to change to; None without a planner."""
+        """The degree that a round begins with; None without a planner."""
         return self.planner.in_use if self.planner else None
 
     @property
@@ -78,13 +84,15 @@ class Companions:
                 watcher.begin_round(decision)
         if self.planner:
             self.planner.begin_round(decision)
+        if self.escalation:
+            self.escalation.begin_round(decision)
         streams = self.stream.begin_round(decision) if self.stream else ()
         lengths = (self.drafts.begin_round(decision, self.tensor_parallel),) if self.drafts else ()
         return *lengths, *streams, *(self.evaluation.begin_round(decision) if self.evaluation else ())
 
     def follow_round(self, decision: EndRound | DropPrompt | EndRun) -> None:
         """Tell them how the round goes on, or that it is over."""
-        for machine in (self.planner, self.drafts):
+        for machine in (self.planner, self.drafts, self.escalation):
             if machine and isinstance(decision, EndRound):
                 machine.end_round()
         for watcher in (self.seeding, self.balance):
@@ -97,31 +105,81 @@ class Companions:
 
     def follow_fleet(self, event: EngineJoined | EngineLost | EngineRetired) -> None:
         """Take down an engine that came or went."""
-        if self.stream and isinstance(event, EngineJoined):
-            self.stream.join(event.engine, event.gpus)
-        elif self.stream:
-            self.stream.leave(event.engine)
+        for machine in (self.stream, self.escalation):
+            if machine and isinstance(event, EngineJoined):
+                machine.join(event.engine, event.gpus)
+            elif machine:
+                machine.leave(event.engine)
         if self.evaluation:
             self.evaluation.lose(event.engine)
 
     def count_finish(self, num_tokens: int) -> tuple[MeasureProgress, ...]:
-        """Count a response of training that finished; it may be one that makes a measurement due."""
+        """Count a response of training that finished; one measurement is ordered, whoever needs it."""
         if self.balance:
             self.balance.count_finish(num_tokens)
-        return self.stream.count_finish(num_tokens) if self.stream else ()
+        orders = self.stream.count_finish(num_tokens) if self.stream else ()
+        return (self.escalation.count_finish(num_tokens) if self.escalation else ()) or orders
 
-    def begin_stream(self) -> tuple[StreamGroups, ...]:
-        """Let groups stream on lent engines of which nothing is left to come."""
-        if not self.stream or (self.evaluation and not self.evaluation.are_empty(self.stream.lending)):
-            return ()
-        return (self.stream.stream(),)
+    @property
+    def retires_engines(self) -> bool:
+        """True while all engines of this allocation give back what they had, to be changed."""
+        return self.escalation is not None and self.escalation.is_emptying
+
+    @property
+    def closing(self) -> Closing | None:
+        """Why an engine that joins now gets no launch yet: it is changed with the others, or waits for them."""
+        if not self.escalation or not self.escalation.is_under_way:
+            return None
+        return Closing.RETIRING if self.escalation.is_emptying else Closing.ARRIVING
+
+    @property
+    def have_engines_to_come(self) -> bool:
+        """True while engines are to come back from the trainer, or to take the place of those of now."""
+        is_changing = self.escalation is not None and self.escalation.is_under_way
+        return is_changing or (self.seeding is not None and self.seeding.has_lent)
+
+    @property
+    def is_emptying(self) -> bool:
+        """True while engines are waited for that give back what they had, to be lent or changed."""
+        return bool(self.stream and self.stream.lending) or self.retires_engines
+
+    def go_on(self, router: Router, engines: Sequence[EngineId]) -> tuple[Command, ...]:
+        """Let groups stream on lent engines, or change all engines of this allocation, once they are empty."""
+        lending = self.stream.lending if self.stream else ()
+        if self.stream and lending and router.are_empty(lending):
+            is_filled = self.evaluation is not None and not self.evaluation.are_empty(lending)
+            return () if is_filled else (self.stream.stream(), *(self.escalation.ask() if self.escalation else ()))
+        if self.escalation and self.retires_engines and router.are_empty(engines):
+            order = self.escalation.switch()
+            lengths = (self.drafts.change_degree(order.tensor_parallel, engines),) if self.drafts else ()
+            return *lengths, order
+        return ()
+
+    def end_switch(self, event: EnginesSwitched, now: float) -> None:
+        """Note that the engines are changed that finish the round.
+
+        Raises:
+            ImpossibleEvent: It was not ordered.
+        """
+        if not self.escalation:
+            raise ImpossibleEvent(f"Engines were changed in round {event.round}, which was not ordered.")
+        self.escalation.end(event, now)
+
+    def open_attempt(self) -> None:
+        """An attempt of the run begins, with engines of the planner's degree."""
+        if self.escalation and self.planner:
+            self.escalation.open(self.planner.in_use)
 
     def measure(self, event: RoundMeasured, next_kind: RoundKind) -> tuple[Command, ...]:
         """Learn what a round cost; gives the change of engines that pays for the next one."""
         orders: tuple[Command, ...] = ()
         if self.planner:
             was_filled = self.evaluation is not None and self.evaluation.has_filled(event.round)
+            is_in_time = self.planner.awaits(event)
             orders = self.planner.measure(event, next_kind, was_filled=was_filled)
+            if self.escalation and is_in_time:
+                self.escalation.note_switch(event.switch_time_s)
+                orders = self.escalation.follow(self.planner.in_use)
         if self.drafts:
             self.drafts.end_measurement(event)
         return orders
@@ -136,18 +194,30 @@ class Companions:
             raise ImpossibleEvent(f"Drafts of {event.engine} were measured, which was not ordered.")
         self.drafts.learn(event)
 
-    def choose_lent(
-        self, event: ProgressMeasured, fleet: Sequence[EngineId], holders: Mapping[RequestId, EngineId | None]
-    ) -> tuple[EngineId, ...]:
-        """Name the engines to lend now, as `StreamScaling.choose`.
+    def take_progress(
+        self, event: ProgressMeasured, engines: Sequence[EngineId], router: Router, now: float
+    ) -> tuple[Command, ...]:
+        """Lend engines of this allocation, or change all of them, if the measurement says that it pays.
 
         Raises:
-            ImpossibleEvent: The measurement cannot have been made.
+            ImpossibleEvent: The measurement was not ordered, or cannot have been made.
         """
-        if not self.stream:
+        if not any(machine and machine.has_ordered(event) for machine in (self.stream, self.escalation)):
             raise ImpossibleEvent(f"The progress of round {event.round} was measured, which was not ordered.")
-        self.stream.validate(event)
-        return self.stream.choose(event, fleet, holders)
+        validate_progress(event)
+        if router.is_changing:
+            return ()
+        lent = self.stream.choose(event, engines, router.holders) if self.stream else ()
+        if self.escalation and self.stream and self.stream.lending:
+            self.escalation.postpone(event)
+        if lent:
+            return LendEngines(round=event.round, engines=lent), *router.close(lent, Closing.LENT)
+        if not self.escalation:
+            return ()
+        is_local = set(engines)
+        usable = [engine for engine in router.open_engines if engine in is_local]
+        orders = self.escalation.choose(event, usable, router.holders, now)
+        return *orders, *(router.close(engines, Closing.RETIRING) if orders else ())
 
     def validate_reward(self, event: RewardComputed) -> None:
         """Refuse a reward that cannot be one; raises `ImpossibleEvent`."""
@@ -205,14 +275,16 @@ class Companions:
         for machine in (self.budget, self.planner, self.drafts, self.evaluation, self.seeding, self.balance):
             if machine:
                 machine.check()
-        if self.stream:
-            self.stream.check(engines)
+        for of_fleet in (self.stream, self.escalation):
+            if of_fleet:
+                of_fleet.check(engines)
 
     def snapshot(self) -> dict[str, Any]:
         """Give their states as JSON data, by names that other versions of the program know."""
         return {
             "reward_budget": self.budget and self.budget.snapshot(),
             "parallelism": self.planner and self.planner.snapshot(),
+            **({"tail_escalation": self.escalation.snapshot()} if self.escalation else {}),
             "speculative_decoding": self.drafts and self.drafts.snapshot(),
             "stream": self.stream and self.stream.snapshot(),
             "evaluation": self.evaluation and self.evaluation.snapshot(),
@@ -232,9 +304,12 @@ class Companions:
             return machine.restore(part, state) if state else machine(part)
 
         balance = settings.elastic and settings.elastic.balance
+        planning = settings.parallelism
+        escalating = planning if planning and planning.escalation else None
         return cls(
             budget=restored(RewardBudget, "reward_budget", settings.reward_budget),
-            planner=restored(ParallelismPlanner, "parallelism", settings.parallelism),
+            planner=restored(ParallelismPlanner, "parallelism", planning),
+            escalation=restored(TailEscalation, "tail_escalation", escalating),
             drafts=restored(SpeculativeDecoding, "speculative_decoding", settings.speculative_decoding),
             stream=restored(StreamScaling, "stream", settings.stream),
             evaluation=restored(Evaluation, "evaluation", settings.evaluation),

@@ -13,6 +13,8 @@ class Closing(StrEnum):
     """Its GPUs are the trainer's until the next step."""
     RETIRING = "retiring"
     """Engines of another degree take its place."""
+    ARRIVING = "arriving"
+    """Others of its set are yet to join, which share what waits."""
     DRAINING = "draining"
     """Its worker is about to leave."""
 

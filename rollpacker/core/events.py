@@ -43,7 +43,7 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRetired:
-    """An engine sleeps, as ordered by `UseParallelism`; nothing was in flight on it."""
+    """An engine sleeps, as ordered by `UseParallelism` or `SwitchEngines`; nothing was in flight on it."""
 
     engine: EngineId
 
@@ -290,6 +290,13 @@ class EnginesReturned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnginesSwitched:
+    """Engines of another degree have joined and those of before have retired, as ordered by `SwitchEngines`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeasured:
     """Where the time of a step went, in a run with rollout workers; comes before the next `StepStarted`."""
 
@@ -390,6 +397,7 @@ Event = (
     | EnvironmentFailed
     | RewardComputed
     | ProgressMeasured
+    | EnginesSwitched
     | DraftsMeasured
     | RoundMeasured
     | WorkerEvent

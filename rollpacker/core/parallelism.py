@@ -97,7 +97,7 @@ class ParallelismPlanner:
 
     @property
     def in_use(self) -> int:
-        """The degree that the engines have, or change to."""
+        """The degree that rounds begin with: the engines have it, or change to it."""
         return self._in_use
 
     @property
@@ -122,6 +122,10 @@ class ParallelismPlanner:
         """Note that the round may be measured."""
         self._is_open, self._is_measurable = False, True
 
+    def awaits(self, event: RoundMeasured) -> bool:
+        """Tell whether a measurement is the last round's, and in time."""
+        return event.round == self._round and self._is_measurable
+
     def measure(
         self, event: RoundMeasured, next_kind: RoundKind, *, was_filled: bool = False
     ) -> tuple[UseParallelism, ...]:
@@ -142,7 +146,7 @@ class ParallelismPlanner:
         is_timed = 0 <= event.rollout_time_s < math.inf and 0 <= event.switch_time_s < math.inf
         if min(event.num_preemptions, event.num_tokens, *event.lengths_tokens) < 0 or not is_timed:
             raise ImpossibleEvent(f"{event} cannot have been measured.", "Nothing is below 0, and times are finite.")
-        if event.round < self._round or not self._is_measurable:
+        if not self.awaits(event):
             return ()
         self._is_measurable = False
         if event.switch_time_s:

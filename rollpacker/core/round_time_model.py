@@ -7,6 +7,8 @@ was measured (`rollpacker profile`), or follows from a formula; how long the res
 The guess is for an order among degrees, not for seconds: engines are taken to share the responses evenly, prompts to be
 equally long, and what passes between processes is left out.
 
+What is left of a round is played in the same way, for the decision to go on with it on larger engines.
+
 Source: RollPacker, section 4.2: an offline profile of prefill and decode by degree, batch and length, and memory.
 """
 
@@ -16,6 +18,7 @@ import bisect
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _STRIDE = 0.618
 """Responses are played in steps of this share of their number, so that long ones lie among short ones."""
@@ -62,12 +65,38 @@ def fastest_degree(costs: Sequence[DegreeCosts], lengths_tokens: Sequence[int], 
 def round_s(costs: DegreeCosts, lengths_tokens: Sequence[int], prompt_tokens: int) -> float:
     """Play a round on the fullest engine of a degree, and give its seconds."""
     fullest = sorted(lengths_tokens, reverse=True)[:: costs.num_engines]
-    waiting = deque(_Sequence(length=length) for length in _mixed(fullest))
+    return _play(costs, [_Sequence(num_computed=prompt_tokens, length=length) for length in _mixed(fullest)])
+
+
+class Rest(NamedTuple):
+    """What is left of a response."""
+
+    num_tokens: int
+    """That it has, with its prompt's."""
+    num_remaining: int
+    """At least 1."""
+
+
+def rest_s(costs: DegreeCosts, rests: Sequence[Rest], num_engines: int) -> tuple[float, float]:
+    """Play what is left of a round on the fullest of so many engines of a degree.
+
+    Returns:
+        Seconds of decoding, and those to compute first what the responses have; engines that hold their KV cache spare
+        the latter.
+    """
+    fullest = sorted(rests, key=lambda rest: rest.num_remaining, reverse=True)[::num_engines]
+    prefill_s = costs.prefill_s * sum(rest.num_tokens for rest in fullest)
+    sequences = [_Sequence(num_computed=rest.num_tokens, length=rest.num_remaining) for rest in fullest]
+    return _play(costs, sequences) - prefill_s, prefill_s
+
+
+def _play(costs: DegreeCosts, sequences: Sequence[_Sequence]) -> float:
+    waiting = deque(sequences)
     running: list[_Sequence] = []
     capacity, seconds, num_cached = max(costs.kv_tokens, 1), 0.0, 0
     while waiting or running:
         while waiting and len(running) < costs.max_num_seqs:
-            num_tokens = prompt_tokens + waiting[0].num_generated
+            num_tokens = waiting[0].num_tokens
             if running and num_cached + num_tokens + len(running) >= capacity:
                 break
             running.append(waiting.popleft())
@@ -79,7 +108,7 @@ def round_s(costs: DegreeCosts, lengths_tokens: Sequence[int], prompt_tokens: in
             num_passes = max(capacity - num_cached, 0) // batch
             if not num_passes:
                 preempted = running.pop()
-                num_cached -= prompt_tokens + preempted.num_generated
+                num_cached -= preempted.num_tokens
                 waiting.appendleft(preempted)
                 continue
         seconds += num_passes * costs.decode_s(batch)
@@ -87,15 +116,22 @@ def round_s(costs: DegreeCosts, lengths_tokens: Sequence[int], prompt_tokens: in
         num_cached += batch * num_passes
         for each in running:
             each.num_generated += num_passes
-        num_cached -= sum(prompt_tokens + each.length for each in running if each.num_generated >= each.length)
+        num_cached -= sum(each.num_tokens for each in running if each.num_generated >= each.length)
         running = [each for each in running if each.num_generated < each.length]
     return seconds
 
 
 @dataclass(slots=True, kw_only=True)
 class _Sequence:
+    num_computed: int
+    """Tokens that it begins with."""
     length: int
+    """Tokens that it generates."""
     num_generated: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_computed + self.num_generated
 
 
 def _mixed(lengths: Sequence[int]) -> list[int]:

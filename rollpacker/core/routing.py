@@ -80,6 +80,11 @@ class Router:
         return tuple(self._held)
 
     @property
+    def open_engines(self) -> tuple[EngineId, ...]:
+        """Those that get launches."""
+        return tuple(engine for engine in self._held if engine not in self._closed)
+
+    @property
     def known(self) -> Collection[EngineId]:
         """All engines that ever joined and may still be heard of."""
         return self._held.keys() | self._left
@@ -116,11 +121,13 @@ class Router:
 
     # The fleet
 
-    def join(self, engine: EngineId, policy_version: int, kv_tokens: int) -> list[Launch]:
+    def join(self, engine: EngineId, version: int, kv_tokens: int, closing: Closing | None = None) -> list[Launch]:
         """Add an engine and launch what waits; one that is already there has restarted, and lost what was on it."""
         self._remove(engine)
         self._held[engine] = {}
-        self._facts[engine] = EngineFacts(policy_version, kv_tokens)
+        if closing:
+            self._closed[engine] = closing
+        self._facts[engine] = EngineFacts(version, kv_tokens)
         return self.launch(self._waiting.listed())
 
     def update(self, engine: EngineId, policy_version: int) -> None:
@@ -233,7 +240,7 @@ class Router:
         """
         if not self.is_in_fleet(engine):
             return
-        if self._closed.get(engine) is not Closing.RETIRING:
+        if self._closed.get(engine) is not Closing.RETIRING or self._held[engine]:
             raise ImpossibleEvent(f"Engine {engine!r} retired, which was not ordered.", "It follows UseParallelism.")
         self._remove(engine)
 
@@ -404,10 +411,8 @@ class Router:
             raise InvariantViolated(f"The engines hold {self._held}; in flight is {self._in_flight}")
         self._by_load.check(is_starved=self.is_starved)
         self._waiting.check()
-        if (
-            list(self._facts) != list(self._held)
-            or min((each.kv_tokens for each in self._facts.values()), default=0) < 0
-        ):
+        least_tokens = min((each.kv_tokens for each in self._facts.values()), default=0)
+        if list(self._facts) != list(self._held) or least_tokens < 0:
             raise InvariantViolated(f"The fleet is {list(self._held)}; known is {self._facts}")
         retiring = {engine for engine, reason in self._closed.items() if reason is Closing.RETIRING}
         if not retiring <= self._held.keys() or not self._leaving.keys() <= self._held.keys():

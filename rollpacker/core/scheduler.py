@@ -9,6 +9,8 @@
     BeginRound ──> stream scaling ──> StreamGroups
     ResponseFinished, ProgressMeasured ──> stream scaling ──> MeasureProgress; LendEngines, carried out by the router;
                                            StreamGroups, when what was lent is empty
+    the same ──> tail escalation ──> MeasureProgress; EscalateTail, carried out by the router; SwitchEngines, when all
+                                           engines are empty
     PolicyUpdated ──> router: Evict, or nothing where engines keep what they have; what waits is launched at StepStarted
     EvaluationOffered ──> evaluation ──Decision──> router: what becomes of held-out requests is its business alone
     TurnFinished, EnvironmentStepped, EnvironmentFailed ──> environments ──> router, or batching and evaluation;
@@ -53,7 +55,6 @@ from rollpacker.core.commands import (
     FailRun,
     FailWithoutEngines,
     Launch,
-    LendEngines,
     ScoreResponse,
 )
 from rollpacker.core.companions import Companions
@@ -68,6 +69,7 @@ from rollpacker.core.events import (
     EngineLost,
     EngineRetired,
     EnginesReturned,
+    EnginesSwitched,
     EngineStarted,
     EngineStartFailed,
     EnginesWanted,
@@ -126,9 +128,8 @@ class Scheduler:
             commands += self._beside.evaluation.fill(self._router.rooms)
         if environments := self._beside.environments:
             commands = (*environments.close(), *commands, *environments.act(now))
-        lending = self._beside.stream.lending if self._beside.stream else ()
-        if lending and self._router.are_empty(lending):
-            commands += self._beside.begin_stream()
+        if self._beside.is_emptying:
+            commands += self._beside.go_on(self._router, self._local_engines)
         self._timers.note(commands)
         return commands
 
@@ -170,6 +171,10 @@ class Scheduler:
                 return self._change_fleet(event)
             case ProgressMeasured():
                 return self._use_progress(event, now)
+            case EnginesSwitched():
+                self._beside.end_switch(event, now)
+                self._router.reopen(Closing.ARRIVING)
+                return *self._router.launch(self.waiting), *self._require_engine()
             case SlotsOpened() | SlotsChanged() | SlotVacated() | EngineStarted() | EngineStartFailed() | TimerFired():
                 return self._restart(event, now)
             case _:
@@ -272,7 +277,7 @@ class Scheduler:
                 self._router.update(event.engine, event.policy_version)
                 return ()
             case EngineJoined():
-                launches = self._router.join(event.engine, event.policy_version, event.kv_tokens)
+                launches = self._router.join(event.engine, event.policy_version, event.kv_tokens, self._beside.closing)
             case EngineLost() if self._restarts.knows(event.engine) and event.engine not in self._router.known:
                 return self._require_engine()  # it died before it had joined
             case EngineLost():
@@ -292,6 +297,7 @@ class Scheduler:
         """Keep the slots of engines filled."""
         if isinstance(event, SlotsOpened):
             self._timers.forget(self._restarts.timers)
+            self._beside.open_attempt()
         if isinstance(event, TimerFired):
             self._timers.fire(event)
         orders: list[Command] = [*self._restarts.handle(event, now)]
@@ -313,19 +319,16 @@ class Scheduler:
         """Fail when no engine is there, or to come, for the requests that wait, or for the next round."""
         restarts = self._restarts
         is_starved = bool(restarts.slots) and self._router.is_stranded and not restarts.under_way
-        is_starved = is_starved and not (self._beside.seeding and self._beside.seeding.has_lent)
+        is_starved = is_starved and not self._beside.have_engines_to_come
         return (FailWithoutEngines(),) if is_starved or restarts.is_hopeless else ()
 
     def _use_progress(self, event: ProgressMeasured, now: float) -> tuple[Command, ...]:
-        """Move requests, or lend engines, if the measurement says that it pays."""
+        """Move requests, or lend or change engines, if the measurement says that it pays."""
         for progress in event.engines:
             self._router.is_in_fleet(progress.engine)
         if self._elastic and self._beside.balance and self._beside.balance.awaits(event):
             return self._elastic.level(event, now)
-        engines = self._beside.choose_lent(event, self._local_engines, self._router.holders)
-        if not engines:
-            return ()
-        return LendEngines(round=event.round, engines=engines), *self._router.close(engines, Closing.LENT)
+        return self._beside.take_progress(event, self._local_engines, self._router, now)
 
     # Decisions
 

@@ -17,6 +17,7 @@ from typing import Literal
 from rollpacker.core.ids import Domain
 from rollpacker.core.quotas import apportion, scale_up
 from rollpacker.core.round_time_model import DegreeCosts
+from rollpacker.core.tail_escalation_settings import TailEscalationSettings
 
 
 def _require(holds: bool, rule: str) -> None:
@@ -61,6 +62,8 @@ class ParallelismSettings:
     """Of each degree, where a profile or a model has them: for the guess after a kind's first round."""
     prompt_tokens: int = 0
     """Mean length of the prompts, for the same."""
+    escalation: TailEscalationSettings | None = None
+    """None: the engines of a round stay to its end."""
 
     def __post_init__(self) -> None:
         degrees = self.degrees
@@ -71,6 +74,8 @@ class ParallelismSettings:
         _require(self.max_growth >= 1, f"max_growth={self.max_growth} is below 1")
         of_costs = tuple(sorted(costs.degree for costs in self.costs))
         _require(of_costs in {(), degrees}, f"costs of the degrees {of_costs}: each of {degrees} has some, or none has")
+        can_weigh = bool(self.costs) and len(degrees) > 1
+        _require(self.escalation is None or can_weigh, "escalation needs the costs of two degrees or more")
         for name in ("patience", "num_rounds_remembered"):
             _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} is below 1")
 

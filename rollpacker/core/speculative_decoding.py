@@ -30,6 +30,7 @@ paired trials are this project's.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -97,6 +98,8 @@ class SpeculativeDecoding:
         """True from the end of a round until it is measured."""
         self._reported: list[EngineId] = []
         """Engines whose passes of the round are known."""
+        self._earlier: dict[EngineId, int | None] = {}
+        """Engines that left for others in the midst of the round, and their degree."""
 
     # The round
 
@@ -104,6 +107,12 @@ class SpeculativeDecoding:
         """Give the rules for a round on engines of a degree."""
         self._round, self._is_open, self._is_measurable = command.round, True, False
         self._reported.clear()
+        self._earlier.clear()
+        return self.order(degree)
+
+    def change_degree(self, degree: int, engines: Sequence[EngineId]) -> UseDraftLengths:
+        """Give the rules for the rest of a round, in which others take the place of some engines."""
+        self._earlier |= dict.fromkeys(engines, self._degree)
         return self.order(degree)
 
     def order(self, degree: int | None) -> UseDraftLengths:
@@ -138,7 +147,7 @@ class SpeculativeDecoding:
         if event.round < self._round or not self._is_measurable or event.engine in self._reported:
             return
         self._reported.append(event.engine)
-        ranges = self._ranges[self._degree]
+        ranges = self._ranges[self._earlier.get(event.engine, self._degree)]
         for passes in event.passes:
             each = ranges.get(passes.max_sequences)
             if each is None:
@@ -166,7 +175,8 @@ class SpeculativeDecoding:
         if event.round != self._round or not self._is_measurable:
             return
         self._is_measurable = False
-        for each in self._ranges[self._degree].values():
+        degrees = dict.fromkeys((self._degree, *self._earlier.values()))
+        for each in [each for degree in degrees for each in self._ranges[degree].values()]:
             usual, tried = each.usual, each.tried
             if tried.num_passes < self._settings.num_trial_passes or not (usual.time_s and tried.time_s):
                 continue
@@ -217,6 +227,7 @@ class SpeculativeDecoding:
             "is_open": self._is_open,
             "is_measurable": self._is_measurable,
             "reported": list(self._reported),
+            **({"earlier": [[engine, degree] for engine, degree in self._earlier.items()]} if self._earlier else {}),
             "ranges": [
                 [degree, size, asdict(each)] for degree, ranges in self._ranges.items() for size, each in ranges.items()
             ],
@@ -231,6 +242,7 @@ class SpeculativeDecoding:
         machine._is_open = snapshot["is_open"]
         machine._is_measurable = snapshot["is_measurable"]
         machine._reported = list(map(EngineId, snapshot["reported"]))
+        machine._earlier = {EngineId(engine): degree for engine, degree in snapshot.get("earlier", ())}
         for degree, size, plain in snapshot["ranges"]:
             ranges = machine._ranges.setdefault(degree, {each: _Range() for each in settings.batch_sizes})
             if size in ranges and plain["length"] in settings.lengths:

@@ -60,7 +60,7 @@ from fractions import Fraction
 from typing import Any, Self
 
 from rollpacker.core.commands import BeginRound, MeasureProgress, StreamGroups
-from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
+from rollpacker.core.errors import InvariantViolated
 from rollpacker.core.events import EngineProgress, ProgressMeasured, RunningRequest
 from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.core.length_estimate import LengthEstimate
@@ -177,23 +177,9 @@ class StreamScaling:
 
     # The test
 
-    def validate(self, event: ProgressMeasured) -> None:
-        """Refuse a measurement that cannot have been made.
-
-        Raises:
-            ImpossibleEvent: It was never ordered, an engine is in it twice, or a count is below 0.
-        """
-        if event.round > self._round or (event.round == self._round and not self._num_tests):
-            raise ImpossibleEvent(
-                f"The progress of round {event.round} was measured, which was not ordered.",
-                f"The last round is {self._round}, with {self._num_tests} measurements ordered.",
-            )
-        if len({progress.engine for progress in event.engines}) < len(event.engines):
-            raise ImpossibleEvent(f"An engine is twice in the progress of round {event.round}.")
-        for progress in event.engines:
-            counts = [count for request in progress.running for count in request[1:]]
-            if min(counts, default=0) < 0 or progress.kv_tokens_capacity < 0:
-                raise ImpossibleEvent(f"{progress} has a count below 0.")
+    def has_ordered(self, event: ProgressMeasured) -> bool:
+        """Tell whether a measurement may answer an order of this machine."""
+        return event.round < self._round or (event.round == self._round and self._num_tests > 0)
 
     def choose(
         self, event: ProgressMeasured, fleet: Sequence[EngineId], holders: Mapping[RequestId, EngineId | None]
@@ -201,7 +187,7 @@ class StreamScaling:
         """Name the engines to lend now, in joining order; none if a test fails or the measurement is late.
 
         Args:
-            event: A measurement that has passed `validate`.
+            event: A measurement that has passed `validate_progress`.
             fleet: All engines, in joining order.
             holders: Which engine holds each request in flight. What has finished or moved since the measurement, by
                 what was told so far, does not count.

@@ -98,7 +98,12 @@ STEPS = TableSchema(
             unit="tokens",
             is_nullable=True,
         ),
-        count("tensor_parallel", "GPUs of each engine in the round"),
+        count("tensor_parallel", "GPUs of each engine that finished the round"),
+        count(
+            "escalated_from",
+            "GPUs of each engine that began the round, where larger ones finished it; null where none did",
+            is_nullable=True,
+        ),
         number(
             "parallelism_gain",
             "Tokens that the batch needed per second of rollout, over those of its kind's last rounds on the degree of "

@@ -76,8 +76,11 @@ class Engine(Protocol):
     async def sleep(self) -> None:
         """Free the memory of weights and KV cache; no request may be in flight."""
 
+    async def stand_by(self) -> None:
+        """Take back, asleep, the memory of the weights alone, which can be loaded then: requests wait for `wake`."""
+
     async def wake(self) -> None:
-        """Take the memory back; weights must be loaded before the next request."""
+        """Take the memory back; weights must be loaded before the next request, unless it stood by and has them."""
 
     async def stats(self) -> EngineStats: ...
 

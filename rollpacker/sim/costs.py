@@ -115,11 +115,14 @@ class EngineCosts:
     model: Transformer
     hardware: HardwareSection
     tensor_parallel: int
+    num_bytes_beside: float = 0.0
+    """Of each GPU, that an engine which stands by has for its weights."""
 
     @property
     def num_kv_blocks(self) -> int:
         """Blocks that fit beside the weights; 0 or less when the weights alone are too large."""
-        memory = self.hardware.memory_gb * GIGA * self.hardware.memory_share * self.tensor_parallel
+        memory = self.hardware.memory_gb * GIGA * self.hardware.memory_share - self.num_bytes_beside
+        memory *= self.tensor_parallel
         return math.floor((memory - self.model.num_weight_bytes) / (self.model.kv_bytes_per_token * KV_BLOCK_TOKENS))
 
     @property

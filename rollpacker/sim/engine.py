@@ -77,6 +77,7 @@ class ModelledEngine:
         self._on_sleep = on_sleep
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._stands_by = False
         self._truncated: set[RequestId] = set()
         self._begun: dict[RequestId, tuple[VersionSpan, ...]] = {}
         """Spans of what was generated of requests in flight before they came here, and here by earlier versions."""
@@ -147,11 +148,21 @@ class ModelledEngine:
         require_idle(self._engine, "sleep", self._decoder.num_in_flight)
         if self._on_sleep is not None:
             self._on_sleep(self._policy_version)
-        self._policy_version = NO_VERSION
+        self._policy_version, self._stands_by = NO_VERSION, False
         await asyncio.sleep(self._switch_s)
 
+    async def stand_by(self) -> None:
+        if not self._stands_by:
+            self._stands_by = True
+            await asyncio.sleep(self._switch_s)
+
     async def wake(self) -> None:
-        """Take time: that weights must be loaded first is what `sleep` left behind."""
+        """Take time: that weights must be loaded first is what `sleep` left behind.
+
+        One that stood by goes on with a round that others have begun, so it waits for no start.
+        """
+        self._has_started = self._has_started or self._stands_by
+        self._stands_by = False
         await asyncio.sleep(self._switch_s)
 
     def unfinished(self) -> list[tuple[RequestId, int]]:

@@ -158,6 +158,10 @@ class MemberEngine:
         await self._here()
         await self._engine.sleep()
 
+    async def stand_by(self) -> None:
+        await self._here()
+        await self._engine.stand_by()
+
     async def wake(self) -> None:
         await self._here()
         await self._engine.wake()

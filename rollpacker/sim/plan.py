@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rollpacker.config.modelled_gpus import ModelledGpus, modelled_gpus
@@ -137,13 +137,17 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
         needed = _needed_kv_tokens(config)
         others = [degree for degree in _other_degrees(config) if profile is None or degree in profile.degrees]
         degrees += [degree for degree in others if engine_of(degree).num_kv_tokens >= needed]
+    engines: Mapping[int, PassCosts] = {degree: engine_of(degree) for degree in degrees}
+    if config.system.escalate_tail and profile is None:
+        engines = _beside_standing_by(engines, model.num_weight_bytes)
+        _check_memory(config, engines[tensor_parallel])
     return ClusterPlan(
         model=model,
         hardware=hardware,
         gpus=gpus,
         judge=judge,
         profile=profile,
-        engines={degree: engine_of(degree) for degree in degrees},
+        engines=engines,
         member=engine_of(member_degree),
         trainer=profile.trainer(len(gpus.of_trainer))
         if profile
@@ -159,6 +163,17 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
             whole_up_to=whole_up_to(config),
         ),
     )
+
+
+def _beside_standing_by(engines: Mapping[int, PassCosts], num_weight_bytes: float) -> Mapping[int, PassCosts]:
+    """Take the weights of the largest degree, whose engines stand by, from the memory of the others."""
+    largest = max(engines)
+    return {
+        degree: replace(costs, num_bytes_beside=num_weight_bytes / largest)
+        if isinstance(costs, EngineCosts) and degree != largest
+        else costs
+        for degree, costs in engines.items()
+    }
 
 
 def _other_degrees(config: RunConfig) -> list[int]:

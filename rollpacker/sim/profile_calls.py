@@ -76,6 +76,9 @@ class CalledEngine:
     async def sleep(self) -> None:
         await self._engine.sleep()
 
+    async def stand_by(self) -> None:
+        await self._engine.stand_by()
+
     async def wake(self) -> None:
         await self._engine.wake()
 

@@ -372,7 +372,8 @@ class _Trace:
     def _moment(self, moment: Moment) -> Event:
         if moment.engine is None:
             place = self._tracks.thread("run", "rounds")
-            name = f"the next round is generated with TP {moment.tensor_parallel}"
+            which = "rest of the" if moment.what == "tail_change" else "next"
+            name = f"the {which} round is generated with TP {moment.tensor_parallel}"
             return self._instant(place, name, _ns(moment.at_s), "p")
         self._engine(moment.engine)
         names = {"joined": "joins", "lost": "is lost", "retired": "retires", "lent": "is lent to the trainer"}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rollpacker.metrics.event_log import attempt_paths, scan_event_log
 
-Happening = Literal["joined", "lost", "retired", "lent", "fleet_change"]
+Happening = Literal["joined", "lost", "retired", "lent", "fleet_change", "tail_change"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Moment:
     at_s: float
     what: Happening
     engine: str | None
-    """None of a change of the fleet."""
+    """None of a change of all engines, between rounds or in the midst of one."""
     gpus: tuple[int, ...] = ()
     """Of an engine that joined, the run's GPUs that it works on; empty where they are not known."""
     tensor_parallel: int | None = None
@@ -54,7 +54,7 @@ class LoggedMoments:
 
 
 _EVENTS = ("EngineJoined", "EngineLost", "EngineRetired", "StepStarted")
-_COMMANDS = ("LendEngines", "UseParallelism")
+_COMMANDS = ("LendEngines", "SwitchEngines", "UseParallelism")
 
 
 def read_moments(run_dir: Path) -> LoggedMoments:
@@ -101,3 +101,6 @@ def _moments_of(now: float, event: dict[str, Any], commands: Sequence[dict[str, 
             case "UseParallelism":
                 degree = int(command["tensor_parallel"])
                 yield Moment(at_s=now, what="fleet_change", engine=None, tensor_parallel=degree)
+            case "SwitchEngines":
+                degree = int(command["tensor_parallel"])
+                yield Moment(at_s=now, what="tail_change", engine=None, tensor_parallel=degree)

@@ -216,6 +216,19 @@ async def test_a_model_with_fewer_positions_than_the_limit_refuses_by_its_own(tm
     await engine.close()
 
 
+async def test_an_engine_that_stands_by_takes_weights_and_generates_when_it_wakes(model: Any, model_path: Path) -> None:
+    async with running(model_path) as engine:
+        await engine.sleep()
+        await engine.stand_by()
+        await engine.stand_by()
+        weights = weights_of(model, 3)
+        assert await engine.load_weights(weights) == weights.checksum
+        await engine.wake()
+        assert (await engine.stats()).policy_version == 3
+        await engine.generate([make_request()])
+        assert (await collect(engine, 1))["p"].num_tokens > 0
+
+
 async def test_sleep_frees_weights_and_cache_and_wake_takes_them_back(model: Any, model_path: Path) -> None:
     async with running(model_path) as engine:
         weights = weights_of(model, 0)

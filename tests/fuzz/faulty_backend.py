@@ -12,7 +12,7 @@ from tests.fuzz.faulty_workers import FaultyEngine, FaultyReward, FaultyTrainer
 
 if TYPE_CHECKING:
     from rollpacker.core.ids import EngineId
-    from rollpacker.protocols.backend import Backend, BackendContext, Workers
+    from rollpacker.protocols.backend import Backend, BackendContext, Fleet, Workers
     from rollpacker.protocols.engine import Engine
     from tests.fuzz.faulty_workers import WorkerObserver
     from tests.fuzz.injector import FaultInjector
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 class FaultyBackend:
     """Wraps every worker that a backend brings."""
 
-    def __init__(self, backend: Backend, injector: FaultInjector, observer: WorkerObserver) -> None:
+    def __init__(
+        self, backend: Backend, injector: FaultInjector, observer: WorkerObserver, *, escalates: bool = False
+    ) -> None:
+        self._escalates = escalates
         self._backend = backend
         self._injector = injector
         self._observer = observer
@@ -64,9 +67,18 @@ class FaultyBackend:
             pump(reward.pump(), "reward")
             try:
                 fleets = {degree: replace(fleet, engines=wrapped[degree]) for degree, fleet in workers.fleets.items()}
+                if self._escalates:
+                    fleets = {degree: _with_costs(fleet, degree == max(fleets)) for degree, fleet in fleets.items()}
                 yield replace(workers, fleets=fleets, reward=reward, trainer=trainer, replace_engine=replace_engine)
             finally:
                 self._injector.stop_clock()
                 for task in pumps.values():
                     task.cancel()
                 await asyncio.gather(*pumps.values(), return_exceptions=True)
+
+
+def _with_costs(fleet: Fleet, is_largest: bool) -> Fleet:
+    """Claim that large engines decode small batches at no cost, and large ones so slowly that no round begins there."""
+    assert fleet.costs is not None
+    seconds = (0.001, 0.001, 10_000.0) if is_largest else (10.0, 10.0, 10.0)
+    return replace(fleet, costs=replace(fleet.costs, batch_sizes=(1.0, 3.0, 4.0), pass_s=seconds, prefill_s=0.0))

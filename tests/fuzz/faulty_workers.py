@@ -176,6 +176,10 @@ class FaultyEngine:
         await self._engine.sleep()
         self._observer.engine_holds(self.name, None)
 
+    async def stand_by(self) -> None:
+        await self._answer()
+        await self._engine.stand_by()
+
     async def wake(self) -> None:
         await self._answer()
         await self._engine.wake()

@@ -12,6 +12,7 @@ from rollpacker.core.events import (
     EngineLost,
     EngineProgress,
     EngineRetired,
+    EnginesSwitched,
     Event,
     ProgressMeasured,
     PromptsDrawn,
@@ -35,7 +36,8 @@ def impossible_events(world: SchedulerWorld) -> Iterator[Event]:
     stranger = PromptId(0, "stranger")
     yield EngineLost(engine=nobody)
     yield EngineRetired(engine=nobody)
-    yield EngineRetired(engine=some_engine)
+    if some_engine not in world.reference.engines.retiring or world.reference.engines.loads[some_engine]:
+        yield EngineRetired(engine=some_engine)
     yield from _measurements(world, some_engine, nobody)
     yield StepStarted(step=world.step + 1, policy_version=world.version)
     yield StepStarted(step=world.step, policy_version=world.version)  # only asked while a step is under way
@@ -64,7 +66,7 @@ def impossible_events(world: SchedulerWorld) -> Iterator[Event]:
     for request, holder in list(world.reference.engines.holders.items())[:3]:
         yield RewardComputed(request=request, reward=1.0)
         yield ResponseAborted(request=request, engine=holder, num_tokens=0)
-        if holder not in world.reference.engines.lent:
+        if holder not in world.reference.engines.lent | world.reference.engines.retiring:
             yield ResponseEvicted(request=request, engine=holder, num_tokens=0)
         yield _finished(request, holder, world.version + 1)
         yield _finished(request, holder, world.version - 1)
@@ -89,12 +91,14 @@ def _about(world: SchedulerWorld, request: RequestId, engine: EngineId) -> Itera
 
 def _measurements(world: SchedulerWorld, some_engine: EngineId, nobody: EngineId) -> Iterator[Event]:
     yield ProgressMeasured(round=world.step + 1, engines=())
-    if world.reference.stream.is_measuring:
+    stream, escalation = world.reference.stream, world.reference.escalation
+    yield EnginesSwitched(round=world.step)
+    if stream.is_measuring or escalation.is_measuring:
         row = EngineProgress(some_engine, 1, ())
         yield ProgressMeasured(round=world.step, engines=(row, row))
         yield ProgressMeasured(round=world.step, engines=(row._replace(kv_tokens_capacity=-1),))
         yield ProgressMeasured(round=world.step, engines=(row._replace(engine=nobody),))
-    elif world.reference.round and not world.reference.stream.last_tested:
+    elif world.reference.round and not (stream.last_tested or escalation.has_measured):
         yield ProgressMeasured(round=world.step, engines=())
     if world.settings.parallelism:
         yield RoundMeasured(round=world.step + 1, num_preemptions=0, rollout_time_s=1.0, num_tokens=1)

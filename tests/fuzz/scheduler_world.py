@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -30,6 +30,7 @@ from rollpacker.core.commands import (
     Launch,
     MeasureProgress,
     ScoreResponse,
+    SwitchEngines,
     UseDraftLengths,
     UseParallelism,
 )
@@ -42,6 +43,7 @@ from rollpacker.core.events import (
     EngineLost,
     EngineProgress,
     EngineRetired,
+    EnginesSwitched,
     EngineUpdated,
     Event,
     ProgressMeasured,
@@ -55,6 +57,7 @@ from rollpacker.core.events import (
     StepStarted,
 )
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
+from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import (
     DynamicSamplingSettings,
@@ -65,8 +68,10 @@ from rollpacker.core.settings import (
     SpeculativeDecodingSettings,
     StreamSettings,
 )
+from rollpacker.core.tail_escalation_settings import TailEscalationSettings
 from tests.fuzz.impossible_events import impossible_events
 from tests.fuzz.oracle.models import model_of
+from tests.fuzz.oracle.reference_model import ReferenceModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +136,10 @@ def scenarios(
         seed=draw(st.integers(0, 2**32 - 1)),
         solve_rate=draw(st.sampled_from([0.5, 0.5, 0.8, 0.0])) if is_dynamic else 0.5,
     )
-    return replace(scenario, settings=replace(settings, speculative_decoding=drafts_of(scenario.seed)))
+    settings = replace(settings, speculative_decoding=drafts_of(scenario.seed))
+    scenario = replace(scenario, settings=settings)
+    has_tail = planner is not None and not is_dynamic and scenario.seed % 2 > 0
+    return with_escalation(scenario) if has_tail else scenario
 
 
 def with_history(scenario: Scenario) -> Scenario:
@@ -173,6 +181,37 @@ def drafts_of(seed: int) -> SpeculativeDecodingSettings | None:
     return settings if rng.random() < 0.5 else None
 
 
+def with_escalation(scenario: Scenario) -> Scenario:
+    """The world with larger engines that finish rounds; the times are such that sums of them are exact.
+
+    Draft lengths in the midst of a round have tests of their own.
+    """
+    rng = random.Random(f"tail of {scenario.seed}")
+    num_gpus = rng.choice([4, 4, 6])
+    kv_tokens = rng.choice([150, 10**6])
+    small = DegreeCosts(
+        degree=1,
+        num_engines=num_gpus,
+        max_num_seqs=4,
+        kv_tokens=kv_tokens,
+        batch_sizes=(1.0, 5.0),
+        pass_s=(1.0, 2.0),
+        kv_read_s=2**-10,
+        prefill_s=2**-8,
+    )
+    large = replace(small, degree=2, num_engines=num_gpus // 2, kv_tokens=2 * kv_tokens, pass_s=(0.5, 2.5))
+    tail = TailEscalationSettings(
+        max_response_tokens=100,
+        gpus=tuple(chunks(range(num_gpus), 2)),
+        first_share=rng.choice([Fraction(1, 2), Fraction(1)]),
+        first_cost_s=rng.choice([0.0, 8.0]),
+        num_recent_lengths=rng.choice([3, 1000]),
+    )
+    planner = replace(planner_of(1, 2), costs=(small, large), escalation=tail)
+    settings = replace(scenario.settings, parallelism=planner, speculative_decoding=None)
+    return replace(scenario, settings=settings, num_gpus=num_gpus)
+
+
 def planner_of(initial: int, other: int, patience: int = 2) -> ParallelismSettings:
     low, high = sorted((initial, other))
     return ParallelismSettings(degrees=(low, high), initial=initial, patience=patience, num_rounds_remembered=3)
@@ -206,6 +245,8 @@ class SchedulerWorld:
         self.scheduler = scheduler_class(self.settings)
         self.untouched = scheduler_class(self.settings)
         self.reference: Any = model_of(self.settings)
+        if isinstance(self.reference, ReferenceModel):
+            self.reference.escalation.is_timeless = True
         self.digest = hashlib.sha256()
         self.step = 0
         self.version = 0
@@ -252,6 +293,8 @@ class SchedulerWorld:
         assert decided == sorted(everything), "not every prompt was trained or dropped exactly once"
 
     def run_step(self) -> None:
+        while self.scheduler.beside.retires_engines:  # the driver waits, too
+            self.tick()
         if self.step and self.settings.speculative_decoding:
             for report in self.measured_drafts():
                 self.tell(report)
@@ -300,9 +343,8 @@ class SchedulerWorld:
             )
         self.digest.update(f"{event}{commands}".encode())
         self.reference.note(event, commands, self.scheduler.waiting)
-        if not isinstance(
-            event, StepStarted | PromptsDrawn | EngineJoined | EngineUpdated | EngineLost | EngineRetired
-        ):
+        once = StepStarted | PromptsDrawn | EngineJoined | EngineUpdated | EngineLost | EngineRetired | EnginesSwitched
+        if not isinstance(event, once):
             self.told.append(event)
         for command in commands:
             self.carry_out(command)
@@ -325,6 +367,10 @@ class SchedulerWorld:
                 self.draft_rules = rules
             case UseParallelism(tensor_parallel=degree):
                 self.change_engines(degree)
+            case SwitchEngines(round=number, tensor_parallel=degree):
+                lent = {gpu for engine in self.reference.engines.lent for gpu in self.gpus[engine]}
+                self.change_engines(degree, lent)
+                self.tell(EnginesSwitched(round=number))
             case EndRound() | EndRun() | FailRun():
                 self.is_resting = True
             case _:
@@ -438,13 +484,14 @@ class SchedulerWorld:
         self.gpus[engine] = gpus
         self.tell(EngineJoined(engine=engine, policy_version=self.version, gpus=gpus))
 
-    def change_engines(self, degree: int) -> None:
+    def change_engines(self, degree: int, lent: Collection[int] = ()) -> None:
         """Wake or start the engines of a degree, then put the others to sleep; things can go wrong on the way."""
         old = list(self.engines)
         self.was_lost.clear()
         sleeping = self.sleeping.pop(degree, [])
         for gpus in chunks(range(self.scenario.num_gpus), degree):
-            self.start_engine(sleeping.pop() if sleeping else self.new_name(), gpus)
+            if set(gpus).isdisjoint(lent):
+                self.start_engine(sleeping.pop() if sleeping else self.new_name(), gpus)
         if self.rng.random() < self.scenario.trouble:
             if old:  # else all were lost, and none is left to retire
                 self.expect_impossible(StepStarted(step=self.step, policy_version=self.version + 1))

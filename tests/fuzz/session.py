@@ -190,7 +190,7 @@ class _Session:
 
         self.checker.begin_attempt()
         self._injector.begin_attempt(kill, give_notice)
-        backend = FaultyBackend(ModelledBackend(config), self._injector, self.checker)
+        backend = FaultyBackend(ModelledBackend(config), self._injector, self.checker, escalates=self.world.escalates)
         try:
             await pipeline.train(config, backend, self._watch, Preemption(deadline))
         except Preempted as error:

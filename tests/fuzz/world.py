@@ -48,6 +48,9 @@ FAULT_KINDS = (*FaultKind, *[FaultKind.ENGINE_CRASH] * 3, FaultKind.NODE_LOSS)
 FIRST_AHEAD = 100
 """Odd seeds above it are asynchronous runs; those below stay what they were when bugs were found in them."""
 
+SHARE_ESCALATING = 0.3
+"""Of the even seeds above it."""
+
 GPUS_PER_NODE = 8
 
 MOST_STEPS = 64
@@ -120,6 +123,8 @@ class World:
     max_staleness: int = 0
     lookahead: float = 0.0
     staleness_order: Literal["ready", "fifo"] = "ready"
+    escalates: bool = False
+    """Larger engines finish rounds, at costs that always speak for them while few responses are left."""
     has_pools: bool = False
     """Trainer and engines have GPUs of their own; otherwise they take turns."""
 
@@ -185,7 +190,32 @@ def draw_world(seed: int) -> World:
     world = with_history(world, rng) if rng.random() < 0.3 else world
     rng = random.Random(f"drafts of {seed}")
     world = replace(world, draft_acceptance=rng.choice((None, None, 0.0, 0.6, 0.9)))
-    return with_lead(world, random.Random(f"lead of {seed}")) if seed > FIRST_AHEAD and seed % 2 else world
+    if seed <= FIRST_AHEAD:
+        return world
+    if seed % 2:
+        return with_lead(world, random.Random(f"lead of {seed}"))
+    rng = random.Random(f"tail of {seed}")
+    return with_escalation(world, rng) if rng.random() < SHARE_ESCALATING else world
+
+
+def with_escalation(world: World, rng: random.Random) -> World:
+    """Let larger engines finish rounds; what goes not together with it gives way."""
+    return replace(
+        world,
+        escalates=True,
+        planner=True,
+        num_engines=rng.choice((2, 4, 4)),
+        tensor_parallel=rng.choice((1, 2)),
+        batching=world.batching if world.length_history else rng.choice(("plain", "plain", world.batching)),
+        switch="sleep",
+        dynamic_sampling=False,
+        max_active_requests=None,
+        num_steps=MOST_STEPS,
+        num_epochs=world.num_epochs or 1,
+        evaluate="alone",
+        draft_acceptance=None,  # draft lengths in the midst of a round have tests of their own
+        num_keys=tuple(number + world.num_prompts for number in world.num_keys),
+    )
 
 
 def with_lead(world: World, rng: random.Random) -> World:
@@ -322,7 +352,7 @@ def _held_out_files(world: World, prompts: Path) -> list[Path]:
 def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
     """The configuration of the world's run; `prompts` is what `write_prompts` wrote."""
     weight_bytes, kv_bytes = 200_000, 2 * 2 * 8 * 8 * 2 * _SHAPE.num_layers // 2
-    memory_bytes = 4 * weight_bytes + world.kv_tokens * kv_bytes
+    memory_bytes = (5 if world.escalates else 4) * weight_bytes + world.kv_tokens * kv_bytes
     return RunConfig(
         run=RunSection(
             dir=run_dir,
@@ -351,6 +381,7 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             eta_responses=world.eta_responses,
             reward=world.reward,
             planner=world.planner,
+            escalate_tail=world.escalates,
             speculative_decoding=world.draft_acceptance is not None,
             stream=world.stream,
             dynamic_sampling=world.dynamic_sampling,

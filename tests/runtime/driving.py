@@ -79,6 +79,7 @@ async def driving(
     max_restarts=3,
     straggler_s=5.0,
     start_s=5.0,
+    sync=None,
 ):
     """A driver whose engines hold policy 0 and whose replacements are what `replace` brings."""
     notes, lent, clock = [], [], RunClock()
@@ -89,6 +90,7 @@ async def driving(
         fleet=FleetParts(
             fleets=fleets or {1: fleet_of(engines)},
             replace_engine=replace,
+            stands_by=policy is not None and policy.parallelism is not None and bool(policy.parallelism.escalation),
             engine=EngineSection(max_restarts=max_restarts),
             deadlines=DeadlineSection(rollout_stall_s=stall_s, start_s=start_s, engine_call_s=engine_call_s),
             straggler_s=straggler_s,
@@ -114,7 +116,7 @@ async def driving(
     )
     driver.notes, driver.lent = notes, lent
     try:
-        await driver.publish(weights(0))
+        await driver.publish(sync or weights(0))
         await driver.start()
         yield driver
     finally:

@@ -52,7 +52,7 @@ class ScriptedEngine:
         self.requests: dict[RequestId, GenerationRequest] = {}
         self.running: dict[RequestId, asyncio.Task[None]] = {}
         self.policy_version = 0
-        self.is_asleep = False
+        self.is_asleep = self.stands_by = False
         self.num_generated_tokens = 0
         self.draft_rules: list[tuple[DraftRule, ...]] = []
         """As they were given, one after the other."""
@@ -67,6 +67,7 @@ class ScriptedEngine:
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> None:
         assert not self.is_asleep
+        assert not self.stands_by
         for request in requests:
             assert request.request not in self.running
             self.requests[request.request] = request
@@ -136,10 +137,13 @@ class ScriptedEngine:
 
     async def sleep(self) -> None:
         assert not self.running
-        self.is_asleep = True
+        self.is_asleep, self.stands_by = True, False
+
+    async def stand_by(self) -> None:
+        self.is_asleep, self.stands_by = False, True
 
     async def wake(self) -> None:
-        self.is_asleep = False
+        self.is_asleep = self.stands_by = False
 
     async def progress(self) -> EngineProgress:
         running = tuple(RunningRequest(request, 1, 1) for request in self.running)

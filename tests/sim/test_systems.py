@@ -10,6 +10,7 @@ from rollpacker.config.compose import compose
 from rollpacker.core.events import RoundMeasured
 from rollpacker.metrics.event_log import attempt_path, read_event_log
 from rollpacker.metrics.tables import read_frame
+from rollpacker.sim.plan import plan_cluster
 
 SMALL = [
     "backend=sim",
@@ -108,3 +109,19 @@ def test_every_other_rung_trains_whole_batches(tmp_path, system):
     steps = steps_of(tmp_path / system, f"system={system}")
     assert set(steps["num_prompts"]) == {16}
     assert set(steps["num_responses"]) == {64}
+
+
+def test_larger_engines_finish_rounds_sooner_with_the_same_batches_and_memory_for_their_weights(tmp_path):
+    words = ["system=verl", "system.planner=true", "model=qwen2.5-14b", "engine.degrees=[1,2]", "run.num_steps=2"]
+    alone = steps_of(tmp_path / "alone", *words)
+    tail = steps_of(tmp_path / "tail", *words, "system.escalate_tail=true")
+    assert alone["escalated_from"].isna().all()
+    assert (tail["escalated_from"][0], tail["tensor_parallel"][0]) == (1, 2)
+    assert tail["rollout_time_s"][0] < alone["rollout_time_s"][0]
+    assert list(tail["tokens_trained"]) == list(alone["tokens_trained"])
+    tensor_parallel = plan_cluster(compose([*SMALL, *words, f"run.dir={tmp_path}"]), needs_judge=False).engines
+    beside = plan_cluster(
+        compose([*SMALL, *words, "system.escalate_tail=true", f"run.dir={tmp_path}"]), needs_judge=False
+    ).engines
+    assert beside[1].num_kv_tokens < tensor_parallel[1].num_kv_tokens
+    assert beside[2].num_kv_tokens == tensor_parallel[2].num_kv_tokens

@@ -55,6 +55,11 @@ class SystemSection(Section):
     planner: Flag = False
     """Moves rounds of a kind to engines of another tensor-parallel degree when they preempt more and more, or not at
     all (paper, section 4.2). A real run has engines of the degrees that `engine.degrees` names."""
+    escalate_tail: Annotated[Flag, OnlyWith("system.planner"), NOT_IN_FINGERPRINT] = False
+    """When a few responses of a round are left, engines of the largest of `engine.degrees` take over, if they end it
+    sooner by more than the change costs: those have the weights already, and compute what is under way again. In rounds
+    in which every response is waited for, so not in short ones with a race. The GPUs hold the weights twice: leave
+    1 / degree of their size free on each. A real run needs `engine.profile`."""
     speculative_decoding: Annotated[Flag, NOT_IN_FINGERPRINT] = False
     """Decode passes verify draft tokens, at each batch size as many as gained most tokens per second before, or none.
     Responses have the same distribution with and without. A modelled run's drafts are accepted with

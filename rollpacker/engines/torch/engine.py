@@ -157,6 +157,9 @@ class TorchEngine:
     async def sleep(self) -> None:
         await self._ask(self._free_memory)
 
+    async def stand_by(self) -> None:
+        await self._ask(self._take_memory)  # the KV cache grows with the sequences
+
     async def wake(self) -> None:
         await self._ask(self._take_memory)
 

@@ -79,7 +79,7 @@ class VllmEngine:
         config = transformers.AutoConfig.from_pretrained(model_path, local_files_only=True)
         self._max_tokens_per_seq = min(max_tokens_per_seq, max_positions(config) or max_tokens_per_seq)
         self._policy_version = NO_VERSION
-        self._is_asleep = False
+        self._is_asleep = self._stands_by = False
         self._is_closing = False
         self._drafts_are_tried = False
         self._failure: EngineFailed | None = None
@@ -161,14 +161,19 @@ class VllmEngine:
             await self._ask(self._llm.pause_generation(mode="keep", clear_cache=False))
         self._policy_version = NO_VERSION
         checksum = await self._replace_weights(weights)
+        if not self._stands_by:
+            await self._take_cache()
+        self._policy_version = weights.policy_version
+        return checksum
+
+    async def _take_cache(self) -> None:
+        """Become able to generate: the weights are there."""
         await self._ask(self._wake_entirely())
         if self._keeps_requests:  # after an update that broke off it stays paused until one is whole
             await self._ask(self._llm.resume_generation())
         if not self._drafts_are_tried:
             await self._ask(try_drafts(self._llm, self._totals))
             self._drafts_are_tried = True
-        self._policy_version = weights.policy_version
-        return checksum
 
     async def _replace_weights(self, weights: Weights) -> str:
         offer, version = weights.payload, weights.policy_version
@@ -188,15 +193,25 @@ class VllmEngine:
         if self._is_asleep:
             return
         self._policy_version = NO_VERSION
-        self._is_asleep = True
+        self._is_asleep, self._stands_by = True, False
         # level 2 drops the weights, which are loaded again after waking; level 0 only stops the scheduler
         await self._ask(self._llm.sleep(level=2 if self._has_sleep_mode else 0))
 
+    async def stand_by(self) -> None:
+        self._stands_by = True
+        await self._wake_for_weights()
+
     async def wake(self) -> None:
-        """Take the memory of the weights back. That of the KV cache follows when they are loaded.
+        """Take the memory of the weights back. That of the KV cache follows when they are loaded, or now if they are.
 
         So a trainer on the same GPUs may hold its own until then.
         """
+        stood_by, self._stands_by = self._stands_by, False
+        await self._wake_for_weights()
+        if stood_by and self._policy_version != NO_VERSION:
+            await self._take_cache()
+
+    async def _wake_for_weights(self) -> None:
         self._require_open()
         if not self._is_asleep:
             return

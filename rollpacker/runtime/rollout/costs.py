@@ -32,6 +32,11 @@ class RoundCosts:
     """What the engines did in a round."""
 
     tensor_parallel: int
+    """Of the engines that finished it."""
+    escalated_from: int | None
+    """Degree of those that had begun it, if others took their place."""
+    num_engines: int
+    """When it was over."""
     parallelism_gain: float | None
     """Tokens per second over those of its kind's rounds on the degree of before, if any is remembered."""
     num_engines_lent: int
@@ -87,22 +92,36 @@ class RoundMeter:
         self._members = members
         self._stats: Mapping[EngineId, EngineStats] = {}
         """As the last round left them."""
+        self._left: dict[EngineId, EngineStats] = {}
+        """Of engines that others took the place of in this round, as they left."""
+        self._left_degree = 0
 
     async def begin(self, stats: Mapping[EngineId, EngineStats] | None = None) -> None:
         """Let the next round begin now."""
         of_engines = await self._engines.stats() if stats is None else stats
         self._stats = {**of_engines, **await self._members.stats()}
 
+    async def leave(self) -> None:
+        """Note what engines have done, in whose place others come in the midst of the round."""
+        self._left, self._left_degree = dict(await self._engines.stats()), self._engines.tensor_parallel
+
+    def take_over(self, stats: Mapping[EngineId, EngineStats]) -> None:
+        """Count what these others do from now on."""
+        self._stats = {**self._stats, **stats}
+
     async def measure(self) -> RoundCosts:
         """End a round."""
         before = self._stats
         await self.begin()
+        left, self._left = self._left, {}
         return RoundCosts(
             tensor_parallel=self._engines.tensor_parallel,
+            escalated_from=self._left_degree if left else None,
+            num_engines=len(self._stats),
             parallelism_gain=None,
             num_engines_lent=self._engines.num_lent,
             before=before,
-            after=self._stats,
+            after={**left, **self._stats},
         )
 
 

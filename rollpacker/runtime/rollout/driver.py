@@ -85,6 +85,7 @@ from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.rollout.reward_client import RewardClient
 from rollpacker.runtime.rollout.rounds import Rounds
 from rollpacker.runtime.rollout.scheduling import too_few_left
+from rollpacker.runtime.rollout.switching import SwitchCommand, Switching
 from rollpacker.runtime.rollout.timers import Timers
 from rollpacker.runtime.rollout.trajectories import EnvironmentCommand, Trajectories
 from rollpacker.runtime.waiting.clock import RunClock
@@ -144,11 +145,13 @@ class Driver:
             interval_log=interval_log,
             note=listeners.note,
         )
+        self.leave_gpus = self._engines.leave_gpus
         self._orders = EngineOrders(self._engines, self._to_generate, on_accepted=self._wait.look, on_error=inbox.put)
         self._aside = Aside(on_end=self._wait.look, on_error=inbox.put)
         self._to_score: list[ScoreResponse] = []
         self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
         self._meter = RoundMeter(self._engines, self._members)
+        self._switching = Switching(self._engines, self._meter, self._aside, self._take_aside)
         self._trajectories = Trajectories(environments, self._rounds, clock, self._take_aside, inbox.put)
         self.elastic = Elastic(
             self._engines,
@@ -192,10 +195,8 @@ class Driver:
         if self._digesting is not None:
             self._digesting.cancel()
             await asyncio.gather(self._digesting, return_exceptions=True)
-        await self._members.stop()
-        await self._aside.stop()
-        await self._trajectories.stop()
-        await self._orders.stop()
+        for stop in (self._members.stop, self._aside.stop, self._trajectories.stop, self._orders.stop):
+            await stop()
         await self._engines.stop()
         await self._reward.stop()
         self._wait.close()
@@ -260,10 +261,6 @@ class Driver:
         for event in measurements(batch, costs, self._engines.take_switch_time_s()):
             self._take(event)
         return replace(costs, parallelism_gain=self._scheduler.beside.parallelism_gain)
-
-    async def leave_gpus(self, slots: Collection[EngineId]) -> None:
-        """Put engines to sleep until `publish` wakes them: the trainer works on their GPUs. Nothing is in flight."""
-        await self._engines.leave_gpus(slots)
 
     async def publish(self, sync: WeightSync) -> Published:
         """Wake the engines of the next round and give each the new policy; those that do not get it are lost.
@@ -374,6 +371,9 @@ class Driver:
         if isinstance(command, EnvironmentCommand):
             self._trajectories.carry_out(command)
             return None
+        if isinstance(command, SwitchCommand):
+            self._switching.carry_out(command)
+            return None
         match command:
             case DrawPrompts():
                 return self._order.draw(command.domain, command.num_prompts)
@@ -383,8 +383,8 @@ class Driver:
                 return rewarded
             case ScoreResponse():
                 self._to_score.append(command)
-            case MeasureProgress():
-                self._aside.begin(self._measure_progress(command), "progress of the engines")
+            case MeasureProgress(round=number):
+                self._aside.begin(self._measure_progress(number), "progress of the engines")
             case BeginRound():
                 self._rounds.begin(command, self._engines.policy_version, now)
             case BeginEvaluation():
@@ -433,8 +433,8 @@ class Driver:
             self._reward.add(to_score, is_filling=self._rounds.is_filled)
         self._wait.look()
 
-    async def _measure_progress(self, command: MeasureProgress) -> None:
-        self._take(ProgressMeasured(round=command.round, engines=tuple(await self._engines.progress())))
+    async def _measure_progress(self, number: int) -> None:
+        self._take(ProgressMeasured(round=number, engines=tuple(await self._engines.progress())))
 
     async def _stream(self, command: StreamGroups) -> None:
         """Put the engines that are lent to sleep; all of them are empty. Then groups stream on their GPUs."""

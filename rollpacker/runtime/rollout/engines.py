@@ -11,9 +11,7 @@ not replaced, and their failure ends the run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.core.events import (
@@ -34,16 +32,15 @@ from rollpacker.core.scheduler import Scheduler
 from rollpacker.protocols.engine import Engine, EngineStats
 from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.rollout.costs import Turnover
+from rollpacker.runtime.rollout.engine_sets import EngineSets
 from rollpacker.runtime.rollout.failures import Failures
 from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.inbox import EngineReady, Inbox
 from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.members import MemberEngines
 from rollpacker.runtime.rollout.replacements import Ready, Replacements, StartLimits
-from rollpacker.runtime.rollout.starts import ask_each, what_follows, within_or_failed
+from rollpacker.runtime.rollout.starts import what_follows, within_or_failed
 from rollpacker.runtime.waiting.clock import RunClock
-
-Answer = TypeVar("Answer")
 
 
 class Engines:
@@ -74,8 +71,8 @@ class Engines:
         interval_log: IntervalLog,
         note: Callable[[str], None],
     ) -> None:
-        self._fleets = parts.fleets
-        self._rebuild = parts.rebuild
+        self._sets = EngineSets(parts, self._slot_of, self.lose)
+        self.guarded = self._sets.guarded
         self._deadlines = deadlines = parts.deadlines
         self._scheduler = scheduler
         self._report = report
@@ -97,14 +94,12 @@ class Engines:
             on_failed=self._note_failed_start,
             on_error=inbox.put,
         )
-        self.tensor_parallel = next(iter(parts.fleets))
-        """The degree in use."""
         self.next_tensor_parallel = scheduler.beside.tensor_parallel or self.tensor_parallel
-        """The degree after the next `publish`."""
+        """The degree after the next `publish`, or `switch`."""
         self.policy_version = 0
         """What the engines in use hold since the last `publish`."""
-        self._present = {degree: dict(fleet.engines) for degree, fleet in parts.fleets.items()}
-        """Of every fleet, the engines that are alive."""
+        self._sync: WeightSync | None = None
+        """That published last."""
         self._kv_tokens: dict[EngineId, int] = {}
         """The KV capacity of every engine whose statistics were asked for."""
         self._asleep = list(parts.asleep)
@@ -123,9 +118,14 @@ class Engines:
         self._has_started = False
 
     @property
+    def tensor_parallel(self) -> int:
+        """The degree in use."""
+        return self._sets.tensor_parallel
+
+    @property
     def present(self) -> Mapping[EngineId, Engine]:
         """Of the fleet in use, those that are alive."""
-        return self._present[self.tensor_parallel]
+        return self._sets.present
 
     def find(self, engine_id: EngineId) -> Engine:
         """One that is alive, of the fleet in use or of a worker."""
@@ -139,11 +139,9 @@ class Engines:
     async def start(self) -> Mapping[EngineId, EngineStats]:
         """Report the engines, which hold the first policy, and listen to them; gives their statistics."""
         self._has_started = True
-        for engines in self._present.values():
-            for engine_id, engine in engines.items():
-                self._inbox.listen(engine_id, engine, self._notice)
-        slots = tuple(engine_id for fleet in self._fleets.values() for engine_id in fleet.engines)
-        self._report(SlotsOpened(slots=slots, are_replaceable=self._replacements.can_replace))
+        for engine_id, engine in self._sets.all.items():
+            self._inbox.listen(engine_id, engine, self._notice)
+        self._report(SlotsOpened(slots=self._sets.slots, are_replaceable=self._replacements.can_replace))
         for engine_id, error in self._noticed.items():
             self._vacate(engine_id, error)
         stats = await self.stats()
@@ -174,22 +172,19 @@ class Engines:
 
     async def _use_slots(self, withheld: Collection[EngineId] = ()) -> None:
         """Let engines start in the slots in use, without those whose GPUs are the trainer's: what starts there ends."""
-        in_use = tuple(self._fleets[self.tensor_parallel].engines)
+        in_use = self._sets.slots_in_use
         event = SlotsChanged(in_use=in_use, withheld=tuple(slot for slot in in_use if slot in withheld))
         if self._has_started and event != self._reported_slots:
             self._reported_slots = event
             self._report(event)
             await self._replacements.starts.settle()
 
-    def _gpus_of(self, engine_id: EngineId) -> tuple[int, ...]:
-        return self._fleets[self.tensor_parallel].gpus.get(self._slot_of(engine_id), ())
-
     def _report_joined(self, engine_id: EngineId) -> None:
         self._report(
             EngineJoined(
                 engine=engine_id,
                 policy_version=self.policy_version,
-                gpus=self._gpus_of(engine_id),
+                gpus=self._sets.gpus_of(engine_id),
                 kv_tokens=self._kv_tokens.get(engine_id, 0),
             )
         )
@@ -242,8 +237,7 @@ class Engines:
         if self._failures.repeated is not None:
             raise self._failures.repeated
         is_in_use = engine_id in self.present
-        for engines in self._present.values():
-            engines.pop(engine_id, None)
+        self._sets.pop(engine_id)
         if not is_in_use:
             return  # it belongs to a fleet that sleeps, which the scheduler does not know
         if self._has_started:
@@ -252,8 +246,12 @@ class Engines:
             raise self.none_left()
 
     def join(self, engine_id: EngineId) -> None:
-        """Report an engine that takes a lost one's place; unless it has joined with new weights, or will."""
-        ready = self._replacements.take(engine_id, self.policy_version)
+        """Report an engine that takes a lost one's place; unless it has joined with new weights, or will.
+
+        While its set is about to leave, it waits, and leaves with it.
+        """
+        is_leaving = self.next_tensor_parallel != self.tensor_parallel
+        ready = None if is_leaving else self._replacements.take(engine_id, self.policy_version)
         if ready is not None:
             self._admit(engine_id, ready)
             self._report_joined(engine_id)
@@ -261,7 +259,7 @@ class Engines:
     def _admit(self, engine_id: EngineId, ready: Ready) -> None:
         self._num_replaced += 1
         self._note(f"{engine_id} has taken the place of {self._slot_of(engine_id)}.")
-        self._present[self.tensor_parallel][engine_id] = ready.engine
+        self._sets.present[engine_id] = ready.engine
         self._kv_tokens[engine_id] = ready.kv_tokens
         self._inbox.listen(engine_id, ready.engine, self._notice)
 
@@ -286,11 +284,16 @@ class Engines:
     async def lend(self, engine_ids: Iterable[EngineId]) -> frozenset[int]:
         """Put engines to sleep until `publish`, on which nothing is in flight; gives the GPUs that this frees."""
         to_lend = list(engine_ids)
-        await self._each("to sleep", to_lend, lambda engine: engine.sleep())
+        await self._sets.each("to sleep", to_lend, lambda engine: engine.sleep())
         self._asleep += (asleep := [engine_id for engine_id in to_lend if engine_id in self.present])
+        await self._sets.leave(self._sets.on(self._lent_gpus, self._sets.standing))
         self._asleep_since |= dict.fromkeys(asleep, self._clock.now())
         await self._use_slots(withheld=[self._slot_of(engine_id) for engine_id in self._asleep])
-        return frozenset(gpu for engine_id in self._asleep for gpu in self._gpus_of(engine_id))
+        return self._lent_gpus
+
+    @property
+    def _lent_gpus(self) -> frozenset[int]:
+        return frozenset(gpu for engine_id in self._asleep for gpu in self._sets.gpus_of(engine_id))
 
     async def take_back(self, engine_ids: Iterable[EngineId], sync: WeightSync) -> tuple[EngineId, ...]:
         """Wake lent engines, and give them the policy that they had; gives those that have it."""
@@ -298,12 +301,9 @@ class Engines:
         self._asleep = [engine_id for engine_id in self._asleep if engine_id not in to_wake]
         for engine_id in to_wake:
             self._interval_log.add(engine_id, "engine", "asleep", self._asleep_since.pop(engine_id))
-        await self._each("to wake", to_wake, lambda engine: engine.wake())
+        await self._sets.each("to wake", to_wake, lambda engine: engine.wake())
         awake = [engine_id for engine_id in to_wake if engine_id in self.present]
-        served = await asyncio.gather(*(sync.serve(engine_id, self.present[engine_id]) for engine_id in awake))
-        for published in served:
-            for engine_id, error in published.lost.items():
-                self.lose(engine_id, error)
+        await self._serve(awake, sync)
         await self._use_slots(withheld=[self._slot_of(engine_id) for engine_id in self._asleep])
         return tuple(engine_id for engine_id in awake if engine_id in self.present)
 
@@ -317,7 +317,8 @@ class Engines:
             for engine_id in self.present
             if self._slot_of(engine_id) in slots and engine_id not in self._asleep
         ]
-        await self._each("to sleep", to_sleep, lambda engine: engine.sleep())
+        await self._sets.each("to sleep", to_sleep, lambda engine: engine.sleep())
+        await self._sets.leave(engine_id for engine_id in self._sets.standing if self._slot_of(engine_id) in slots)
         self._asleep += to_sleep
         self._asleep_since |= dict.fromkeys(to_sleep, self._clock.now())
 
@@ -329,6 +330,7 @@ class Engines:
         Raises:
             WeightSyncFailed: None of them holds exactly the trainer's weights.
         """
+        self._sync = sync
         async with self._replacements.publishing(sync) as newcomers:
             for engine_id, ready in newcomers.items():
                 self._admit(engine_id, ready)
@@ -339,10 +341,11 @@ class Engines:
             if self.next_tensor_parallel != self.tensor_parallel:
                 return await self._change_fleet(sync, asleep)
             await self._use_slots()
-            await self._each("to wake", asleep, lambda engine: engine.wake())
+            await self._sets.each("to wake", asleep, lambda engine: engine.wake())
+            await self._sets.stand_by()
             published = await self._load(sync)
             for engine_id in self.present:
-                if engine_id in newcomers:
+                if engine_id in newcomers or (self._has_started and engine_id not in self._scheduler.engines):
                     self._report_joined(engine_id)
                 elif self._has_started:  # else `start` reports them
                     self._report(EngineUpdated(engine=engine_id, policy_version=published.policy_version))
@@ -351,46 +354,61 @@ class Engines:
     async def _change_fleet(self, sync: WeightSync, asleep: Sequence[EngineId]) -> Published:
         """Put the engines in use to sleep, or end them, and let those of the next degree take their place."""
         began_at_s = self._clock.now()
-        if self._rebuild:
-            await self._move(self._rebuild.end, 2 * self._deadlines.stop_s)
-        else:
-            awake = [engine_id for engine_id in self.present if engine_id not in asleep]
-            await self._each("to sleep", awake, lambda engine: engine.sleep())
-        retired = [engine_id for engine_id in self.present if engine_id in self._scheduler.engines]
-        self.tensor_parallel = self.next_tensor_parallel
+        retired = await self._leave_for_others(asleep)
         await self._use_slots()
         if not self._has_started and not self.present:
             raise self.none_left()
-        if self._rebuild:
-            await self._move(self._rebuild.rebuild, self._deadlines.start_s)
-        else:
-            await self._each("to wake", list(self.present), lambda engine: engine.wake())
+        await self._sets.take_over()
         if self._has_started:
             self._switch_time_s = self._clock.now() - began_at_s
             self._interval_log.add("driver", "driver", "switch", began_at_s)
+        await self._sets.stand_by()
         published = await self._load(sync)
         if self._has_started:  # else `start` reports them
-            await self.stats()
-            for engine_id in self.present:
-                self._report_joined(engine_id)
-            for engine_id in retired:
-                self._report(EngineRetired(engine=engine_id))
+            await self._report_change(list(self.present), retired)
         return published
 
-    async def _move(self, move: Callable[[EngineId], Awaitable[None]], deadline_s: float) -> None:
-        """End or start every engine of the degree in use; one for which that fails is lost."""
-        what = "to make place, or to take it"
-        moves = [
-            self.guarded(engine_id, what, partial(move, self._slot_of(engine_id)), deadline_s)
-            for engine_id in self.present
-        ]
-        await asyncio.gather(*moves)
+    async def switch(self) -> Mapping[EngineId, EngineStats]:
+        """Change the engines in the midst of a round, whose policy the next ones get; nothing is in flight.
+
+        On lent GPUs they sleep until `publish`. Gives the statistics of the next ones, before they have done anything.
+        """
+        assert self._sync is not None
+        began_at_s = self._clock.now()
+        async with self._replacements.publishing(self._sync) as newcomers:
+            for engine_id, ready in newcomers.items():
+                self._admit(engine_id, ready)
+            lent_gpus = self._lent_gpus
+            retired = await self._leave_for_others(self._asleep)
+            self._asleep = self._sets.on(lent_gpus, self.present)
+            await self._use_slots(withheld=[self._slot_of(engine_id) for engine_id in self._asleep])
+            able = await self._sets.take_over(self._asleep)
+            woken = [engine_id for engine_id in self.present if engine_id not in (*self._asleep, *able)]
+            await self._serve(woken, self._sync)
+            self._interval_log.add("driver", "driver", "switch", began_at_s)
+            joining = [engine_id for engine_id in self.present if engine_id not in self._asleep]
+            return await self._report_change(joining, retired)
+
+    async def _leave_for_others(self, asleep: Collection[EngineId]) -> list[EngineId]:
+        """Put the engines in use to sleep, and use the next degree; gives those that the scheduler knows."""
+        await self._sets.leave_for_others(asleep)
+        self._sets.tensor_parallel, before = self.next_tensor_parallel, self.present
+        return [engine_id for engine_id in before if engine_id in self._scheduler.engines]
+
+    async def _report_change(
+        self, joining: Iterable[EngineId], retired: Iterable[EngineId]
+    ) -> Mapping[EngineId, EngineStats]:
+        stats = await self.stats()
+        for engine_id in joining:
+            self._report_joined(engine_id)
+        for engine_id in retired:
+            self._report(EngineRetired(engine=engine_id))
+        return stats
 
     @property
     def longest_switch_s(self) -> float:
         """How long the change of the degree may take that `publish` makes; 0 without one, or if no process starts."""
-        is_rebuilding = self._rebuild is not None and self.next_tensor_parallel != self.tensor_parallel
-        return 2 * self._deadlines.stop_s + self._deadlines.start_s if is_rebuilding else 0.0
+        return self._sets.longest_switch_s(self.next_tensor_parallel)
 
     def take_switch_time_s(self) -> float:
         """Give the time of the change before the last round, once."""
@@ -399,7 +417,7 @@ class Engines:
 
     async def _load(self, sync: WeightSync) -> Published:
         began = self._clock.now()
-        published = await sync.publish(dict(self.present))
+        published = await sync.publish({**self.present, **self._sets.standing})
         self.policy_version = published.policy_version
         for engine_id, error in published.lost.items():
             self.lose(engine_id, error)
@@ -409,41 +427,25 @@ class Engines:
 
     # Calls
 
-    async def _each(
-        self, what: str, engine_ids: Iterable[EngineId], order: Callable[[Engine], Awaitable[None]]
-    ) -> None:
-        """Give the same order to several engines at once."""
+    async def _serve(self, engine_ids: Iterable[EngineId], sync: WeightSync) -> None:
+        """Give engines the policy that was published last."""
         present = [(engine_id, self.present[engine_id]) for engine_id in engine_ids if engine_id in self.present]
-        await asyncio.gather(*(self.guarded(engine_id, what, partial(order, engine)) for engine_id, engine in present))
-
-    async def guarded(
-        self, engine_id: EngineId, what: str, order: Callable[[], Awaitable[None]], deadline_s: float | None = None
-    ) -> bool:
-        """Give an order to an engine; False when it turns out to be lost, or does not answer in time."""
-        deadline_s = deadline_s or self._deadlines.engine_call_s
-        try:
-            await within_or_failed(deadline_s, f"{engine_id} {what}", order())
-        except EngineFailed as error:
-            self.lose(engine_id, error)
-            return False
-        return True
+        for published in await asyncio.gather(*(sync.serve(*each) for each in present)):
+            for engine_id, error in published.lost.items():
+                self.lose(engine_id, error)
 
     async def progress(self) -> Collection[EngineProgress]:
         """How far everything in flight is, on every engine that answers, also of workers that serve."""
         theirs = [asyncio.ensure_future(self._members.progress())] if self._members.present else []
-        own = await self._ask("to say how far it is", lambda engine: engine.progress())
+        own = await self._sets.ask("to say how far it is", lambda engine: engine.progress())
         members = [each for answer in theirs for each in await answer if each.engine in self._scheduler.engines]
         return *own.values(), *members
 
     async def stats(self) -> Mapping[EngineId, EngineStats]:
         """The statistics of every engine that answers."""
-        stats = await self._ask("to give its statistics", lambda engine: engine.stats())
+        stats = await self._sets.ask("to give its statistics", lambda engine: engine.stats())
         self._kv_tokens |= {engine_id: each.kv_tokens_capacity for engine_id, each in stats.items()}
         return stats
-
-    async def _ask(self, what: str, question: Callable[[Engine], Awaitable[Answer]]) -> dict[EngineId, Answer]:
-        """Ask every engine; those that fail, or do not answer in time, are lost."""
-        return await ask_each(self.present, what, question, self._deadlines.engine_call_s, self.lose)
 
     def describe_wait(self) -> list[str]:
         """Say which engines are to come."""

@@ -22,6 +22,8 @@ class FleetParts:
     """By tensor-parallel degree; the first one is in use, unless a checkpoint says otherwise."""
     replace_engine: ReplaceEngine | None
     rebuild: Rebuild | None = None
+    stands_by: bool = False
+    """Whether the engines of the largest degree hold weights while others are in use."""
     asleep: Collection[EngineId] = ()
     """Engines whose GPUs are the trainer's at first."""
     engine: EngineSection
@@ -42,6 +44,7 @@ class FleetParts:
             fleets=workers.fleets,
             replace_engine=workers.replace_engine,
             rebuild=workers.rebuild,
+            stands_by=config.system.escalate_tail and len(workers.fleets) > 1,
             asleep=workers.colocated_engines,
             engine=config.engine,
             deadlines=config.backend.deadlines,

@@ -37,6 +37,7 @@ from rollpacker.core.settings import (
     StreamSettings,
 )
 from rollpacker.core.stream_scaling import can_lend
+from rollpacker.core.tail_escalation_settings import TailEscalationSettings
 from rollpacker.runtime.placing.fleets import costs_of, degrees_of
 
 NOTHING_TO_LEND = (
@@ -55,6 +56,7 @@ def scheduler_settings(
     costs: Sequence[DegreeCosts] = (),
     prompt_tokens: int = 0,
     held_out: Mapping[str, Collection[str]] | None = None,
+    largest_engines: Sequence[tuple[int, ...]] = (),
 ) -> SchedulerSettings:
     """What the scheduler is told; without `data.domain_weights` every domain has its share of the prompts.
 
@@ -67,6 +69,7 @@ def scheduler_settings(
         costs: What engines of each degree take for their work, where that is known: the planner's first guess.
         prompt_tokens: Mean length of the prompts, for the same.
         held_out: The keys of each held-out set, by its name.
+        largest_engines: The GPUs of each engine of the largest degree; empty where they are unknown.
 
     Raises:
         ConfigError: A domain has no place in a batch.
@@ -114,6 +117,13 @@ def scheduler_settings(
                 initial=degrees[0],
                 costs=tuple(sorted(costs, key=lambda each: each.degree)),
                 prompt_tokens=prompt_tokens,
+                escalation=(
+                    TailEscalationSettings(
+                        max_response_tokens=config.rollout.max_response_tokens, gpus=tuple(largest_engines)
+                    )
+                    if config.system.escalate_tail and costs
+                    else None
+                ),
             )
             if config.system.planner and len(degrees) > 1
             else None

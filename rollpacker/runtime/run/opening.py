@@ -354,6 +354,7 @@ def _settings(config: RunConfig, workers: Workers, progress: Progress) -> Schedu
         costs=[fleet.costs for fleet in fleets.values() if fleet.costs],
         held_out=workers.held_out,
         prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts) // len(prompts),
+        largest_engines=list(fleets[max(fleets)].gpus.values()),
     )
 
 

@@ -6,9 +6,9 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -18,7 +18,7 @@ from rollpacker.core.scheduler import Scheduler
 from tests.core.plans import run_plans
 from tests.fuzz.async_world import AsyncWorld, async_scenarios
 from tests.fuzz.elastic_world import ElasticWorld
-from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios, with_history
+from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios, with_escalation, with_history
 from tests.fuzz.scratch import scratch_folder
 from tests.fuzz.session import Violation, run_world
 from tests.fuzz.world import draw_world
@@ -35,6 +35,7 @@ class Worlds(StrEnum):
     SAMPLING = "a scheduler with dynamic sampling"
     LENDING = "a scheduler that lends engines"
     LENDING_AND_SAMPLING = "a scheduler that lends engines and drops prompts"
+    ESCALATING = "a scheduler whose larger engines finish rounds"
     AHEAD = "a scheduler that admits prompts ahead of the trainer"
     AHEAD_AND_SAMPLING = "a scheduler that admits prompts ahead of the trainer, and drops some"
     ELASTIC = "a scheduler whose workers come and go"
@@ -146,7 +147,7 @@ def scheduler_worlds(worlds: Worlds) -> tuple[Scenario | int, ...]:
     if worlds in {Worlds.RUNS, Worlds.PLANS}:
         return ()
     is_dynamic = worlds in {Worlds.SAMPLING, Worlds.LENDING_AND_SAMPLING, Worlds.AHEAD_AND_SAMPLING}
-    has_stream = worlds in {Worlds.LENDING, Worlds.LENDING_AND_SAMPLING}
+    has_stream = worlds in {Worlds.LENDING, Worlds.LENDING_AND_SAMPLING, Worlds.ESCALATING}
     kinds = (
         async_scenarios(is_dynamic=is_dynamic)
         if worlds in {Worlds.AHEAD, Worlds.AHEAD_AND_SAMPLING}
@@ -169,7 +170,15 @@ def scheduler_worlds(worlds: Worlds) -> tuple[Scenario | int, ...]:
     keep()
     if worlds is Worlds.HISTORY:
         drawn = list(map(with_history, drawn))
+    if worlds is Worlds.ESCALATING:
+        drawn = [with_escalation(_without_race(scenario)) for scenario in drawn]
     return tuple(sorted(drawn, key=_num_responses))
+
+
+def _without_race(scenario: Scenario) -> Scenario:
+    """Of every other world plain rounds, whose end is that of all their responses."""
+    batching: Literal["plain", "tail"] = "plain" if scenario.seed % 2 else "tail"
+    return replace(scenario, settings=replace(scenario.settings, batching=batching))
 
 
 def _num_responses(scenario: Scenario) -> int:

@@ -1,4 +1,4 @@
-"""Bugs of the machines beside the batching: router, reward budget, planner and stream scaling."""
+"""Bugs of the machines beside the batching: router, reward budget, planner, stream scaling and tail escalation."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import pytest
 
 from rollpacker.core import round_time_model
 from rollpacker.core.commands import RoundKind, StreamGroups
+from rollpacker.core.companions import Companions
 from rollpacker.core.engine_states import Closing
 from rollpacker.core.length_estimate import LengthEstimate
 from rollpacker.core.load_order import LoadOrder
 from rollpacker.core.parallelism import ParallelismPlanner, _Controller
 from rollpacker.core.reward_budget import RewardBudget
+from rollpacker.core.round_time_model import Rest
 from rollpacker.core.routing import Router
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.speculative_decoding import SpeculativeDecoding, _Gain, _Range
 from rollpacker.core.stream_scaling import StreamScaling
+from rollpacker.core.tail_escalation import TailEscalation
 from tests.fuzz.bugs.harness import Bug, Worlds, around, both, instead, wherever
 
 # Router
@@ -285,6 +288,31 @@ _LENDING = (
     ("measure once only", around(StreamScaling, "choose", _measure_once)),
 )
 
+# Tail escalation
+
+
+def _expect_the_shortest(_, machine, running):
+    lengths = sorted(machine._lengths[machine._kind])
+    longer = [[each for each in lengths if each > request.num_generated_tokens] for request in running]
+    ends = [each[0] if each else machine._settings.max_response_tokens for each in longer]
+    return [
+        Rest(request.num_prompt_tokens + request.num_generated_tokens, max(end - request.num_generated_tokens, 1))
+        for request, end in zip(running, ends, strict=True)
+    ]
+
+
+_ESCALATING = (
+    ("larger engines take over at any cost", around(TailEscalation, "_pays", lambda *_: True)),
+    ("the first larger engine gets all that waits", instead(Companions, "closing", lambda _: None)),
+    ("the next round stays on larger engines", around(TailEscalation, "follow", lambda *_: ())),
+    (
+        "count larger engines on lent GPUs",
+        around(TailEscalation, "_num_larger", lambda _, machine, __: machine._costs[machine._target].num_engines),
+    ),
+    ("every response ends as soon as it may", around(TailEscalation, "_expected_rests", _expect_the_shortest)),
+    ("larger engines come before all are empty", around(Router, "are_empty", lambda *_: True)),
+)
+
 _FIRST = {
     "forget what finds no engine": 74,
     "believe a second eviction": 106,
@@ -300,6 +328,7 @@ BUGS = (
         for name, patch in (*_ROUTING, *_BUDGET, *_DRAFTING)
     ),
     *(Bug(name=name, patch=patch, worlds=Worlds.PLANS) for name, patch in _PLANNING),
+    *(Bug(name=name, patch=patch, worlds=Worlds.ESCALATING) for name, patch in _ESCALATING),
     *(Bug(name=name, patch=patch, worlds=Worlds.LENDING, first=_FIRST.get(name, 0)) for name, patch in _LENDING),
     Bug(
         name="forget the launches in the place of a dropped prompt's",

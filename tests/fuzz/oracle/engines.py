@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rollpacker.core.events import EngineJoined, EngineLost, EngineRetired, ResponseEvicted
+from rollpacker.core.events import EngineJoined, EngineLost, EngineRetired, EnginesSwitched, ResponseEvicted
 from rollpacker.core.ids import EngineId, PromptId, RequestId
 
 
@@ -26,12 +26,22 @@ class EngineModel:
         self.leaving: set[tuple[EngineId, RequestId]] = set()
         """What an engine of the fleet was told to stop or evict, and has not given back."""
         self.retiring: set[EngineId] = set()
+        self.arriving: set[EngineId] = set()
+        """Larger engines that wait for the others of their set."""
+        self.newcomers: set[EngineId] | None = None
+        """Where an engine belongs that joins now, if it gets nothing yet."""
 
-    def note(self, event: EngineJoined | EngineLost | EngineRetired | ResponseEvicted) -> list[RequestId]:
+    def note(
+        self, event: EngineJoined | EngineLost | EngineRetired | EnginesSwitched | ResponseEvicted
+    ) -> list[RequestId]:
         """Note a change; gives what has to be launched again: it was evicted, or its engine left or restarted."""
         if isinstance(event, ResponseEvicted):
             self.release(event.request)
             return [event.request]
+        if isinstance(event, EnginesSwitched):
+            self.arriving.clear()
+            self.newcomers = None
+            return []
         if isinstance(event, EngineRetired):
             assert event.engine in self.retiring, "an engine retired that nobody had told to"
         orphans = self.remove(event.engine)
@@ -39,6 +49,8 @@ class EngineModel:
             self.loads[event.engine] = 0
             self.gpus[event.engine] = event.gpus
             self.versions[event.engine] = event.policy_version
+            if self.newcomers is not None:
+                self.newcomers.add(event.engine)
         return orphans
 
     def remove(self, engine: EngineId) -> list[RequestId]:
@@ -48,6 +60,7 @@ class EngineModel:
         self.leaving = {(holder, request) for holder, request in self.leaving if holder != engine}
         self.fallen.add(engine)
         self.retiring.discard(engine)
+        self.arriving.discard(engine)
         orphans = [request for request, holder in self.holders.items() if holder == engine]
         for request in orphans:
             del self.holders[request]
@@ -57,7 +70,7 @@ class EngineModel:
         self.loads[self.holders.pop(request)] -= 1
 
     def free(self) -> list[EngineId]:
-        return [engine for engine in self.loads if engine not in self.lent]
+        return [engine for engine in self.loads if engine not in self.lent | self.retiring | self.arriving]
 
     def launch(self, request: RequestId, engine: EngineId) -> None:
         """Check that a launch goes to the right engine, and note it."""

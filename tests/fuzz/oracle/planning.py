@@ -48,8 +48,9 @@ class PlannerModel:
         next_kind: RoundKind,
         *,
         was_filled: bool,
+        in_use: int,
     ) -> None:
-        """Check what was ordered after a measurement."""
+        """Check what was ordered after a measurement; the engines have the degree that is in use."""
         assert self._settings is not None
         self.is_measurable = False
         self.measured.append(
@@ -67,7 +68,8 @@ class PlannerModel:
         )
         degree = degree_after(self.measured, next_kind, self._settings)
         is_worth_it = pays(self.measured, next_kind, self.degree, degree, self._settings)
-        expected = () if degree == self.degree or not is_worth_it else (UseParallelism(tensor_parallel=degree),)
+        self.degree = degree if is_worth_it else self.degree
+        expected = () if self.degree == in_use else (UseParallelism(tensor_parallel=self.degree),)
         assert commands == expected, f"after {self.measured} another degree"
 
 

@@ -29,6 +29,8 @@ from rollpacker.core.commands import (
     RoundKind,
     ScoreResponse,
     StreamGroups,
+    SwitchEngines,
+    UseDraftLengths,
     UseParallelism,
 )
 from rollpacker.core.events import (
@@ -36,6 +38,7 @@ from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
     EngineRetired,
+    EnginesSwitched,
     EngineUpdated,
     Event,
     ProgressMeasured,
@@ -45,6 +48,7 @@ from rollpacker.core.events import (
     ResponseFinished,
     RewardComputed,
     RoundMeasured,
+    SlotsOpened,
     StepStarted,
 )
 from rollpacker.core.ids import Domain, PromptId, RequestId, is_held_out
@@ -53,6 +57,7 @@ from tests.fuzz.oracle import quotas
 from tests.fuzz.oracle.budget import BudgetModel
 from tests.fuzz.oracle.drafting import DraftModel
 from tests.fuzz.oracle.engines import EngineModel
+from tests.fuzz.oracle.escalating import EscalationModel
 from tests.fuzz.oracle.evaluating import EvaluationModel
 from tests.fuzz.oracle.history import HistoryModel
 from tests.fuzz.oracle.planning import PlannerModel
@@ -81,8 +86,11 @@ class ReferenceModel:
         self.planner = PlannerModel(settings.parallelism)
         self.drafts = DraftModel(settings.speculative_decoding)
         self.stream = StreamModel(settings.stream, self.engines)
+        self.escalation = EscalationModel(settings.parallelism, self.engines)
         self.sampling = SamplingModel(self, settings.dynamic_sampling) if settings.dynamic_sampling else None
         self.history = HistoryModel(self, settings.length_history) if settings.length_history else None
+        self._is_measured = False
+        """The last finish made a measurement due."""
         # the draw
         self.awaited: dict[Domain, int] = {}
         self.drawn: dict[Domain, list[PromptId]] = {}
@@ -115,7 +123,8 @@ class ReferenceModel:
             case EngineLost(engine=engine) | EngineRetired(engine=engine) | EngineUpdated(engine=engine):
                 return engine not in self.engines.loads
             case ProgressMeasured(round=number):
-                return not self.stream.is_measuring or self.round is None or number < self.round.round
+                is_measuring = self.stream.is_measuring or self.escalation.is_measuring
+                return not is_measuring or self.round is None or number < self.round.round
             case DraftsMeasured():
                 return self.drafts.is_late(event)
             case RoundMeasured():
@@ -170,9 +179,12 @@ class ReferenceModel:
         self._learn(event)
         if self.is_late(event):
             is_answer = self.is_answer(event)
-            beside = tuple(command for command in commands if not (is_answer and isinstance(command, StreamGroups)))
+            emptied = StreamGroups | SwitchEngines | UseDraftLengths | MeasureProgress
+            beside = tuple(command for command in commands if not (is_answer and isinstance(command, emptied)))
             assert beside == (), f"a late fact had consequences: {event} -> {commands}"
-        elif isinstance(event, EngineJoined | EngineLost | EngineRetired | ResponseEvicted):
+        elif isinstance(event, EngineJoined | EngineLost | EngineRetired | EnginesSwitched | ResponseEvicted):
+            if isinstance(event, EnginesSwitched):
+                self.escalation.end()
             self.engines.waiting += self.engines.note(event)
             if self.engines.free():
                 due, self.engines.waiting = self.engines.waiting, []
@@ -193,8 +205,19 @@ class ReferenceModel:
         elif any(isinstance(command, BeginRound) for command in commands):
             self._check_begun()
         self.stream.check_groups(self.round.round if self.round else None, commands)
+        self._check_asked(event, commands)
+        self.escalation.check_switch(commands)
         self._check_score_orders(event)
         self.stream.check_evictions(commands)
+
+    def _check_asked(self, event: Event, commands: tuple[Command, ...]) -> None:
+        """Progress is measured when a test of lending or of larger engines is due, and again after a lending."""
+        is_due = any(isinstance(command, StreamGroups) and command.engines for command in commands)
+        is_due = is_due and self.escalation.is_due()
+        assert self._is_measured or any(isinstance(command, MeasureProgress) for command in commands) == is_due, (
+            f"measured too early or late: {event}"
+        )
+        self._is_measured = False
 
     def _learn(self, event: Event) -> None:
         """Note what is learned from facts, late or not."""
@@ -210,7 +233,7 @@ class ReferenceModel:
         if isinstance(event, EngineJoined | EngineLost | EngineRetired):
             self.stream.restart(event.engine)
 
-    def _note_news(self, event: Event, commands: tuple[Command, ...]) -> None:
+    def _note_news(self, event: Event, commands: tuple[Command, ...]) -> None:  # noqa: C901 one case per fact
         match event:
             case EngineUpdated(engine=engine, policy_version=version):
                 assert not self.engines.loads[engine], "an engine got new weights while it generated"
@@ -229,18 +252,36 @@ class ReferenceModel:
                 self.scored.add(request)
                 self.rewards.setdefault(request.prompt, []).append(reward)
             case ProgressMeasured():
-                self.stream.check_lending(event, commands)
+                self._check_progress(event, commands)
+            case SlotsOpened():
+                self.escalation.open(self.planner.degree)
             case DraftsMeasured():
                 self.drafts.note(event)
             case RoundMeasured():
                 self.drafts.end_measurement()
                 was_filled = self.evaluation.has_filled(event.round)
                 if self.planner.is_measurable:
-                    self.planner.check(event, commands, self.kinds, self.next_kind(), was_filled=was_filled)
+                    self.planner.check(
+                        event,
+                        commands,
+                        self.kinds,
+                        self.next_kind(),
+                        was_filled=was_filled,
+                        in_use=self.escalation.degree,
+                    )
                 else:
                     assert commands == (), "nobody plans the next round"
             case _:
                 pass
+
+    def _check_progress(self, event: ProgressMeasured, commands: tuple[Command, ...]) -> None:
+        """Engines are lent first, and changed if none are being lent; while they change nothing is."""
+        if self.escalation.is_under_way:
+            assert commands == (), "engines are lent or changed that are changing"
+            return
+        self.stream.check_lending(event, commands)
+        is_lent = any(isinstance(command, LendEngines) for command in commands)
+        self.escalation.check_decision(event, commands, is_lending=is_lent or self.stream.is_lending)
 
     def _note_finish(self, event: ResponseFinished, commands: tuple[Command, ...]) -> None:
         assert {span.policy_version for span in event.spans} == {self.version}, (
@@ -256,7 +297,10 @@ class ReferenceModel:
         assert self.round is not None
         num_dropped = len(self.decided.intersection(self.dropped))  # another prompt takes the place of each
         num_launched = (self.round.num_prompts_launched + num_dropped) * self.round.num_responses_launched
-        self.stream.check_measurement(len(self.finished), num_launched, commands)
+        self._is_measured = self.stream.is_due(len(self.finished), num_launched)
+        self._is_measured |= self.escalation.is_due_after(event.num_tokens)
+        is_asked = any(isinstance(command, MeasureProgress) for command in commands)
+        assert is_asked >= self._is_measured, "not measured in time"
 
     def _note_draw(self, event: PromptsDrawn) -> None:
         asked = self.awaited.pop(event.domain)
@@ -316,14 +360,13 @@ class ReferenceModel:
             case MeasureProgress(round=number):
                 assert self.round is not None
                 assert number == self.round.round
-                self.stream.is_measuring = True
             case LendEngines():
                 assert self.round is not None
                 assert command.round == self.round.round
                 self.stream.lend(command)
             case UseParallelism(tensor_parallel=degree):
                 assert self.round is None
-                self.planner.degree = degree
+                self.planner.degree = self.escalation.degree = degree
                 self.engines.retiring = set(self.engines.loads)
 
     def _note_request_command(self, command: Launch | Abort | Evict | ScoreResponse, *, is_relaunch: bool) -> None:
@@ -343,7 +386,7 @@ class ReferenceModel:
                 self.engines.leaving.add((engine, request))
             case Evict(engine=engine):
                 assert self.engines.holders.get(request) == engine
-                assert engine in self.engines.lent, "a request has to leave an engine that stays"
+                assert engine in self.engines.lent | self.engines.retiring, "a request leaves an engine that stays"
                 self.engines.leaving.add((engine, request))
             case ScoreResponse(case_limits_s=limits):
                 assert request in self.finished
@@ -393,6 +436,7 @@ class ReferenceModel:
         self.launched = {}
         self.decided, self.placed, self.accepted = set(), set(), set()
         self.stream.begin_round()
+        self.escalation.begin_round(begun)
         self.finished, self.scored, self.to_score, self.rewards = set(), set(), set(), {}
 
     def _check_begun(self) -> None:
@@ -491,6 +535,7 @@ class ReferenceModel:
         self.trained += command.prompts
         self.round = None
         self.stream.is_measuring = False
+        self.escalation.end_round()
         self.planner.end_round()
         self.drafts.end_round()
         self.check_nothing_lost()

@@ -11,6 +11,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rollpacker.core.round_time_model import DegreeCosts
 
 
@@ -29,7 +31,18 @@ def round_s(costs: DegreeCosts, lengths: tuple[int, ...], prompt_tokens: int) ->
     longest_first = sorted(lengths, reverse=True)
     share = [longest_first[index] for index in range(0, len(lengths), costs.num_engines)]
     order = sorted(range(len(share)), key=lambda index: (618 * index % 1000, index))  # golden section: long among short
-    waiting = [(prompt_tokens, prompt_tokens + share[index]) for index in order]
+    return _played_s(costs, [(prompt_tokens, prompt_tokens + share[index]) for index in order])
+
+
+def played_s(costs: DegreeCosts, rests: Sequence[tuple[int, int]], num_engines: int) -> tuple[float, float]:
+    """Play what responses lack, on the engine of so many that has the longest; gives decoding and prefill."""
+    longest_first = sorted(rests, key=lambda rest: -rest[1])
+    share = [longest_first[index] for index in range(0, len(rests), num_engines)]
+    prefill_s = costs.prefill_s * sum(had for had, _ in share)
+    return _played_s(costs, [(had, had + lacks) for had, lacks in share]) - prefill_s, prefill_s
+
+
+def _played_s(costs: DegreeCosts, waiting: list[tuple[int, int]]) -> float:
     running: list[tuple[int, int]] = []
     seconds = 0.0
     while waiting or running:

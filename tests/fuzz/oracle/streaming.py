@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations
 
-from rollpacker.core.commands import BeginRound, Command, Evict, LendEngines, MeasureProgress, StreamGroups
+from rollpacker.core.commands import BeginRound, Command, EscalateTail, Evict, LendEngines, StreamGroups
 from rollpacker.core.events import ProgressMeasured, RunningRequest
 from rollpacker.core.ids import EngineId
 from rollpacker.core.settings import StreamSettings
@@ -31,11 +31,16 @@ class StreamModel:
         self._to_empty: list[EngineId] = []
         """Lent engines from which requests have yet to come back."""
 
-    def check_measurement(self, num_finished: int, num_launched: int, commands: tuple[Command, ...]) -> None:
-        """A measurement is ordered at each point of the grid that the share of finishes reaches."""
+    @property
+    def is_lending(self) -> bool:
+        """True while lent engines are waited for."""
+        return bool(self._to_empty)
+
+    def is_due(self, num_finished: int, num_launched: int) -> bool:
+        """Tell whether a measurement is due: at each point of the grid that the share of finishes reaches."""
         stream = self._settings
         if stream is None:
-            return
+            return False
         share = Fraction(num_finished, num_launched)
         points = [
             stream.first_share + number * stream.every_share for number in range(math.ceil(1 / stream.every_share))
@@ -43,9 +48,10 @@ class StreamModel:
         is_at_point = share <= stream.last_share and any(self.last_tested < point <= share for point in points)
         is_at_point = is_at_point and not self.is_measuring and not self._has_lent
         is_due = is_at_point and self._can_lend(stream)  # a point at which nobody can be lent is passed over
-        assert any(isinstance(command, MeasureProgress) for command in commands) == is_due, "measured too early or late"
         if is_at_point:
             self.last_tested = share
+        self.is_measuring = self.is_measuring or is_due
+        return is_due
 
     def _can_lend(self, stream: StreamSettings) -> bool:
         """Try every subset of at most half of the engines."""
@@ -55,9 +61,8 @@ class StreamModel:
 
     def check_lending(self, event: ProgressMeasured, commands: tuple[Command, ...]) -> None:
         """Engines are lent if any can be and memory suffices, and as few tokens move as can be."""
-        assert self._settings is not None
+        choices = self._choices(event, self._settings) if self._settings and self.is_measuring else []
         self.is_measuring = False
-        choices = self._choices(event, self._settings)
         lendings = [command for command in commands if isinstance(command, LendEngines)]
         assert len(lendings) == bool(choices), "engines were lent that cannot be, or none that could"
         for lending in lendings:
@@ -144,8 +149,10 @@ class StreamModel:
         self._to_empty = [each for each in self._to_empty if each != engine]
 
     def check_evictions(self, commands: tuple[Command, ...]) -> None:
-        """What runs on an engine is told to leave as it is lent."""
+        """What runs on an engine is told to leave as it is lent, or as all engines change."""
         lent = {engine for command in commands if isinstance(command, LendEngines) for engine in command.engines}
+        if any(isinstance(command, EscalateTail) for command in commands):
+            lent = set(self.engines.loads)
         leaving = [command.request for command in commands if isinstance(command, Evict)]
         assert leaving == [
             request

@@ -1,0 +1,43 @@
+"""What the driver does to change the engines in the midst of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rollpacker.core.commands import EscalateTail, SwitchEngines
+from rollpacker.core.events import EnginesSwitched, Event
+from rollpacker.runtime.rollout.aside import Aside
+from rollpacker.runtime.rollout.costs import RoundMeter
+from rollpacker.runtime.rollout.engines import Engines
+
+SwitchCommand = EscalateTail | SwitchEngines
+
+
+class Switching:
+    """Carries out the commands of `core.tail_escalation`.
+
+    Args:
+        engines: To change.
+        meter: Counts what they do in the round.
+        aside: Carries out what takes time.
+        report: Tells the scheduler.
+    """
+
+    def __init__(self, engines: Engines, meter: RoundMeter, aside: Aside, report: Callable[[Event], None]) -> None:
+        self._engines = engines
+        self._meter = meter
+        self._aside = aside
+        self._report = report
+
+    def carry_out(self, command: SwitchCommand) -> None:
+        """Carry out a command."""
+        match command:
+            case EscalateTail():
+                self._engines.next_tensor_parallel = command.tensor_parallel
+            case SwitchEngines():
+                self._aside.begin_in_turn(self._switch(command), "larger engines to take over")
+
+    async def _switch(self, command: SwitchEngines) -> None:
+        await self._meter.leave()
+        self._meter.take_over(await self._engines.switch())
+        self._report(EnginesSwitched(round=command.round))
