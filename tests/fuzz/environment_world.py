@@ -306,7 +306,7 @@ class EnvironmentRun:
             self._dropped.setdefault(step, []).extend(
                 command.prompt for command in commands if isinstance(command, DropPrompt)
             )
-            self._has_given_up = any(isinstance(command, FailRun) for command in commands)
+            self._has_given_up |= any(isinstance(command, FailRun) for command in commands)
             scheduler.check()
             if second is not None:
                 require(second.handle(event, now) == commands, "a restored scheduler gives the same commands")
