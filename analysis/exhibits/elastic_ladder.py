@@ -17,7 +17,8 @@ from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Run, Runs
 
 WORKERS: Final = 4
-SYSTEMS: Final = {"verl": "plain", "rollpacker": "RollPacker", "one-step-off": "one step off"}
+SYSTEMS: Final = {"verl": "plain", "rollpacker": "tail", "one-step-off": "async"}
+"""Plain batches, RollPacker with tail batching, and training one step off policy."""
 
 SPEEDUP, SHARE = "speedup over plain batches", "gain of both over the product of each"
 
@@ -40,7 +41,7 @@ def gather(runs: Runs) -> Numbers:
     }
     points: list[Point | None] = []
     for system, label in SYSTEMS.items():
-        for number, words in ((0, label), (WORKERS, f"{label},\n{WORKERS} workers")):
+        for number, words in ((0, label), (WORKERS, f"{label} +{WORKERS}")):
             points.append(Place(panel=SPEEDUP, x=words, unit="x").ours(list(gains[system, number].values())))
         if system != "verl":
             shares = [

@@ -21,7 +21,7 @@ LENGTHS: Final = {1150: 5.0, 1850: 8.0, 2540: 11.0, 3300: 14.0}
 """Medians in tokens, and the length that one response in 140 exceeds, in thousands."""
 WORKERS: Final = (2, 3, 4, 5, 6, 8)
 
-THROUGHPUT, COST, BEST = "throughput over none", "tokens per dollar, over none", "best number of workers"
+THROUGHPUT, COST, BEST = "throughput over none", "tokens per dollar", "best number of workers"
 _PANELS: Final = {THROUGHPUT: ("throughput", "x"), COST: ("cost", "x"), BEST: ("workers", "workers")}
 
 
@@ -64,7 +64,7 @@ def _of(runs: Runs, median: int, number: int) -> list[Run]:
 
 def draw(numbers: Numbers) -> Figure:
     """Each over the length."""
-    return compare_lines(numbers, xlabel="long responses (thousand tokens)", ylabel="")
+    return compare_lines(numbers, xlabel="thousand tokens", ylabel="")
 
 
 EXHIBIT = Exhibit(

@@ -124,8 +124,8 @@ def test_workers_and_a_system_gain_together_a_share_of_the_product_of_what_each_
         config = {"run": {"setup": "elastic", "study": f"elastic-ladder-{number}"}}
         write_run(tmp_path / f"{system}-{number}", system, [99.0] * 5 + [step_s] * 2, config=config, modelled=True)
     numbers = numbers_of(elastic_ladder, tmp_path)
-    assert dict(series(numbers, elastic_ladder.SPEEDUP)["ours"])["RollPacker,\n4 workers"] == pytest.approx(3.2)
-    assert series(numbers, elastic_ladder.SHARE)["ours"] == [("RollPacker", pytest.approx(0.8))]
+    assert dict(series(numbers, elastic_ladder.SPEEDUP)["ours"])["tail +4"] == pytest.approx(3.2)
+    assert series(numbers, elastic_ladder.SHARE)["ours"] == [("tail", pytest.approx(0.8))]
 
 
 def test_pulls_are_those_of_the_later_publications(tmp_path):
