@@ -28,12 +28,12 @@ from statistics import fmean
 from typing import Any, Final, NamedTuple, Self
 
 from rollpacker.core.commands import BeginRound, MeasureProgress, SetTimer
+from rollpacker.core.elastic_settings import BalanceSettings
 from rollpacker.core.errors import InvariantViolated
 from rollpacker.core.events import ProgressMeasured, TimerFired
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
 from rollpacker.core.length_estimate import LengthEstimate
 from rollpacker.core.pass_times import PassTimes
-from rollpacker.core.settings import BalanceSettings
 
 PREFILL_S: Final = 5e-5
 """To compute a known token again: three times what 8B takes on two H100. An assumption, on the safe side."""

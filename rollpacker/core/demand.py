@@ -17,9 +17,9 @@ import math
 from typing import Any, Final, Self
 
 from rollpacker.core.commands import WishWorkers
+from rollpacker.core.elastic_settings import ElasticSettings
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import StepMeasured
-from rollpacker.core.settings import ElasticSettings
 
 STEPS_OF_SURPLUS: Final = 3
 """Before a worker is given back: rounds differ in length, and to get it again takes minutes."""

@@ -49,7 +49,7 @@ from rollpacker.core.routing import Router
 
 if TYPE_CHECKING:
     from rollpacker.core.companions import Companions
-    from rollpacker.core.settings import ElasticSettings
+    from rollpacker.core.elastic_settings import ElasticSettings
 
 OfMember = EngineStarted | EngineStartFailed | EngineUpdated | EngineLost
 """Events that are of a worker if their engine is."""

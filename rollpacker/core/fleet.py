@@ -37,6 +37,7 @@ from enum import StrEnum
 from typing import Any, Final, Self, assert_never
 
 from rollpacker.core.commands import DismissWorker, FetchPolicy, SetTimer, StartMember
+from rollpacker.core.elastic_settings import ElasticSettings
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import (
     EngineLost,
@@ -50,7 +51,6 @@ from rollpacker.core.events import (
     WorkerLeft,
 )
 from rollpacker.core.ids import EngineId, WorkerId, element_and_life, member_of
-from rollpacker.core.settings import ElasticSettings
 
 MAX_FAILURES: Final = 2
 """In a row, of one element: once may be chance, twice is its node, or the run's settings."""

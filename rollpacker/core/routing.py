@@ -238,11 +238,10 @@ class Router:
         Raises:
             ImpossibleEvent: It was not ordered; nothing was changed.
         """
-        if not self.is_in_fleet(engine):
-            return
-        if self._closed.get(engine) is not Closing.RETIRING or self._held[engine]:
-            raise ImpossibleEvent(f"Engine {engine!r} retired, which was not ordered.", "It follows UseParallelism.")
-        self._remove(engine)
+        if self.is_in_fleet(engine):
+            if self._closed.get(engine) is not Closing.RETIRING or self._held[engine]:
+                raise ImpossibleEvent(f"Engine {engine!r} retired, which was not ordered.", "It follows its order.")
+            self._remove(engine)
 
     def are_empty(self, engines: Collection[EngineId]) -> bool:
         """Tell whether nothing is in flight on some engines of the fleet, or on its way from them."""
@@ -354,27 +353,25 @@ class Router:
         """Order requests in flight to stop, and forget them; for those that wait there is no order."""
         orders: list[Abort] = []
         for request in requests:
-            engine = self._forget(request)
-            if engine is not None:
+            if (engine := self._forget(request)) is not None:
                 self._leaving.setdefault(engine, {})[request] = None
                 orders.append(Abort(request=request, engine=engine))
         return orders
 
     def finish(self, request: RequestId) -> bool:
         """Forget a finished request; False if it is not in flight: it was stopped before and finished all the same."""
-        if request not in self._in_flight:
-            return False
-        self._forget(request)
-        return True
+        is_known = request in self._in_flight
+        if is_known:
+            self._forget(request)
+        return is_known
 
     def _forget(self, request: RequestId) -> EngineId | None:
         engine = self._in_flight.pop(request)
         if engine is None:
             self._waiting.forget([request])
-            return None
-        held = self._held[engine]
-        del held[request]
-        self._by_load.note(engine)
+        else:
+            del self._held[engine][request]
+            self._by_load.note(engine)
         return engine
 
     def is_in_flight(self, request: RequestId) -> bool:
@@ -411,8 +408,7 @@ class Router:
             raise InvariantViolated(f"The engines hold {self._held}; in flight is {self._in_flight}")
         self._by_load.check(is_starved=self.is_starved)
         self._waiting.check()
-        least_tokens = min((each.kv_tokens for each in self._facts.values()), default=0)
-        if list(self._facts) != list(self._held) or least_tokens < 0:
+        if list(self._facts) != list(self._held) or any(each.kv_tokens < 0 for each in self._facts.values()):
             raise InvariantViolated(f"The fleet is {list(self._held)}; known is {self._facts}")
         retiring = {engine for engine, reason in self._closed.items() if reason is Closing.RETIRING}
         if not retiring <= self._held.keys() or not self._leaving.keys() <= self._held.keys():
@@ -439,8 +435,7 @@ class Router:
             router._facts[EngineId(engine)] = EngineFacts(policy_version, kv_tokens)
         router._closed.update({EngineId(engine): Closing(reason) for engine, reason in snapshot["closed"]})
         router._leaving = {
-            EngineId(engine): dict.fromkeys(map(RequestId.from_list, requests))
-            for engine, requests in snapshot["leaving"]
+            EngineId(engine): dict.fromkeys(map(RequestId.from_list, rows)) for engine, rows in snapshot["leaving"]
         }
         router._left = {EngineId(engine) for engine in snapshot["left"]}
         router._waiting.restore(snapshot.get("begun", ()))

@@ -7,10 +7,8 @@
     RoundMeasured ──> parallelism planner ──> UseParallelism
     DraftsMeasured, RoundMeasured ──> speculative decoding ──> UseDraftLengths, before a round and an evaluation
     BeginRound ──> stream scaling ──> StreamGroups
-    ResponseFinished, ProgressMeasured ──> stream scaling ──> MeasureProgress; LendEngines, carried out by the router;
-                                           StreamGroups, when what was lent is empty
-    the same ──> tail escalation ──> MeasureProgress; EscalateTail, carried out by the router; SwitchEngines, when all
-                                           engines are empty
+    ResponseFinished, ProgressMeasured ──> stream scaling ──> MeasureProgress, LendEngines; StreamGroups, when empty
+    the same ──> tail escalation ──> MeasureProgress, EscalateTail; SwitchEngines, when all engines are empty
     PolicyUpdated ──> router: Evict, or nothing where engines keep what they have; what waits is launched at StepStarted
     EvaluationOffered ──> evaluation ──Decision──> router: what becomes of held-out requests is its business alone
     TurnFinished, EnvironmentStepped, EnvironmentFailed ──> environments ──> router, or batching and evaluation;
@@ -448,6 +446,5 @@ class Scheduler:
         scheduler._beside = Companions.restore(settings, snapshot)
         scheduler._restarts = Restarts.restore(settings.restarts, snapshot["restarts"])
         scheduler._timers = PendingTimers.restore(snapshot["timers"])
-        parts = scheduler._router, scheduler._beside
-        scheduler._elastic = Elastic.of(settings.elastic, *parts, snapshot.get("elastic"))
+        scheduler._elastic = Elastic.of(settings.elastic, scheduler._router, scheduler._beside, snapshot.get("elastic"))
         return scheduler

@@ -35,10 +35,10 @@ from collections.abc import Sequence
 from typing import Any, Final, Self
 
 from rollpacker.core.commands import BeginRound, ReclaimEngines, RoundKind, SetTimer
+from rollpacker.core.elastic_settings import SeedingSettings
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import EnginesReturned, StepMeasured, TimerFired
 from rollpacker.core.ids import EngineId
-from rollpacker.core.settings import SeedingSettings
 
 WEIGHT: Final = 0.3
 """Of the last step in a mean, as in `core.demand`."""

@@ -14,16 +14,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from rollpacker.core.bounds import require
+from rollpacker.core.elastic_settings import ElasticSettings
 from rollpacker.core.ids import Domain
 from rollpacker.core.quotas import apportion, scale_up
 from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.core.tail_escalation_settings import TailEscalationSettings
-
-
-def _require(holds: bool, rule: str) -> None:
-    """Refuse what no configuration says: it comes from a log that was changed, or from a mistake of ours."""
-    if not holds:
-        raise ValueError(rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +34,9 @@ class RewardBudgetSettings:
     """T_max: no limit is above it, and it is the limit of a case that no program has passed."""
 
     def __post_init__(self) -> None:
-        _require(self.factor >= 1, f"factor={self.factor} is below 1: the slowest correct program would be stopped")
+        require(self.factor >= 1, f"factor={self.factor} is below 1: the slowest correct program would be stopped")
         are_in_order = 0 < self.min_limit_s <= self.max_limit_s < math.inf
-        _require(are_in_order, f"not 0 < min_limit_s={self.min_limit_s:g} <= max_limit_s={self.max_limit_s:g}")
+        require(are_in_order, f"not 0 < min_limit_s={self.min_limit_s:g} <= max_limit_s={self.max_limit_s:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +63,17 @@ class ParallelismSettings:
 
     def __post_init__(self) -> None:
         degrees = self.degrees
-        _require(bool(degrees) and degrees[0] >= 1, f"degrees={degrees} has none, or one below 1")
+        require(bool(degrees) and degrees[0] >= 1, f"degrees={degrees} has none, or one below 1")
         are_doubled = all(larger == 2 * degree for degree, larger in itertools.pairwise(degrees))
-        _require(are_doubled, f"degrees={degrees}: each is twice the one before")
-        _require(self.initial in degrees, f"initial={self.initial} is not among degrees={degrees}")
-        _require(self.max_growth >= 1, f"max_growth={self.max_growth} is below 1")
+        require(are_doubled, f"degrees={degrees}: each is twice the one before")
+        require(self.initial in degrees, f"initial={self.initial} is not among degrees={degrees}")
+        require(self.max_growth >= 1, f"max_growth={self.max_growth} is below 1")
         of_costs = tuple(sorted(costs.degree for costs in self.costs))
-        _require(of_costs in {(), degrees}, f"costs of the degrees {of_costs}: each of {degrees} has some, or none has")
+        require(of_costs in {(), degrees}, f"costs of the degrees {of_costs}: each of {degrees} has some, or none has")
         can_weigh = bool(self.costs) and len(degrees) > 1
-        _require(self.escalation is None or can_weigh, "escalation needs the costs of two degrees or more")
+        require(self.escalation is None or can_weigh, "escalation needs the costs of two degrees or more")
         for name in ("patience", "num_rounds_remembered"):
-            _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} is below 1")
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} is below 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +95,13 @@ class SpeculativeDecodingSettings:
 
     def __post_init__(self) -> None:
         lengths = self.lengths
-        _require(self.max_sequences >= 1, f"max_sequences={self.max_sequences} is below 1")
+        require(self.max_sequences >= 1, f"max_sequences={self.max_sequences} is below 1")
         is_ladder = len(lengths) > 1 and lengths[0] == 0 and all(a < b for a, b in itertools.pairwise(lengths))
-        _require(is_ladder, f"lengths={lengths}: ascending from 0, and at least two")
+        require(is_ladder, f"lengths={lengths}: ascending from 0, and at least two")
         often, rarely = self.trial_every, self.rarest_trial_every
-        _require(1 < often <= rarely, f"not 1 < trial_every={often} <= rarest_trial_every={rarely}")
-        _require(self.num_trial_passes >= 1, f"num_trial_passes={self.num_trial_passes} is below 1")
-        _require(self.min_gain >= 1, f"min_gain={self.min_gain} is below 1")
+        require(1 < often <= rarely, f"not 1 < trial_every={often} <= rarest_trial_every={rarely}")
+        require(self.num_trial_passes >= 1, f"num_trial_passes={self.num_trial_passes} is below 1")
+        require(self.min_gain >= 1, f"min_gain={self.min_gain} is below 1")
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -137,12 +133,12 @@ class StreamSettings:
     def __post_init__(self) -> None:
         gpus = [gpu for replica in self.replicas for gpu in replica]
         are_disjoint = all(self.replicas) and min(gpus, default=0) >= 0 and len(gpus) == len(set(gpus))
-        _require(are_disjoint, f"replicas={self.replicas}: each has at least one GPU, and no two share one")
+        require(are_disjoint, f"replicas={self.replicas}: each has at least one GPU, and no two share one")
         for name in ("max_response_tokens", "num_recent_lengths"):
-            _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} is below 1")
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} is below 1")
         are_in_order = 0 < self.first_share <= self.last_share <= 1
-        _require(are_in_order, f"not 0 < first_share={self.first_share} <= last_share={self.last_share} <= 1")
-        _require(0 < self.every_share <= 1, f"not 0 < every_share={self.every_share} <= 1")
+        require(are_in_order, f"not 0 < first_share={self.first_share} <= last_share={self.last_share} <= 1")
+        require(0 < self.every_share <= 1, f"not 0 < every_share={self.every_share} <= 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +153,8 @@ class DynamicSamplingSettings:
 
     def __post_init__(self) -> None:
         limit = self.max_active_requests
-        _require(limit is None or limit >= 1, f"max_active_requests={limit} is below 1")
-        _require(self.max_launch_factor >= 1, f"max_launch_factor={self.max_launch_factor} is below 1")
+        require(limit is None or limit >= 1, f"max_active_requests={limit} is below 1")
+        require(self.max_launch_factor >= 1, f"max_launch_factor={self.max_launch_factor} is below 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,9 +169,9 @@ class LengthHistorySettings:
     """`eta_responses` of such a round."""
 
     def __post_init__(self) -> None:
-        _require(0 < self.share < 1, f"not 0 < share={self.share} < 1")
+        require(0 < self.share < 1, f"not 0 < share={self.share} < 1")
         for name in ("first_eta_prompts", "first_eta_responses"):
-            _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} is below 1")
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} is below 1")
 
     @property
     def races_at_first(self) -> bool:
@@ -199,8 +195,8 @@ class AsyncSettings:
     """What is in flight when the policy is updated leaves its engine with its tokens; or stays there, in the cache."""
 
     def __post_init__(self) -> None:
-        _require(0 <= self.lookahead <= self.max_staleness, f"not 0 <= {self.lookahead=} <= {self.max_staleness=}")
-        _require(self.num_steps >= 1, f"num_steps={self.num_steps} is below 1")
+        require(0 <= self.lookahead <= self.max_staleness, f"not 0 <= {self.lookahead=} <= {self.max_staleness=}")
+        require(self.num_steps >= 1, f"num_steps={self.num_steps} is below 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,9 +211,9 @@ class HeldOutSet:
     """Responses per prompt."""
 
     def __post_init__(self) -> None:
-        _require(bool(self.name) and "/" not in self.name, f"name={self.name!r} of a held-out set")
-        _require(0 < len(self.keys) == len(set(self.keys)), f"the keys of {self.name}: at least one, and each once")
-        _require(self.num_samples >= 1, f"num_samples={self.num_samples} of {self.name} is below 1")
+        require(bool(self.name) and "/" not in self.name, f"name={self.name!r} of a held-out set")
+        require(0 < len(self.keys) == len(set(self.keys)), f"the keys of {self.name}: at least one, and each once")
+        require(self.num_samples >= 1, f"num_samples={self.num_samples} of {self.name} is below 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +228,8 @@ class FillSettings:
     """So long an evaluation may go on once its engines are wanted for something else."""
 
     def __post_init__(self) -> None:
-        _require(self.num_slots >= 1 and self.max_tokens >= 1, f"{self}: counts are at least 1")
-        _require(0 <= self.grace_s < math.inf, f"grace_s={self.grace_s:g}")
+        require(self.num_slots >= 1 and self.max_tokens >= 1, f"{self}: counts are at least 1")
+        require(0 <= self.grace_s < math.inf, f"grace_s={self.grace_s:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,8 +249,8 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         names = [held_out.name for held_out in self.sets]
-        _require(0 < len(names) == len(set(names)), f"held-out sets {names}: at least one, and each name once")
-        _require(self.every_steps >= 0, f"every_steps={self.every_steps} is below 0")
+        require(0 < len(names) == len(set(names)), f"held-out sets {names}: at least one, and each name once")
+        require(self.every_steps >= 0, f"every_steps={self.every_steps} is below 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +264,7 @@ class RestartSettings:
 
     def __post_init__(self) -> None:
         are_possible = self.max_restarts >= 0 and 0 <= self.first_pause_s < math.inf
-        _require(are_possible, f"max_restarts={self.max_restarts}, first_pause_s={self.first_pause_s:g}")
+        require(are_possible, f"max_restarts={self.max_restarts}, first_pause_s={self.first_pause_s:g}")
 
 
 NO_RESTARTS = RestartSettings(max_restarts=0, first_pause_s=0.0)
@@ -293,87 +289,11 @@ class EnvironmentSettings:
 
     def __post_init__(self) -> None:
         counts = f"max_turns={self.max_turns}, max_open={self.max_open}, max_restarts={self.max_restarts}"
-        _require(min(self.max_turns, self.max_open) >= 1 and self.max_restarts >= 0, f"{counts}: too few")
+        require(min(self.max_turns, self.max_open) >= 1 and self.max_restarts >= 0, f"{counts}: too few")
         limits = (self.reset_timeout_s, self.turn_timeout_s, self.episode_timeout_s)
-        _require(all(0 < limit < math.inf for limit in limits), f"time limits of {limits} s")
+        require(all(0 < limit < math.inf for limit in limits), f"time limits of {limits} s")
         has_starts = self.starts_per_minute is None or 0 < self.starts_per_minute < math.inf
-        _require(has_starts, f"starts_per_minute={self.starts_per_minute}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedingSettings:
-    """How long the trainer's own GPUs roll out before all of their engines are lent to it (`core.seeding`)."""
-
-    fixed_s: float | None = None
-    """So long in every round; None learns it."""
-    gain: Fraction = Fraction(3)
-    """A step corrects the time by this part of the difference of two waits: the trainer's and the workers'. 3 is
-    PolyRL's."""
-    reclaim_after_s: float = 15.0
-    """Lent engines are taken back when no worker, or too few, have served for so long."""
-
-    def __post_init__(self) -> None:
-        _require(self.fixed_s is None or 0 <= self.fixed_s < math.inf, f"fixed_s={self.fixed_s} is below 0")
-        _require(self.gain >= 1, f"gain={self.gain} is below 1: it would swing further each step")
-        _require(0 <= self.reclaim_after_s < math.inf, f"reclaim_after_s={self.reclaim_after_s:g} is below 0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BalanceSettings:
-    """Which engine gets how much, in a run with rollout workers (`core.load_order`, `core.balance`)."""
-
-    num_slots: int
-    """Requests that an engine decodes at a time."""
-    max_pending: int
-    """So many more an engine gets, to start when one ends; the rest waits for room on any."""
-    max_moves: int = 0
-    """By choice, of a request in a round; 0: nothing moves but what must."""
-    every_s: float = 5.0
-    """Between two looks at what could move."""
-    gain_s: float = 5.0
-    """By so much the later of two engines has to end earlier."""
-    max_response_tokens: int = 0
-    """Expected of a response that is longer than all recent ones."""
-
-    def __post_init__(self) -> None:
-        _require(self.num_slots >= 1, f"num_slots={self.num_slots} is below 1")
-        for name in ("max_pending", "max_moves", "max_response_tokens", "gain_s"):
-            _require(0 <= getattr(self, name) < math.inf, f"{name}={getattr(self, name):g} is below 0")
-        _require(0 < self.every_s < math.inf, f"every_s={self.every_s:g} is not above 0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticSettings:
-    """When rollout workers come into a run's fleet and leave it (`core.fleet`)."""
-
-    min_workers: int
-    max_workers: int
-    """As many as may start, catch up or serve."""
-    start_s: float
-    """For an engine of a worker to start."""
-    fetch_s: float
-    """For it to fetch a policy."""
-    grace_s: float
-    """For a worker to leave when it is told to."""
-    least_stay_s: float
-    """One that leaves sooner than this is not started."""
-    drain_lead_s: float
-    """So long before a known end nothing more is launched on a worker."""
-    drain_margin_s: float
-    """So long before it what still runs there is evicted."""
-    seeding: SeedingSettings | None = None
-    """None: engines on the trainer's GPUs are not lent for the workers' sake; one that cannot be taken back must not
-    be."""
-    balance: BalanceSettings | None = None
-    """None: every request is launched at once."""
-
-    def __post_init__(self) -> None:
-        are_bounds = 0 <= self.min_workers <= self.max_workers and self.max_workers >= 1
-        _require(are_bounds, f"not 0 <= min_workers={self.min_workers} <= max_workers={self.max_workers}")
-        for name in ("start_s", "fetch_s", "grace_s", "least_stay_s"):
-            _require(0 <= getattr(self, name) < math.inf, f"{name}={getattr(self, name):g} is below 0")
-        lead, margin = self.drain_lead_s, self.drain_margin_s
-        _require(0 <= margin <= lead < math.inf, f"not 0 <= drain_margin_s={margin:g} <= drain_lead_s={lead:g}")
+        require(has_starts, f"starts_per_minute={self.starts_per_minute}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,36 +340,36 @@ class SchedulerSettings:
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "num_responses", "eta_prompts", "eta_responses"):
-            _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} is below 1")
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} is below 1")
         weights = dict(self.domain_weights)
         are_shares = 0 < len(weights) == len(self.domain_weights) and min(weights.values()) > 0
-        _require(are_shares, f"domain_weights={self.domain_weights}: each domain has one weight above 0")
+        require(are_shares, f"domain_weights={self.domain_weights}: each domain has one weight above 0")
         have_places = all(apportion(self.num_prompts, weights).values())
-        _require(have_places, f"a domain of {self.domain_weights} has no place in a batch of {self.num_prompts}")
+        require(have_places, f"a domain of {self.domain_weights} has no place in a batch of {self.num_prompts}")
         if self.length_history is not None:
-            _require(self.batching == "tail", "without tail batching there is no long round to defer a prompt to")
+            require(self.batching == "tail", "without tail batching there is no long round to defer a prompt to")
             draws_early = self.dynamic_sampling is None
-            _require(draws_early, "dynamic sampling draws in the middle of a round, so that routing would depend on it")
+            require(draws_early, "dynamic sampling draws in the middle of a round, so that routing would depend on it")
         if self.asynchronous is not None:
-            _require(self.batching == "plain", "tail batching aborts what asynchronous training waits for")
-            _require(self.overlap_rewards, "without overlap_rewards a batch is scored when all its responses are there")
-            _require(self.parallelism is None, "engines change between rounds, when nothing is under way")
-            _require(not (self.stream and self.stream.replicas), "an engine that is lent generates nothing")
+            require(self.batching == "plain", "tail batching aborts what asynchronous training waits for")
+            require(self.overlap_rewards, "without overlap_rewards a batch is scored when all its responses are there")
+            require(self.parallelism is None, "engines change between rounds, when nothing is under way")
+            require(not (self.stream and self.stream.replicas), "an engine that is lent generates nothing")
             fills = self.evaluation is not None and self.evaluation.fill is not None
-            _require(not fills, "an evaluation that fills a round is of one policy version")
+            require(not fills, "an evaluation that fills a round is of one policy version")
         if self.dynamic_sampling is not None:
             fills = self.evaluation is not None and self.evaluation.fill is not None
-            _require(not fills, "which prompts dynamic sampling launches depends on which rewards come first")
+            require(not fills, "which prompts dynamic sampling launches depends on which rewards come first")
             self._check_dynamic_sampling(self.dynamic_sampling)
 
         fills = self.evaluation is not None and self.evaluation.fill is not None
-        _require(not (fills and self.environment), "an evaluation that fills a round has no places for environments")
+        require(not (fills and self.environment), "an evaluation that fills a round has no places for environments")
 
     def _check_dynamic_sampling(self, sampling: DynamicSamplingSettings) -> None:
         is_tail, limit = self.batching == "tail", sampling.max_active_requests
-        _require(limit is None or self.asynchronous is None, "in an asynchronous run the lead says what is in flight")
-        _require(self.overlap_rewards or not is_tail, "a race of responses is over before its rewards are known")
+        require(limit is None or self.asynchronous is None, "in an asynchronous run the lead says what is in flight")
+        require(self.overlap_rewards or not is_tail, "a race of responses is over before its rewards are known")
         num_samples = scale_up(self.num_responses, self.eta_responses) if is_tail else self.num_responses
-        _require(limit is None or limit >= num_samples, f"max_active_requests={limit} is below {num_samples}")
+        require(limit is None or limit >= num_samples, f"max_active_requests={limit} is below {num_samples}")
         factor, eta = sampling.max_launch_factor, self.eta_prompts
-        _require(factor >= eta or not is_tail, f"max_launch_factor={factor} is below eta_prompts={eta}")
+        require(factor >= eta or not is_tail, f"max_launch_factor={factor} is below eta_prompts={eta}")

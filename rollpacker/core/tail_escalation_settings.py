@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+from rollpacker.core.bounds import require
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailEscalationSettings:
@@ -28,5 +30,5 @@ class TailEscalationSettings:
     def __post_init__(self) -> None:
         are_shares = 0 < self.first_share <= 1 and 0 < self.step_share < 1
         has_counts = self.max_response_tokens >= 1 and self.num_recent_lengths >= 1
-        if not (are_shares and has_counts and 0 <= self.first_cost_s < math.inf):
-            raise ValueError(f"{self}: shares are above 0 and at most 1, step_share below it; counts are at least 1")
+        is_possible = are_shares and has_counts and 0 <= self.first_cost_s < math.inf
+        require(is_possible, f"{self}: shares are above 0 and at most 1, step_share below it; counts are at least 1")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rollpacker.core.commands import EndRound, Evict, Launch, MeasureProgress, SetTimer
+from rollpacker.core.elastic_settings import BalanceSettings
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import (
     EngineProgress,
@@ -19,7 +20,6 @@ from rollpacker.core.ids import EngineId, PromptId, RequestId, member_of
 from rollpacker.core.load_order import Room
 from rollpacker.core.pass_times import PassTimes
 from rollpacker.core.routing import Router
-from rollpacker.core.settings import BalanceSettings
 from tests.core.test_fleet import ELASTIC, LOCAL, SETTINGS, A, ElasticPlayer, of_kind, on
 
 MEMBER = member_of(A, 0)

@@ -17,6 +17,7 @@ from rollpacker.core.commands import (
     StartMember,
     WishWorkers,
 )
+from rollpacker.core.elastic_settings import BalanceSettings, ElasticSettings
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import (
     EngineJoined,
@@ -40,7 +41,6 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import EngineId, RequestId, VersionSpan, WorkerId, member_of
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.core.settings import BalanceSettings, ElasticSettings
 from tests.core.player import Player, make_settings
 
 LOCAL = EngineId("engine-0")

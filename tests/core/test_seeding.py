@@ -15,6 +15,7 @@ from rollpacker.core.commands import (
     RoundKind,
     StreamGroups,
 )
+from rollpacker.core.elastic_settings import SeedingSettings
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import (
     EngineJoined,
@@ -29,7 +30,7 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import EngineId, member_of
 from rollpacker.core.seeding import Seeding
-from rollpacker.core.settings import SeedingSettings, StreamSettings
+from rollpacker.core.settings import StreamSettings
 from tests.core.plans import begin_round
 from tests.core.test_fleet import ELASTIC, LOCAL, SETTINGS, A, B, ElasticPlayer, of_kind
 

@@ -35,6 +35,7 @@ from rollpacker.core.commands import (
     StartMember,
     WishWorkers,
 )
+from rollpacker.core.elastic_settings import BalanceSettings, ElasticSettings, SeedingSettings
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
@@ -63,13 +64,7 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan, WorkerId
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.core.settings import (
-    BalanceSettings,
-    ElasticSettings,
-    SchedulerSettings,
-    SeedingSettings,
-    StreamSettings,
-)
+from rollpacker.core.settings import SchedulerSettings, StreamSettings
 from tests.fuzz.oracle.workers import ElasticModel
 
 MOST_TICKS = 3_000

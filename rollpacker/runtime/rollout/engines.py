@@ -425,8 +425,6 @@ class Engines:
             self._interval_log.add(engine_id, "engine", "load_weights", began)
         return published
 
-    # Calls
-
     async def _serve(self, engine_ids: Iterable[EngineId], sync: WeightSync) -> None:
         """Give engines the policy that was published last."""
         present = [(engine_id, self.present[engine_id]) for engine_id in engine_ids if engine_id in self.present]

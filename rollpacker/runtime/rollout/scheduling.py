@@ -14,15 +14,14 @@ from rollpacker.config.sections.elastic import ElasticSection
 from rollpacker.config.sections.environment import EnvironmentSection
 from rollpacker.config.sections.modelled_environment import ModelledEnvironmentSection
 from rollpacker.core.commands import FailRun
+from rollpacker.core.elastic_settings import BalanceSettings, ElasticSettings, SeedingSettings
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain, EngineId
 from rollpacker.core.quotas import apportion
 from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.core.settings import (
     AsyncSettings,
-    BalanceSettings,
     DynamicSamplingSettings,
-    ElasticSettings,
     EnvironmentSettings,
     EvaluationSettings,
     FillSettings,
@@ -32,7 +31,6 @@ from rollpacker.core.settings import (
     RestartSettings,
     RewardBudgetSettings,
     SchedulerSettings,
-    SeedingSettings,
     SpeculativeDecodingSettings,
     StreamSettings,
 )

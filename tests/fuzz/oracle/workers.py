@@ -24,6 +24,7 @@ from rollpacker.core.commands import (
     StreamGroups,
     WishWorkers,
 )
+from rollpacker.core.elastic_settings import ElasticSettings
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
@@ -45,7 +46,6 @@ from rollpacker.core.events import (
     WorkerLeft,
 )
 from rollpacker.core.ids import EngineId, RequestId, WorkerId
-from rollpacker.core.settings import ElasticSettings
 
 SLACK_S = 1e-6
 """Of a comparison of times."""
