@@ -37,6 +37,9 @@ With engines lent to the trainer, only those larger engines count whose GPUs are
 being lent, the test waits. An engine that is missing from the measurement may have anything left: then nothing is
 changed.
 
+Larger engines that are lost as they take over are replaced as any (`core.restarts`); where all are and none may start
+again, the run ends, although those of before could have gone on.
+
 Invariant: at most one change in a round, and only to a larger degree.
 
 Source: the degrees and their costs are RollPacker's, section 4.2; a change in the midst of a round is this project's.
