@@ -23,6 +23,7 @@ from rollpacker.core.commands import (
     EndRun,
     Evict,
     FailRun,
+    FailWithoutEngines,
     Launch,
     LendEngines,
     MeasureProgress,
@@ -180,7 +181,9 @@ class ReferenceModel:
         if self.is_late(event):
             is_answer = self.is_answer(event)
             emptied = StreamGroups | SwitchEngines | UseDraftLengths | MeasureProgress
-            beside = tuple(command for command in commands if not (is_answer and isinstance(command, emptied)))
+            # an engine that is lost before it has joined may have been the last one to come
+            allowed = FailWithoutEngines if isinstance(event, EngineLost) else emptied if is_answer else ()
+            beside = tuple(command for command in commands if not isinstance(command, allowed))
             assert beside == (), f"a late fact had consequences: {event} -> {commands}"
         elif isinstance(event, EngineJoined | EngineLost | EngineRetired | EnginesSwitched | ResponseEvicted):
             if isinstance(event, EnginesSwitched):
