@@ -11,7 +11,7 @@ kernels do not keep.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -138,8 +138,11 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
         is_placed = config.placement.maps is not None
         if is_placed or config.engine.resources.num_gpus:
             share = 1.0 if is_placed else min(config.engine.resources.num_gpus, 1.0)
-            for each in configs:
-                check_engine(each, engine_memory(each, model, gpu_bytes), gpu_bytes * share, taken["engine"])
+            memories = [engine_memory(each, model, gpu_bytes) for each in configs]
+            for each, memory in zip(configs, memories, strict=True):
+                check_engine(each, memory, gpu_bytes * share, taken["engine"])
+            if config.system.planner and config.system.escalate_tail:
+                _check_standing(config, memories, gpu_bytes * (share - taken["engine"]))
         if config.trains and (is_placed or config.trainer.resources.num_gpus):
             share = 1.0 if is_placed else min(config.trainer.resources.num_gpus, 1.0)
             _check_rank(config, fit.rank, gpu_bytes * (share - taken["trainer"]))
@@ -317,6 +320,23 @@ def check_engine(config: RunConfig, engine: EngineMemory, gpu_bytes: float, take
             + (f", less a judge's {taken:g} (reward.judge.memory_share)." if taken else "."),
             f"{'Raise' if config.engine.name == 'vllm' else 'Choose engine=vllm and raise'} engine.tensor_parallel, or "
             "set model.dtype=bfloat16, or lower rollout.max_response_tokens.",
+        )
+
+
+def _check_standing(config: RunConfig, memories: Sequence[EngineMemory], gpu_bytes: float) -> None:
+    """Raise `ConfigError` if the engines that stand by do not fit beside those in use, by degree."""
+    *others, largest = sorted(memories, key=lambda each: -each.weights)
+    used = max(each.weights + (each.kv_cache or each.sequence) for each in others)
+    if used + largest.weights > gpu_bytes:
+        share = config.engine.vllm.memory_share
+        is_share = config.engine.name == "vllm" and config.engine.vllm.kv_cache_mb is None
+        raise ConfigError(
+            f"system.escalate_tail=true: engines take {gigabytes(used)} of each GPU by an estimate, and those of "
+            f"engine.degrees={list(config.engine.degrees)} that stand by {gigabytes(largest.weights)} of weights.",
+            f"A GPU has {gigabytes(gpu_bytes)} for both"
+            + (f"; engine.vllm.memory_share={share:g} is what those in use take." if is_share else "."),
+            f"Lower {'engine.vllm.memory_share' if is_share else 'engine.vllm.kv_cache_mb'}, or set "
+            "system.escalate_tail=false.",
         )
 
 

@@ -22,6 +22,10 @@ QWEN_7B = {
     "intermediate_size": 18944,
     "vocab_size": 152064,
 }
+STANDING_BY = (
+    *("cluster=h800", "engine.name=vllm", "engine.resources.num_gpus=1", "engine.num_engines=4", "system=ours-exact"),
+    *("engine.degrees=[1,2,4]", "engine.profile=p.json", "system.escalate_tail=true"),
+)
 SEVEN_BILLION = 7.615e9
 """Its parameters but for norms and biases."""
 
@@ -145,6 +149,10 @@ def test_every_expert_is_held_and_a_token_is_multiplied_with_some(tmp_path):
             ["cluster=h800", "cluster.gpu_memory_gb=16", "engine.name=vllm", "engine.resources.num_gpus=1"],
             ["needs 15.3 GB of each GPU by an estimate", "memory_share=0.9", "engine.tensor_parallel"],
         ),
+        (
+            [*STANDING_BY, "engine.vllm.memory_share=0.96"],
+            ["take 76.8 GB of each GPU", "[1, 2, 4] that stand by 3.8 GB", "has 80.0 GB for both", "Lower engine.vllm"],
+        ),
     ],
     ids=" ".join,
 )
@@ -152,6 +160,10 @@ def test_a_model_that_cannot_be_cut_or_does_not_fit_is_refused_with_a_way_out(mo
     with pytest.raises(UserError) as raised:
         fit_of(model, *words)
     assert all(part in str(raised.value) for part in said), str(raised.value)
+
+
+def test_engines_that_stand_by_fit_beside_those_in_use(model):
+    assert fit_of(model, *STANDING_BY, "engine.vllm.memory_share=0.95")
 
 
 def test_key_value_heads_are_shared_out_whole_or_copied(tmp_path):
