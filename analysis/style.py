@@ -1,4 +1,4 @@
-"""How every figure looks: names of systems, sizes that stay readable in a column, and the colours of all pictures."""
+"""How every figure looks: names of systems and sizes that stay readable in a column. Colours are `report.style`'s."""
 
 from __future__ import annotations
 

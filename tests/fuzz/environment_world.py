@@ -103,9 +103,9 @@ class FaultyEnvironments:
     def step(self, request: RequestId, call: int, turn: EnvironmentTurn) -> None:
         self._service.step(request, call, turn)
 
-    def end(self, request: RequestId) -> None:
+    def end(self, request: RequestId, *, has_hung: bool = False) -> None:
         self._open.discard(request)
-        self._service.end(request)
+        self._service.end(request, has_hung=has_hung)
 
     async def collect(self) -> Sequence[EnvironmentAnswer]:
         return await self._arrivals.collect()
