@@ -27,9 +27,12 @@ from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import RequestId
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
-from rollpacker.rewards.supervisor_process import ProcessDied, SupervisorProcess
+from rollpacker.rewards.supervisor_process import DiedAtStart, ProcessDied, SupervisorProcess
 
 PROCESS = "rollpacker.environments.process"
+
+_MOST_DEAD_STARTS = 3
+"""In a row, after which it is no accident that a process ends as it starts."""
 
 _MOST_PROBLEMS = 100
 """Different ones that are logged."""
@@ -71,6 +74,7 @@ class EnvironmentPool:
         self._may_start = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         self._calls: dict[RequestId, asyncio.Task[None]] = {}
         self._answers: Arrivals[EnvironmentAnswer] = Arrivals()
+        self._num_dead_starts = 0
         self._error: Exception | None = None
         self._problems: set[str] = set()
 
@@ -127,14 +131,18 @@ class EnvironmentPool:
             await asyncio.to_thread(process.close)
         self._answers.close()
 
-    async def _answer_of(self, request: RequestId, line: str) -> dict[str, Any]:
+    async def _answer_of(self, request: RequestId, line: str, *, is_reset: bool) -> dict[str, Any]:
         """Ask a trajectory's process, which is started before if there is none."""
         process = self._open[request]
         if process is None:
             async with self._may_start:
                 process = self._open[request] = self._free.pop() if self._free else await self._started()
                 await process.ready()
-        return await process.request(line, self._limit_s)
+        elif process.has_died and not is_reset:
+            raise ProcessDied  # a fresh one would know nothing of the trajectory
+        response = await process.request(line, self._limit_s)
+        self._num_dead_starts = 0
+        return response
 
     async def _started(self) -> SupervisorProcess:
         start = asyncio.create_task(
@@ -149,23 +157,28 @@ class EnvironmentPool:
             raise
 
     def _ask(self, request: RequestId, call: int, message: dict[str, Any]) -> None:
-        calling = self._call(request, call, json.dumps(message))
+        calling = self._call(request, call, json.dumps(message), is_reset="reset" in message)
         self._calls[request] = asyncio.create_task(calling, name=f"environment of {request}")
 
-    async def _call(self, request: RequestId, call: int, line: str) -> None:
+    async def _call(self, request: RequestId, call: int, line: str, *, is_reset: bool) -> None:
         failure, answer = "environment_error", {}
         try:
-            answer = await self._answer_of(request, line)
+            answer = await self._answer_of(request, line, is_reset=is_reset)
             problem = answer.get("failure", "")
         except ProcessDied:
             failure, problem = "environment_crashed", "its process died"
+        except DiedAtStart as error:
+            self._num_dead_starts += 1
+            if self._num_dead_starts >= _MOST_DEAD_STARTS:
+                self._fail(error)
+                return
+            failure, problem = "environment_crashed", error.problem
         except TimeoutError:
             failure, problem = "environment_timeout", f"it took longer than {self._limit_s:g} s"
         except (asyncio.LimitOverrunError, ValueError) as error:
             problem = f"its answer cannot be read: {error}"
         except EngineFailed as error:
-            self._error = error
-            self._answers.close()
+            self._fail(error)
             return
         own = asyncio.current_task()
         assert own is not None
@@ -189,6 +202,11 @@ class EnvironmentPool:
                 )
             ]
         )
+
+    def _fail(self, error: EngineFailed) -> None:
+        """End the run by an error."""
+        self._error = error
+        self._answers.close()
 
     def _note(self, request: RequestId, problem: str) -> None:
         """Log a problem the first time: environments may have the same one in every trajectory."""

@@ -34,6 +34,10 @@ class ProcessDied(Exception):
     """It ended before it responded, and was restarted."""
 
 
+class DiedAtStart(EngineFailed):
+    """It ended before it was ready, and said no reason."""
+
+
 class SupervisorProcess:
     """A process that responds to JSON lines, started at once and restarted when it dies. Owned by one task.
 
@@ -60,17 +64,22 @@ class SupervisorProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_died(self) -> bool:
+        """Whether it ended, and was not restarted since."""
+        return self._process.poll() is not None
+
     async def request(self, line: str, limit_s: float) -> dict[str, Any]:
         """Give the response to a request, both as JSON.
 
         Raises:
-            EngineFailed: The process cannot start; no request can ever be served.
+            EngineFailed: The process cannot start; no request can ever be served, unless it is a `DiedAtStart`.
             ProcessDied: It ended.
             TimeoutError: It did not respond within `limit_s`. It is restarted, as for the next two.
             LimitOverrunError: Its response is too long.
             ValueError: Its response is no JSON, or the request is no text.
         """
-        if self._process.poll() is not None and self._reader is not None:
+        if self.has_died and self._reader is not None:
             self.restart()  # it died while idle, which is no fault of this request
         reader, writer = await self._connect()
         try:
@@ -185,17 +194,21 @@ class SupervisorProcess:
         except TimeoutError:
             raise self._failure(f"was not ready after {START_LIMIT_S:.0f} s") from None
         except (ConnectionError, asyncio.IncompleteReadError):
-            raise self._failure(f"ended with code {await asyncio.to_thread(self._process.wait)}") from None
+            code = await asyncio.to_thread(self._process.wait)
+            raise DiedAtStart(*self._in_words(f"ended with code {code}")) from None
         if "failure" in greeting:
             raise self._failure(f"cannot start: {greeting['failure']}")
         self._is_ready = True
         return self._reader, self._writer
 
     def _failure(self, what: str) -> EngineFailed:
-        return EngineFailed(
-            f"The {self._role} {what}",
-            "Allowed: one that can run on every node",
-            "Look at the worker's output; Python may lack a package there",
+        return EngineFailed(*self._in_words(what))
+
+    def _in_words(self, what: str) -> tuple[str, str, str]:
+        return (
+            f"The {self._role} {what}.",
+            "It can run on every node of the run.",
+            "Look at the worker's output; Python may lack a package there.",
         )
 
 

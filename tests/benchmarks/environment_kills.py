@@ -33,7 +33,7 @@ NUM_PROMPTS = 240
 NUM_STEPS = 30
 """Of eight prompts each."""
 
-PAUSE_S = 1.5
+PAUSE_S = 0.7
 """Between two kills, at most."""
 
 
@@ -51,6 +51,7 @@ def main(folder: Path, num_kills: int, system: str) -> int:
         *("environment.turn_timeout_s=2", "environment.max_open=16", "environment.max_restarts=4"),
         f"environment.arguments={{env: '{WALK}', median_s: 0.02, p99_s: 0.2, p_hang: 0.01}}",
     )
+    run.wait_for_steps(1)  # before that an environment is tried, and one that ends then is no environment
     killed = _kill(run, num_kills, random.Random(4))
     code = run.wait()
     if code:

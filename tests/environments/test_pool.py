@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -186,6 +187,53 @@ async def test_what_an_environment_started_ends_with_it(tmp_path: Path):
     for pid in started:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+async def test_no_fresh_process_takes_the_next_turn_of_one_that_died_between_two(tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+        pool.reset(request(), 0, START)
+        await answer(pool)
+        (pid,) = pids(pool)
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        pool.step(request(), 1, turn("short"))
+        assert (await answer(pool)).failure == "environment_crashed"
+        pool.end(request())
+        pool.reset(request(1), 0, START)
+        assert (await answer(pool)).observation == "seed 1"
+
+
+DIES_AT_START = """
+import os
+from pathlib import Path
+
+left = Path(__file__).with_name("left")
+number = int(left.read_text())
+left.write_text(str(number - 1))
+if number > 0:
+    os._exit(9)
+"""
+
+
+async def test_a_process_that_dies_as_it_starts_is_an_accident_until_three_in_a_row_do(tmp_path: Path):
+    (tmp_path / "own.py").write_text(DIES_AT_START + OWN)
+    (tmp_path / "left").write_text("2")
+    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+        for _ in range(2):
+            pool.reset(request(), 0, START)
+            assert (await answer(pool)).failure == "environment_crashed"
+            pool.end(request())
+        pool.reset(request(), 0, START)
+        assert (await answer(pool)).observation == "seed 1"
+    (tmp_path / "left").write_text("9")
+    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+        for call in range(2):
+            pool.reset(request(), call, START)
+            assert (await answer(pool)).failure == "environment_crashed"
+        pool.reset(request(), 2, START)
+        with pytest.raises(EngineFailed, match="ended with code 9"):
+            await answer(pool)
 
 
 @pytest.mark.parametrize("fate", ["p_crash", "p_crash_at_reset"])
