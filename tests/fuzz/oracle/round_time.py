@@ -51,6 +51,8 @@ def _played_s(costs: DegreeCosts, waiting: list[tuple[int, int]]) -> float:
         if waiting and len(running) < costs.max_num_seqs and (not running or waiting[0][0] + len(running) < room):
             seconds += costs.prefill_s * waiting[0][0]
             running.append(waiting.pop(0))
+        elif (room >= 0 or len(running) == 1) and any(tokens == end for tokens, end in running):
+            running = [each for each in running if each[0] < each[1]]  # they had nothing to generate
         elif len(running) > max(room, 1):
             waiting.insert(0, running.pop())
         else:
