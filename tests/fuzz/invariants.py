@@ -113,6 +113,8 @@ class InvariantChecker(WorkerObserver):
         self._orders: dict[EngineId, deque[tuple[str, RequestId]]] = {}
         self._to_score: dict[bool, deque[RequestId]] = {False: deque(), True: deque()}
         """Of training, and held out: the second may wait for the first, and be given up."""
+        self._left_unscored: set[tuple[PromptId, int]] = set()
+        """What finished in an earlier attempt, and is scored in this one without a new order."""
         self._facts: deque[tuple[EngineId | None, RequestId]] = deque()
         self._rewards_before |= self._rewards
         self._rewards = {}
@@ -131,6 +133,8 @@ class InvariantChecker(WorkerObserver):
             self.history = History(settings, model_of(settings))
         if self.history is not None:
             self.history.reference.evaluation.resume(evaluation)
+            if isinstance(self.history.reference, AsynchronousModel):
+                self._left_unscored = self.history.reference.unscored
 
         def on_event(event: Event, now: float, commands: tuple[Command, ...]) -> None:
             if not self.is_closed:
@@ -301,6 +305,9 @@ class InvariantChecker(WorkerObserver):
         if self.is_closed:
             return
         for request in requests:
+            if (request.prompt, request.sample) in self._left_unscored:
+                self._left_unscored.remove((request.prompt, request.sample))
+                continue
             orders = self._to_score[is_held_out(request)]
             require(orders and orders.popleft() == request, "every order to score is carried out once")
 

@@ -281,6 +281,13 @@ class AsynchronousModel:
         self.stream.lengths.append(event.num_tokens)
         self.engines.release(event.request)
 
+    @property
+    def unscored(self) -> set[tuple[PromptId, int]]:
+        """Prompt and sample of what has finished and has no reward."""
+        return {
+            (prompt, sample) for prompt, group in self.live.items() for sample in group.finished - group.rewards.keys()
+        }
+
     # Admission
 
     @property
