@@ -31,7 +31,7 @@ def make_environments(config: RunConfig, tokenizer: PromptTokenizer) -> Environm
             source.arguments,
             limit_s=longest_s + GRACE_S,
             sends_tokens=section.name in {"loop", "verifiers"},
-            python=section.python,
+            python=section.interpreter,
         ),
         texts=TurnRenderer(tokenizer, keeps_special=section.name == "tools"),
         gives_rewards="environment" in config.reward.names,

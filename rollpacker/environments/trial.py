@@ -101,11 +101,11 @@ def _asked(config: RunConfig, what: str, of: object, limit_s: float) -> list[dic
 
 
 def _started(config: RunConfig) -> SupervisorProcess:
-    source, python = source_of(config), config.environment.python if config.environment else None
+    source, python = source_of(config), config.environment.interpreter if config.environment else None
     if python is not None and not os.access(python, os.X_OK):
         raise ConfigError(
             f"environment.python={python} is no program that can be run.",
-            "It is the Python of the environment that `verifiers` is installed in, such as DIR/bin/python.",
+            "It is the Python of an environment that has what this one needs, such as DIR/bin/python.",
             "Correct it.",
         )
     words = [source.name, json.dumps(source.arguments)]

@@ -105,3 +105,8 @@ def test_another_interpreter_finds_our_environments_and_none_of_our_packages(tmp
     (tmp_path / "own.py").write_text("import pydantic\n")
     with pytest.raises(ConfigError, match="No module named 'pydantic'"):
         try_environment(config_of("environment=gym", f"environment.env={tmp_path}/own.py:Maze", python), prompt())
+
+
+def test_tools_run_in_the_runs_own_interpreter():
+    config = config_of("environment=tools", f"environment.tools=[{CALCULATE}]", "environment.python=no/python")
+    assert [schema["function"]["name"] for schema in tool_schemas(config)] == ["calculate"]

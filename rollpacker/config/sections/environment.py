@@ -112,6 +112,11 @@ class EnvironmentSection(Section):
         return self.name == "gym"
 
     @property
+    def interpreter(self) -> str | None:
+        """The Python of its processes; None is the run's own, which tools and loops need."""
+        return self.python if self.name in {"gym", "verifiers"} else None
+
+    @property
     def has_prompts(self) -> bool:
         """Whether it has prompts of its own, for a run without data.path."""
         return self.name == "verifiers"
