@@ -40,7 +40,7 @@ from rollpacker.core.commands import CloseEnvironment, Command, OpenEnvironment,
 from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import ResponseFinished, TimerFired
-from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan, is_held_out
+from rollpacker.core.ids import EngineId, RequestId, VersionSpan, is_held_out
 from rollpacker.core.routing import Router
 from rollpacker.core.settings import EnvironmentSettings
 
@@ -320,7 +320,7 @@ class Environments:
         return {
             "trajectories": [
                 {
-                    "request": [request.round, list(request.prompt), request.sample],
+                    "request": request.as_list(),
                     "stage": each.stage.value,
                     "call": each.call,
                     "called_at_s": each.called_at_s,
@@ -332,11 +332,7 @@ class Environments:
                 }
                 for request, each in self._trajectories.items()
             ],
-            "queue": [
-                [request.round, list(request.prompt), request.sample]
-                for queue in self._queues.values()
-                for request in queue
-            ],
+            "queue": [request.as_list() for queue in self._queues.values() for request in queue],
             "timer_at_s": None if self._timer_at_s == math.inf else self._timer_at_s,
             "next_start_s": None if self._next_start_s == -math.inf else self._next_start_s,
         }
@@ -346,7 +342,7 @@ class Environments:
         """Rebuild the machine that gave the snapshot."""
         machine = cls(settings)
         for row in snapshot["trajectories"]:
-            request, each = _request(row["request"]), _Trajectory()
+            request, each = RequestId.from_list(row["request"]), _Trajectory()
             each.stage, each.call = Stage(row["stage"]), row["call"]
             each.called_at_s, each.due_at_s, each.acted_s = row["called_at_s"], row["due_at_s"], row["acted_s"]
             each.num_turns, each.num_restarts = row["num_turns"], row["num_restarts"]
@@ -357,7 +353,7 @@ class Environments:
             machine._trajectories[request] = each
             if each.stage is Stage.ACTING:
                 heapq.heappush(machine._deadlines, (each.due_at_s, request, each.call))
-        for request in map(_request, snapshot["queue"]):
+        for request in map(RequestId.from_list, snapshot["queue"]):
             machine._queues[is_held_out(request)][request] = None
         for request in machine._trajectories.keys() - set().union(*machine._queues.values()):
             machine._num_open[is_held_out(request)] += 1
@@ -372,8 +368,3 @@ def _finish_of(request: RequestId, turn: TurnFinished | None) -> ResponseFinishe
     if turn is None:
         return ResponseFinished(request=request, engine=EngineId(""), num_tokens=0, spans=())
     return ResponseFinished(request=request, engine=turn.engine, num_tokens=turn.num_tokens, spans=turn.spans)
-
-
-def _request(plain: list[Any]) -> RequestId:
-    number, prompt, sample = plain
-    return RequestId(number, PromptId(*prompt), sample)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
 from rollpacker.core.commands import Abort, Evict, Launch
-from rollpacker.core.ids import EngineId, PromptId, RequestId
+from rollpacker.core.ids import EngineId, RequestId
 
 
 class Filling:
@@ -125,8 +125,8 @@ class Filling:
 
 
 def _to_plain(requests: Collection[RequestId]) -> list[Any]:
-    return [[step, list(prompt), sample] for step, prompt, sample in requests]
+    return [request.as_list() for request in requests]
 
 
 def _from_plain(plain: Sequence[Any]) -> dict[RequestId, None]:
-    return {RequestId(step, PromptId(*prompt), sample): None for step, prompt, sample in plain}
+    return dict.fromkeys(map(RequestId.from_list, plain))

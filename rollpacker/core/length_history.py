@@ -89,7 +89,7 @@ class LengthHistory:
         """Give the whole state as JSON data that shares nothing with the machine."""
         return {
             "lengths": {key: list(lengths) for key, lengths in self._lengths.items()},
-            "seen": [[round_, list(prompt), sample, *seen] for (round_, prompt, sample), seen in self._seen.items()],
+            "seen": [[*request.as_list(), *seen] for request, seen in self._seen.items()],
             "last_learned": self._last_learned,
         }
 
@@ -101,8 +101,8 @@ class LengthHistory:
             key: (num_tokens, num_ended) for key, (num_tokens, num_ended) in snapshot["lengths"].items()
         }
         history._seen = {
-            RequestId(round_, PromptId(*prompt), sample): _Seen(has_ended, num_tokens)
-            for round_, prompt, sample, has_ended, num_tokens in snapshot["seen"]
+            RequestId.from_list(plain): _Seen(has_ended, num_tokens)
+            for *plain, has_ended, num_tokens in snapshot["seen"]
         }
         history._last_learned = snapshot["last_learned"]
         return history
