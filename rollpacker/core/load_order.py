@@ -75,7 +75,8 @@ class LoadOrder:
 
     def begin(self) -> None:
         """Sort the engines."""
-        self._most_kv_tokens = max((facts.kv_tokens for facts in self._facts.values()), default=0)
+        if self.room:
+            self._most_kv_tokens = max((facts.kv_tokens for facts in self._facts.values()), default=0)
         self._places = {engine: place for place, engine in enumerate(self._held)}
         self._heap = [(self._load(each), self._places[each], each) for each in self._held if self._is_free(each)]
         heapq.heapify(self._heap)
@@ -125,7 +126,8 @@ class LoadOrder:
         return engine
 
     def _load(self, engine: EngineId, num_more: int = 0) -> float:
-        return (len(self._held[engine]) + num_more + 1) / self._speeds.get(engine, 1.0)
+        load = len(self._held[engine]) + num_more
+        return (load + 1) / self._speeds.get(engine, 1.0) if self._speeds else load
 
     def _is_free(self, engine: EngineId) -> bool:
         if engine in self._closed:
