@@ -262,8 +262,9 @@ def _in_current_schema(path: Path, description: TableSchema, schema: pa.Schema, 
     version = int((table.schema.metadata or {}).get(VERSION_KEY, b"0"))
     _refuse_newer(path, version)
     renamed = {column.former_name: column.name for column in description.columns}
-    table = table.rename_columns([renamed.get(name, name) for name in table.column_names])
-    absent = [name for name in schema.names if name not in table.column_names]
+    names = [renamed.get(name, name) for name in table.column_names]
+    columns = dict(zip(names, table.columns, strict=True))
+    absent = [name for name in schema.names if name not in columns]
     if absent:
         warnings.warn(
             f"{path.parent} was written with schema version {version}, before there were the columns "
@@ -271,7 +272,7 @@ def _in_current_schema(path: Path, description: TableSchema, schema: pa.Schema, 
             stacklevel=2,
         )
     arrays = [
-        pa.nulls(len(table), field.type) if field.name in absent else table[field.name].cast(field.type)
+        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(len(table), field.type)
         for field in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
