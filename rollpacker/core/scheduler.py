@@ -127,13 +127,13 @@ class Scheduler:
         if environments := self._beside.environments:
             commands = (*environments.close(), *commands, *environments.act(now))
         if self._beside.is_emptying:
-            commands += self._beside.go_on(self._router, self._local_engines)
+            commands += self._beside.go_on(self._router, self._local_engines if self._beside.retires_engines else ())
         self._timers.note(commands)
         return commands
 
     def _decide(self, event: Event, now: float) -> tuple[Command, ...]:  # noqa: C901, PLR0911, PLR0912 one case per fact
-        if isinstance(event, WorkerEvent) or (isinstance(event, OfMember) and self._is_member(event.engine)):
-            return self._hear_of_worker(event, now)
+        if self._elastic and isinstance(event, OfMember) and self._elastic.fleet.is_member(event.engine):
+            return self._elastic.handle(event, now)
         match event:
             case ResponseFinished():
                 return self._finish(event)
@@ -176,7 +176,7 @@ class Scheduler:
             case SlotsOpened() | SlotsChanged() | SlotVacated() | EngineStarted() | EngineStartFailed() | TimerFired():
                 return self._restart(event, now)
             case _:
-                assert_never(event)
+                return self._hear_of_worker(event, now)
 
     # The life of a request
 
@@ -307,7 +307,7 @@ class Scheduler:
         may_be_last = isinstance(event, SlotsChanged | EngineStartFailed)
         return *orders, *cuts, *(self._require_engine() if may_be_last else ())
 
-    def _hear_of_worker(self, event: WorkerEvent | OfMember, now: float) -> tuple[Command, ...]:
+    def _hear_of_worker(self, event: WorkerEvent, now: float) -> tuple[Command, ...]:
         if self._elastic:
             commands = self._elastic.handle(event, now)
             return commands + self._require_engine() if isinstance(event, EnginesReturned) else commands
@@ -375,10 +375,9 @@ class Scheduler:
     @property
     def _local_engines(self) -> tuple[EngineId, ...]:
         """Those that no worker has."""
-        return tuple(engine for engine in self._router.engines if not self._is_member(engine))
-
-    def _is_member(self, engine: EngineId) -> bool:
-        return self._elastic is not None and self._elastic.fleet.is_member(engine)
+        if self._elastic is None:
+            return self._router.engines
+        return tuple(engine for engine in self._router.engines if not self._elastic.fleet.is_member(engine))
 
     @property
     def waiting(self) -> tuple[RequestId, ...]:
