@@ -37,7 +37,7 @@ from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
-from tests.fuzz.faults import FaultKind
+from tests.fuzz.faults import Fault, FaultKind
 from tests.fuzz.faulty_backend import FaultyBackend
 from tests.fuzz.faulty_workers import WorkerObserver
 from tests.fuzz.injector import FaultInjector
@@ -67,14 +67,12 @@ FAULTS = frozenset(
         FaultKind.SLOW_ENGINE,
         FaultKind.LOST_ABORT,
         FaultKind.LATE_FINISH,
+        FaultKind.DUPLICATE_FINISH,
         FaultKind.CLOCK_JUMP,
         FaultKind.DRIVER_KILL,
     }
 )
-"""Beside those of environments: none that ends an attempt for another reason than that engines are lost or slow. An
-engine tells of each turn once: one that is told of again, while another engine has the next turn, is refused as
-impossible."""
-
+"""Beside those of environments: none that ends an attempt for another reason than that engines are lost or slow."""
 
 SLOW = frozenset({FaultKind.SLOW_ENGINE, FaultKind.LATE_FINISH, FaultKind.CLOCK_JUMP})
 """After which an engine may be waited for in vain."""
@@ -343,6 +341,19 @@ class EnvironmentRun:
         return Counter((row["step"], PromptId(row["epoch"], row["prompt"])) for row in rows if row["accepted"])
 
 
+def _repeated_turns(rng: random.Random) -> list[Fault]:
+    """Some turns that engines tell of twice, in every other world: soon after, or when another engine has the next."""
+    return [
+        Fault(
+            kind=FaultKind.DUPLICATE_FINISH,
+            at_event=rng.randrange(600),
+            target=rng.randrange(3),
+            amount=rng.choice((0.01, 1.0, 20.0)) * rng.random(),
+        )
+        for _ in range(rng.choice((0, 20)))
+    ]
+
+
 def world_of(seed: int) -> tuple[World, ModelledEnvironmentSection]:
     """Draw a world whose data ends, and its environments."""
     rng = random.Random(f"environments of {seed}")
@@ -357,7 +368,7 @@ def world_of(seed: int) -> tuple[World, ModelledEnvironmentSection]:
         num_epochs=world.num_epochs or 1,
         num_steps=MOST_STEPS,
         max_launch_factor=1000.0,
-        faults=tuple(fault for fault in world.faults if fault.kind in FAULTS),
+        faults=(*(fault for fault in world.faults if fault.kind in FAULTS), *_repeated_turns(rng)),
     )
     section = ModelledEnvironmentSection(
         name="fuzz",

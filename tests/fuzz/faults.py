@@ -26,7 +26,7 @@ class FaultKind(StrEnum):
     LATE_FINISH = "late_finish"
     """One response comes `amount` seconds late."""
     DUPLICATE_FINISH = "duplicate_finish"
-    """One response comes again, `amount` seconds later."""
+    """One finished response comes again, `amount` seconds later."""
     HUNG_REWARD = "hung_reward"
     """One verdict comes `amount` seconds late, perhaps beyond every limit."""
     DUPLICATE_VERDICT = "duplicate_verdict"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineFailed, StorageFailed
 from rollpacker.protocols.arrivals import Arrivals
+from rollpacker.protocols.rollout import FinishReason
 from tests.fuzz.faults import Fault, FaultKind
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ class FaultyEngine:
                 delay_s = self._slowness * response.generation_time_s
                 if late := self._injector.take(FaultKind.LATE_FINISH, self):
                     delay_s += late.amount
-                if again := self._injector.take(FaultKind.DUPLICATE_FINISH, self):
+                is_finished = response.finish_reason is not FinishReason.ABORTED
+                if is_finished and (again := self._injector.take(FaultKind.DUPLICATE_FINISH, self)):
                     self._deliver_later(delay_s + again.amount, response)
                 if delay_s > 0:
                     self._deliver_later(delay_s, response)

@@ -314,6 +314,8 @@ class Driver:
     def _report_response(self, engine_id: EngineId, response: Response, now: float) -> None:
         request = response.request
         book = self._rounds.book_of(request)
+        if book.repeats(response):
+            return
         if book.contradicts(response):
             self._engines.lose(engine_id, EngineFailed(f"{engine_id} gave {request} other tokens than it had."))
             return
@@ -326,8 +328,8 @@ class Driver:
         if is_aborted:
             kind = ResponseEvicted if is_evicted else ResponseAborted
             self._take(kind(request=request, engine=engine_id, num_tokens=response.num_tokens))
-            return
-        self._take(self._trajectories.ended(engine_id, response))
+        elif is_held or not self._trajectories.are_any:  # else it is a turn that was told of before
+            self._take(self._trajectories.ended(engine_id, response))
 
     def _report_verdict(self, verdict: Verdict, now: float) -> None:
         self._rounds.book_of(verdict.request).scored(verdict, now)

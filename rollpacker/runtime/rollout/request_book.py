@@ -106,6 +106,13 @@ class RequestRecord:
             place = end
         return False
 
+    def repeats(self, response: Response) -> bool:
+        """Tell whether a finished response of its engine is a part of what it was launched with there."""
+        if response.finish_reason is FinishReason.ABORTED or response.num_tokens >= self.num_begun:
+            return False
+        assert self.begun is not None
+        return np.array_equal(response.token_ids, self.begun.token_ids[: response.num_tokens])
+
     @property
     def is_finished(self) -> bool:
         return self.response is not None and self.response.finish_reason is not FinishReason.ABORTED
@@ -240,6 +247,11 @@ class RequestBook:
         """Tell whether the engine that has a request gave other tokens of it than are known."""
         record = self.requests.get(response.request)
         return record is not None and record.engine == response.engine and record.contradicts(response)
+
+    def repeats(self, response: Response) -> bool:
+        """Tell whether the engine that has a trajectory tells of an earlier turn of it again."""
+        record = self.requests.get(response.request)
+        return record is not None and record.engine == response.engine and record.repeats(response)
 
     def came_back(self, response: Response, now: float) -> None:
         """An engine gave a request back, finished or not."""
