@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.data.turns import TurnRenderer
+from rollpacker.environments.hosts import EnvironmentHost, EnvironmentHosts
 from rollpacker.environments.pool import EnvironmentPool
 from rollpacker.environments.sources import source_of
 from rollpacker.environments.trial import tool_schemas
 from rollpacker.protocols.environment import EnvironmentParts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rollpacker.config.schema import RunConfig
     from rollpacker.protocols.rollout import Prompt
 
@@ -19,22 +22,30 @@ GRACE_S = 10.0
 """How much longer than the scheduler's limits a call may take."""
 
 
-def make_environments(config: RunConfig, tokenizer: PromptTokenizer) -> EnvironmentParts:
-    """Make them; processes start as trajectories need them."""
+def make_environments(
+    config: RunConfig, tokenizer: PromptTokenizer, hosts: Sequence[EnvironmentHost] = ()
+) -> EnvironmentParts:
+    """Make them, on hosts if there are some, else here; processes start as trajectories need them."""
     section = config.environment
     assert section is not None
-    longest_s = max(section.reset_timeout_s, section.turn_timeout_s)
-    source = source_of(config)
     return EnvironmentParts(
-        service=EnvironmentPool(
-            source.name,
-            source.arguments,
-            limit_s=longest_s + GRACE_S,
-            sends_tokens=section.name in {"loop", "verifiers"},
-            python=section.interpreter,
-        ),
+        service=EnvironmentHosts(hosts) if hosts else make_pool(config),
         texts=TurnRenderer(tokenizer, keeps_special=section.name == "tools"),
         gives_rewards="environment" in config.reward.names,
+    )
+
+
+def make_pool(config: RunConfig) -> EnvironmentPool:
+    """Make what runs environments on one node."""
+    section = config.environment
+    assert section is not None
+    source = source_of(config)
+    return EnvironmentPool(
+        source.name,
+        source.arguments,
+        limit_s=max(section.reset_timeout_s, section.turn_timeout_s) + GRACE_S,
+        sends_tokens=section.name in {"loop", "verifiers"},
+        python=section.interpreter,
     )
 
 

@@ -19,14 +19,17 @@ NUM_STEPS = 3
 WALK = "rollpacker.environments.walk_turns:WalkTurns"
 
 
-@pytest.mark.parametrize(("system", "advantage"), [("tail", "gigpo"), ("flash", "step_reinforce")])
-def test_environments_that_hang_and_crash_cost_no_prompt_and_no_run(turns_inputs, tmp_path, system, advantage):
+@pytest.mark.parametrize(
+    ("system", "advantage", "nodes"), [("tail", "gigpo", "all"), ("flash", "step_reinforce", "first")]
+)
+def test_environments_that_hang_and_crash_cost_no_prompt_and_no_run(turns_inputs, tmp_path, system, advantage, nodes):
     run = LaunchedRun(
         tmp_path / "run",
         *small_run(turns_inputs, f"system={system}", "engine.num_engines=1", "reward=environment"),
         *(f"run.num_steps={NUM_STEPS}", "system.stream=false", "rollout.max_response_tokens=96"),
         *("environment=gym", "environment.env=rollpacker.environments.delayed:Delayed", "environment.max_turns=12"),
         *("environment.turn_timeout_s=2", "environment.reset_timeout_s=30", "environment.max_open=12"),
+        f"environment.nodes={nodes}",
         f"environment.arguments={{env: '{WALK}', p_hang: 0.02, p_crash: 0.05, p_crash_at_reset: 0.05}}",
         *(f"evaluation.path={turns_inputs}/unseen.jsonl", "evaluation.at_end=true", f"trainer.advantage={advantage}"),
     )

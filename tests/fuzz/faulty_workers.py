@@ -7,6 +7,7 @@ a crashed worker had not delivered is never delivered.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,8 @@ class FaultyEngine:
         self._injector = injector
         self._observer = observer
         self._arrivals: Arrivals[Response] = Arrivals()
+        self._num_begun: dict[RequestId, float] = {}
+        """Tokens that each had when it was launched here last."""
         self._slowness = 0.0
         self.is_crashed = False
         """It counts as lost, or will as soon as somebody notices."""
@@ -117,7 +120,7 @@ class FaultyEngine:
                     delay_s += late.amount
                 is_finished = response.finish_reason is not FinishReason.ABORTED
                 if is_finished and (again := self._injector.take(FaultKind.DUPLICATE_FINISH, self)):
-                    self._deliver_later(delay_s + again.amount, response)
+                    self._repeat_later(delay_s + again.amount, response)
                 if delay_s > 0:
                     self._deliver_later(delay_s, response)
                 else:
@@ -126,6 +129,16 @@ class FaultyEngine:
 
     def _deliver_later(self, delay_s: float, response: Response) -> None:
         asyncio.get_running_loop().call_later(delay_s, self._deliver, [response])
+
+    def _repeat_later(self, delay_s: float, response: Response) -> None:
+        """Deliver it again, unless a new attempt of its trajectory is here by then: nothing tells it from that one's."""
+
+        def repeat() -> None:
+            if self._num_begun.get(response.request, math.inf) >= response.num_tokens:
+                self._deliver([response])
+
+        self._num_begun.pop(response.request, None)
+        asyncio.get_running_loop().call_later(delay_s, repeat)
 
     def _deliver(self, responses: Sequence[Response]) -> None:
         if not (self._is_gone or self._is_hung):
@@ -138,6 +151,7 @@ class FaultyEngine:
         self._observer.engine_was_told(self.name, "generate", [request.request for request in requests])
         for request in requests:
             self._observer.engine_generates(self.name, request)
+            self._num_begun[request.request] = request.begun.num_tokens if request.begun else 0
         await self._engine.generate(requests)
 
     async def abort(self, requests: Sequence[RequestId]) -> None:

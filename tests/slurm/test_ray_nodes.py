@@ -16,7 +16,12 @@ from tests.slurm.submitted import SubmittedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
+ENVIRONMENT = "rollpacker.environments.process"
 GOES_ON = "Its requests go to the other engines"
+IN_TURNS = (
+    *("system=tail-reward-planner", "reward=environment", "environment=gym", "environment.nodes=all"),
+    "environment.env=rollpacker.environments.walk_turns:WalkTurns",
+)
 LOST = "node2 is lost: Ray there has ended. The run goes on without its engines."
 
 
@@ -60,13 +65,14 @@ def test_two_jobs_share_two_nodes_and_one_of_them_makes_the_batches_of_a_local_r
     assert batches(plain.run_dir) == batches(plain_run)
 
 
-def test_a_job_goes_on_without_the_node_of_an_engine_and_ends_with_the_reason_without_its_head(
+def test_a_job_goes_on_without_the_node_of_an_engine_and_of_environments_and_ends_with_the_reason_without_its_head(
     cluster, inputs, scratch, tmp_path
 ):
     rankless = StepRun(cluster, tmp_path / "rankless", *endless(inputs, scratch), cpus=2)
-    rayless = StepRun(cluster, tmp_path / "rayless", *endless(inputs, scratch), cpus=2)
+    rayless = StepRun(cluster, tmp_path / "rayless", *endless(inputs, scratch, *IN_TURNS), cpus=2)
 
     rayless.wait_for_steps(1)
+    assert {node for node, _ in rayless.processes(ENVIRONMENT)} == {"node1", "node2"}
     rayless.kill_9("node2", rayless.processes(RAYLET))
     rankless.wait_for_steps(1)
     rankless.kill_9("node2", rankless.processes(RANK))
@@ -81,6 +87,7 @@ def test_a_job_goes_on_without_the_node_of_an_engine_and_ends_with_the_reason_wi
         job.assert_nothing_is_left()
         assert "Traceback" not in job.output()
     assert "Ray has ended on node2" in rayless.output()
+    assert "environments-1 is lost" in rayless.output()
     assert "Nobody has answered" in rayless.output()
     assert list(scratch.iterdir()) == []
 

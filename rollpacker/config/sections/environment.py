@@ -69,6 +69,10 @@ class EnvironmentSection(Section):
     max_open: Annotated[Count, NOT_IN_FINGERPRINT] = Field(64, ge=1, le=10_000)
     """Environments that are open at a time, each in a process of its own; other trajectories wait. As many more may be
     open where an asynchronous run evaluates, for held-out prompts."""
+    nodes: Annotated[Literal["first", "all"], NOT_IN_FINGERPRINT] = "first"
+    """`first`: processes of environments run on the first node, beside the driver. `all`: on all nodes of the run, each
+    new one where the fewest are open; trajectories of a node that is lost begin again on the others. Rollout workers
+    take none."""
     starts_per_minute: Annotated[Positive | None, NOT_IN_FINGERPRINT] = None
     """Resets that begin in a minute, at most, evenly spread: for a service that bears no more. null is no limit."""
     max_restarts: Annotated[Count, NOT_IN_FINGERPRINT] = Field(2, ge=0)

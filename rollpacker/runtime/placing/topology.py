@@ -27,10 +27,10 @@ def colocated_engines(
     return tuple(actor.name for actor in sharing if actor.role == role)
 
 
-def spare_nodes(placed: Sequence[PlacedActor]) -> frozenset[int]:
-    """Nodes that hold nothing but engines: a run can go on without them. The driver's own is none."""
+def spare_nodes(placed: Sequence[PlacedActor], num_nodes: int) -> frozenset[int]:
+    """Nodes that hold at most engines and environments: a run can go on without them. The driver's own is none."""
     needed = {actor.node for actor in placed if actor.role != "engine"}
-    return frozenset(actor.node for actor in placed) - needed - {0}
+    return frozenset(range(1, num_nodes)) - needed
 
 
 def trainer_parts(config: RunConfig, placed: Sequence[PlacedActor], gpus_per_node: int) -> tuple[tuple[int, ...], ...]:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from rollpacker.environments.hosts import Order
+    from rollpacker.environments.pool import EnvironmentPool
     from rollpacker.rewards.judge.worker import JudgeRewardWorker
     from rollpacker.transfer.offering import PolicyOffers
 
@@ -308,6 +310,22 @@ class RewardActor(Actor):
 
     def _question(self, prompt: Prompt) -> str:
         return self._tokenizer.text(prompt)
+
+
+class EnvironmentActor(Actor):
+    """The environments of a node."""
+
+    _worker: EnvironmentPool
+
+    async def start(self, config: RunConfig) -> None:
+        with _no_garbage_collection():
+            from rollpacker.environments.factory import make_pool
+
+            self._worker = make_pool(config)
+
+    async def tell(self, orders: Sequence[Order]) -> None:
+        for method, arguments, keywords in orders:
+            getattr(self._worker, method)(*arguments, **keywords)
 
 
 class JudgeActor(RewardActor):

@@ -26,6 +26,7 @@ from rollpacker.runtime.placing.fleets import costs_of, degrees_of
 from rollpacker.runtime.placing.planning import cluster_size
 from rollpacker.runtime.ray.cluster import RayCluster
 from rollpacker.runtime.ray.elastic_members import open_members
+from rollpacker.runtime.ray.environment_hosts import start_environment_hosts
 from rollpacker.runtime.ray.node import node_here
 from rollpacker.runtime.ray.placement import Actors, start_actors
 from rollpacker.runtime.ray.rendezvous import Rendezvous, rendezvous_of
@@ -62,7 +63,10 @@ class RayBackend:
             for note in notes:
                 context.note(note)
             context.stage("starting engines, trainer and reward")
-            actors = await start_actors(config, cluster_size(config, self._allocation), context)
+            size = cluster_size(config, self._allocation)
+            actors = await start_actors(config, size, context)
+            hosts = await start_environment_hosts(config, size.num_nodes, context)
+            environments = make_environments(config, tokenizer, hosts) if config.environment else None
             cluster.spare(actors.spare_nodes, context.note)
             takes_workers = config.elastic.is_on and config.trains
             opened = open_members(config, cluster, context) if takes_workers else nullcontext()
@@ -74,7 +78,6 @@ class RayBackend:
                     raise EngineFailed(f"{name} cannot start: its node is lost.")
                 return await actors.slots.replace(slot, name)
 
-            environments = make_environments(config, tokenizer) if config.environment else None
             yield Workers(
                 environments=environments,
                 prompts=prompts,

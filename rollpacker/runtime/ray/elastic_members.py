@@ -32,7 +32,7 @@ from rollpacker.runtime.placing.actors import have_engines_gpus
 from rollpacker.runtime.placing.fleets import config_of
 from rollpacker.runtime.ray.cluster import RayCluster
 from rollpacker.runtime.ray.node import pin_of_worker
-from rollpacker.runtime.ray.remote import EngineProcess, MemberPlace, make_engine_process
+from rollpacker.runtime.ray.remote import EngineProcess, PinnedPlace, make_engine_process
 from rollpacker.runtime.rollout.starts import within_or_failed
 from rollpacker.runtime.waiting.blocking import in_daemon_thread
 
@@ -115,8 +115,8 @@ class RayMembers:
             raise EngineFailed(f"{engine} cannot start: its worker is gone.")
         degree = self._degree
         number = int(engine.rpartition(".")[2])
-        place = MemberPlace(
-            worker=worker,
+        place = PinnedPlace(
+            pin=pin_of_worker(worker),
             gpus=tuple(range(number * degree, (number + 1) * degree)) if have_engines_gpus(self._config) else (),
             log=self._context.logs.absolute() / f"{engine}.log",
         )

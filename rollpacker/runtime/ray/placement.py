@@ -147,7 +147,7 @@ async def start_actors(config: RunConfig, size: ClusterSize, context: BackendCon
         trainer_parts=trainer_parts(config, placed, size.num_gpus),
         colocated_engines=sleeping,
         nodes={EngineId(actor.name): actor.node for actor in placed if actor.role == "engine"},
-        spare_nodes=spare_nodes(placed),
+        spare_nodes=spare_nodes(placed, size.num_nodes),
     )
 
 

@@ -19,14 +19,14 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.resources import ActorResources
 from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.core.foreign_errors import failure_of, one_line
-from rollpacker.core.ids import EngineId, WorkerId
+from rollpacker.core.ids import EngineId
+from rollpacker.environments.hosts import EnvironmentHost
 from rollpacker.protocols.forwarding import Forwarder
 from rollpacker.protocols.members import MemberEngine
 from rollpacker.protocols.reward import RewardService
 from rollpacker.protocols.trainer import TrainerRank
-from rollpacker.runtime.ray.actors import Actor, EngineActor, JudgeActor, RewardActor, TrainerActor
+from rollpacker.runtime.ray.actors import Actor, EngineActor, EnvironmentActor, JudgeActor, RewardActor, TrainerActor
 from rollpacker.runtime.ray.judges import JudgeService
-from rollpacker.runtime.ray.node import pin_of_worker
 from rollpacker.runtime.ray.weight_sync import SendingRank
 
 
@@ -51,17 +51,18 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberPlace:
-    """The place of one engine of a rollout worker: on its node or nowhere. No placement group, which could hang."""
+class PinnedPlace:
+    """A place on one node or nowhere, of which nothing is reserved: no placement group, which could hang."""
 
-    worker: WorkerId
-    gpus: tuple[int, ...]
+    pin: str
+    """Of the node."""
+    gpus: tuple[int, ...] = ()
     log: Path
 
     @property
     def options(self) -> dict[str, Any]:
-        """As of a `Slot`; the node has no core to reserve."""
-        return {"resources": {pin_of_worker(self.worker): 1}, "num_cpus": 0}
+        """As of a `Slot`."""
+        return {"resources": {self.pin: 1}, "num_cpus": 0}
 
 
 class Process(Protocol):
@@ -101,11 +102,17 @@ class RewardProcess(RewardService, Process, Protocol):
     async def start(self, config: RunConfig) -> None: ...
 
 
+class EnvironmentProcess(EnvironmentHost, Process, Protocol):
+    """The environments of a node, behind another process."""
+
+    async def start(self, config: RunConfig) -> None: ...
+
+
 class JudgeProcess(JudgeService, RewardProcess, Protocol):
     """An LLM judge in another process."""
 
 
-def make_engine_process(engine: EngineId, slot: Slot | MemberPlace) -> EngineProcess:
+def make_engine_process(engine: EngineId, slot: Slot | PinnedPlace) -> EngineProcess:
     """Start the process of an engine."""
     return cast("EngineProcess", _Remote(EngineProcess, EngineActor, engine, slot))
 
@@ -125,10 +132,15 @@ def make_judge_process(name: str, slot: Slot) -> JudgeProcess:
     return cast("JudgeProcess", _Remote(JudgeProcess, JudgeActor, name, slot))
 
 
+def make_environment_process(name: str, place: PinnedPlace) -> EnvironmentProcess:
+    """Start the process behind which a node's environments run."""
+    return cast("EnvironmentProcess", _Remote(EnvironmentProcess, EnvironmentActor, name, place))
+
+
 class _Remote(Forwarder):
     """Implements one of the protocols above over an actor."""
 
-    def __init__(self, protocol: type, actor_class: type[Actor], name: str, slot: Slot | MemberPlace) -> None:
+    def __init__(self, protocol: type, actor_class: type[Actor], name: str, slot: Slot | PinnedPlace) -> None:
         super().__init__(protocol)
         self.name = name
         self.has_died = False

@@ -34,13 +34,13 @@ def test_a_run_of_no_steps_has_no_trainer():
     assert nodes == {"engine-0": 0, "engine-1": 1, "reward": 0}
 
 
-def test_a_run_can_spare_the_nodes_that_hold_nothing_but_engines():
+def test_a_run_can_spare_the_nodes_that_hold_at_most_engines():
     engines_only = placed_actors(configured("engine.num_engines=3"), size(3, 4, 0))
-    assert spare_nodes(engines_only) == {1, 2}
+    assert spare_nodes(engines_only, 4) == {1, 2, 3}, "the last one is empty"
     words = ("engine.resources.num_gpus=1", "trainer.resources.num_gpus=1", "reward.judge.resources.num_gpus=1")
     with_judge = placed_actors(configured(*JUDGED, *words), size(2, 16, 4))
     assert {actor.node for actor in with_judge} == {0, 1}
-    assert spare_nodes(with_judge) == set(), "a judge is on the second one"
+    assert spare_nodes(with_judge, 2) == set(), "a judge is on the second one"
 
 
 def test_engines_spread_evenly_and_neighbours_in_number_are_neighbours_in_place():
