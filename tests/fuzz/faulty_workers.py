@@ -131,7 +131,7 @@ class FaultyEngine:
         asyncio.get_running_loop().call_later(delay_s, self._deliver, [response])
 
     def _repeat_later(self, delay_s: float, response: Response) -> None:
-        """Deliver it again, unless a new attempt of its trajectory is here by then: nothing tells it from that one's."""
+        """Deliver it again, unless its trajectory has begun again here by then: nothing would tell the two apart."""
 
         def repeat() -> None:
             if self._num_begun.get(response.request, math.inf) >= response.num_tokens:
