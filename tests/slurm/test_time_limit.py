@@ -43,11 +43,11 @@ def test_at_its_time_limit_a_run_leaves_and_goes_on_unless_no_step_fits_and_scan
     futile = SubmittedRun(
         cluster, tmp_path / "futile" / "run", *with_limit(inputs, unbroken, "cluster.max_attempts_without_progress=1")
     )
-    futile.wait_until(lambda: "  rollout ..." in futile.output())
     futile.freeze_engines()  # in its first step, which is longer than the limit now
     run.wait_for_steps(1)
     run.freeze_engines()
     run.wait_until(lambda: run.status().state == "preempted")
+    run.thaw()
     assert "the time limit" in run.status().reason
 
     futile.wait_until(lambda: futile.state() in ENDED)
