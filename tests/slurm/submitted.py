@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from slurm.mini_cluster import MiniCluster
 from slurm.mini_daemons import DaemonError
 from tests.e2e.launched import num_recorded_steps
 from tests.e2e.processes import all_processes, engines_of, freezing_environment, is_stopped
+
+LOOKS_PER_QUERY = 20
+"""So that Slurm is asked every five seconds."""
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED")
 
@@ -54,24 +58,27 @@ class SubmittedRun:
 
     def wait(self, timeout_s: float = 600) -> str:
         """Until Slurm says that the job has ended for good, and how."""
-        self.wait_until(lambda: self.state() in ENDED, timeout_s)
+        self.wait_until(lambda: self.state() in ENDED, timeout_s, interval_s=1)
         return self.state()
 
     def wait_for_steps(self, num_steps: int) -> None:
         """Until this many steps are in the tables."""
 
+        looks = itertools.count()
+
         def has_come() -> bool:
-            assert self.state() not in ENDED, f"the job ended too early:\n{self.output()}"
+            if next(looks) % LOOKS_PER_QUERY == 0:  # a program of Slurm takes more than all else here
+                assert self.state() not in ENDED, f"the job ended too early:\n{self.output()}"
             return num_recorded_steps(self.run_dir) >= num_steps
 
         self.wait_until(has_come)
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 600) -> None:
-        """Look four times a second, for that may start a program of Slurm."""
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 600, interval_s: float = 0.25) -> None:
+        """Look again and again, not too often, for that may start a program of Slurm."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"it did not happen in time; {self._last_words()}"
-            time.sleep(0.25)
+            time.sleep(interval_s)
 
     def _last_words(self) -> str:
         try:
@@ -80,11 +87,14 @@ class SubmittedRun:
             return f"Slurm has forgotten the job, which ended minutes ago:\n{self.output()}"
 
     def freeze_engines(self) -> None:
-        """Let the run's engines stop in the middle of a rollout, which never ends then; give control when they have.
+        """Let the run's engines stop in the middle of a rollout from now on, which never ends then.
 
         Slurm sends SIGCONT with every signal, and they stop again.
         """
         self._freeze_file.touch()
+
+    def wait_until_frozen(self) -> None:
+        """Until every engine has stopped."""
 
         def are_frozen() -> bool:
             own = {pid: each for pid, each in all_processes().items() if each.variable("SLURM_JOB_ID") == self.job_id}

@@ -58,6 +58,7 @@ def test_broken_off_in_the_middle_of_a_rollout_and_requeued(cluster, inputs, unb
     run = submit(cluster, "REQUEUE", tmp_path / "run", inputs, "cluster.num_nodes=1")
     run.wait_for_steps(3)
     run.freeze_engines()
+    run.wait_until_frozen()
     take_all_nodes(cluster)
     run.wait_until(lambda: run.status().state == "preempted")
     run.thaw()

@@ -1,7 +1,7 @@
 """Stops a process of a run at a place that FREEZE_AT names, for a test to kill it or to go on.
 
     stream      a rank that trains on a lent GPU, in the middle of a call of the stream
-    rollout     an engine that generates one response while others wait: the rollout does not end before it goes on
+    rollout     an engine that generates one response while many wait: the rollout does not end before it goes on
 
 Python imports this in every process of a run whose PYTHONPATH begins with this folder. As long as the file that
 FREEZE_FILE names is there, a thread looks at what the other threads do; a process that is where it waits for stops the
@@ -16,11 +16,16 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
-INTERVAL_S = 0.002
-"""A call of a tiny model's trainer takes ten times as long, and so does a response of its engine."""
+NUM_WAITING = 8
+"""An engine that was stopped and goes on does not come to its last response before it is stopped again."""
+
+IDLE_INTERVAL_S = 0.1
+"""While the file is not there: a run has dozens of processes."""
 
 
 def is_streaming(frame: FrameType) -> bool:
@@ -31,16 +36,29 @@ def is_streaming(frame: FrameType) -> bool:
 
 
 def is_rolling_out(frame: FrameType) -> bool:
-    """Whether it generates one response while others wait."""
+    """Whether it generates one response while many wait."""
     if frame.f_code.co_name != "step" or not frame.f_code.co_filename.endswith("engines/torch/decoder.py"):
         return False
-    return frame.f_locals["self"].num_waiting > 0
+    return frame.f_locals["self"].num_waiting >= NUM_WAITING
 
 
-PLACES = {"stream": is_streaming, "rollout": is_rolling_out}
+class Place(NamedTuple):
+    """Where a process stops."""
+
+    is_there: Callable[[FrameType], bool]
+    module: str
+    """Without it a process is never there."""
+    interval_s: float
+    """A tenth of the time that a tiny model takes there."""
 
 
-def is_anywhere(is_there) -> bool:
+PLACES = {
+    "stream": Place(is_streaming, "rollpacker.trainers.grpo", 0.002),
+    "rollout": Place(is_rolling_out, "rollpacker.engines.torch.decoder", 0.05),
+}
+
+
+def is_anywhere(is_there: Callable[[FrameType], bool]) -> bool:
     """Whether any call of any thread is there."""
     for frame in sys._current_frames().values():
         inner = frame
@@ -51,10 +69,11 @@ def is_anywhere(is_there) -> bool:
     return False
 
 
-def watch(file: Path, is_there) -> None:
+def watch(file: Path, place: Place) -> None:
     while True:
-        time.sleep(INTERVAL_S if file.exists() else 10 * INTERVAL_S)
-        if file.exists() and is_anywhere(is_there):
+        is_watching = place.module in sys.modules and file.exists()
+        time.sleep(place.interval_s if is_watching else IDLE_INTERVAL_S)
+        if is_watching and file.exists() and is_anywhere(place.is_there):
             for pid in [*map(int, file.read_text().split()), os.getpid()]:
                 os.kill(pid, signal.SIGSTOP)
 
