@@ -251,15 +251,6 @@ def load_tokenizer(model_path: Path) -> Any:
         ) from error
 
 
-def load_library() -> None:
-    """Import what tokenizers need, in a process that will import torch for other things and load no model.
-
-    After it, `without_torch` has nothing to do.
-    """
-    with without_torch():
-        from transformers import AutoTokenizer  # noqa: F401
-
-
 @contextlib.contextmanager
 def without_torch() -> Iterator[None]:
     """Import transformers without torch, where the process has not loaded either.

@@ -9,7 +9,6 @@ import os
 from typing import TYPE_CHECKING
 
 from rollpacker.data.hub import with_pinned_names
-from rollpacker.data.tokenization import load_library
 from rollpacker.runtime.job.allocation import Allocation, current_allocation
 from rollpacker.runtime.job.preemption import preemption_of
 from rollpacker.runtime.ray.rendezvous import rendezvous_of
@@ -55,8 +54,6 @@ def _train(config: RunConfig, allocation: Allocation | None, validate: Callable[
     preemption = preemption_of(config, allocation)  # first of all: signals may come while the run is validated
     config = with_pinned_names(config, can_download=allocation is None and "SLURM_JOB_ID" not in os.environ)
     validate(config)
-    if config.backend.name == "ray":
-        load_library()  # before torch comes with Ray's objects: models are loaded by the run's other processes
     from rollpacker import pipeline
 
     pipeline.run(config, preemption, allocation)

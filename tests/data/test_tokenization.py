@@ -254,16 +254,3 @@ def test_a_tokenizer_is_loaded_without_torch(tmp_path):
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "one two False\n"
     assert not result.stderr
-
-
-def test_where_the_library_is_loaded_first_torch_brings_none_of_its_models(tmp_path):
-    save_tokenizer(tmp_path, eos_token="</s>", chat_template=TEMPLATE)
-    program = (
-        "import sys; from pathlib import Path; from rollpacker.data import tokenization;"
-        "tokenization.load_library(); import torch;"
-        f"print(tokenization.PromptTokenizer(Path({str(tmp_path)!r})).decode([4, 5]), torch.arange(3).sum().item(),"
-        "'transformers.masking_utils' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout == "one two 3 False\n"
-    assert not result.stderr

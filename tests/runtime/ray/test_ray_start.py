@@ -73,6 +73,12 @@ if any(script in command for script in ("dashboard/agent.py", "runtime_env/agent
 """As `sitecustomize`, which every Python imports first: no agent of Ray and no worker gets to its own imports."""
 
 
+def test_what_a_run_is_made_of_is_imported_without_torch():
+    """So its head has neither torch nor the models of transformers: its tokenizer is loaded without them."""
+    program = "import sys, rollpacker.pipeline, rollpacker.runtime.ray.backend; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 async def test_ray_lets_its_run_in_while_its_agents_and_workers_still_import(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(ASLEEP)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
