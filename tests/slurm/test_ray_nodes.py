@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.runtime.run.startup import STARTUP_FILE
-from tests.e2e.launched import batches, num_recorded_steps, rows, small_run
+from tests.e2e.launched import UNHURRIED, batches, num_recorded_steps, rows, small_run
 from tests.slurm.steps import RANK, RAYLET, StepRun, wait_for_engines_on
 from tests.slurm.submitted import SubmittedRun
 
@@ -30,7 +30,7 @@ def scratch():
 
 def endless(inputs, scratch, *overrides):
     more = ("system=rollpacker", "run.num_epochs=null", "run.num_steps=100000", "backend.num_cpus=4", "cluster=mini")
-    return small_run(inputs, *more, f"cluster.scratch=[{scratch}]", *overrides)
+    return small_run(inputs, *more, *UNHURRIED, f"cluster.scratch=[{scratch}]", *overrides)
 
 
 def test_two_jobs_share_two_nodes_and_one_of_them_makes_the_batches_of_a_local_run(
