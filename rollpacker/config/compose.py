@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import hydra
+from hydra._internal.utils import create_config_search_path
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -25,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
+from rollpacker.config.composed_choices import ComposedChoices
 from rollpacker.config.given_file import NO_FILE, GivenFile, take_file
 from rollpacker.config.keys import REQUIRED, Key, legal_keys, nearest, section_names
 from rollpacker.config.launching import is_chosen, single_run_mistake
@@ -36,6 +38,8 @@ from rollpacker.config.score_schema import ScoreConfig
 from rollpacker.core.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hydra._internal.hydra import Hydra  # only the type: GlobalHydra hands the object out
     from hydra.core.override_parser.types import Override
     from pydantic_core import ErrorDetails
@@ -93,12 +97,20 @@ def hydra_session(root: Root[BaseModel] = TRAIN, *, given: GivenFile = NO_FILE) 
         with hydra.initialize_config_dir(str(conf_dir()), job_name="rollpacker", version_base="1.3"):
             session = GlobalHydra.instance().hydra
             assert session is not None
+            if given is NO_FILE:
+                session.config_loader = _packaged(conf_dir())
             yield session
     finally:
         if given is not NO_FILE:
             store.repo.pop(entry, None)
         GlobalHydra.instance().hydra = surrounding
         HydraConfig.instance().cfg = surrounding_config
+
+
+@functools.cache
+def _packaged(folder: Path) -> ComposedChoices:
+    """Of the files of this version, over the base configuration without a given file; neither changes."""
+    return ComposedChoices(create_config_search_path(str(folder)))
 
 
 def compose_in(

@@ -1,15 +1,18 @@
-"""Tensors out of the buckets that they came in."""
+"""Tensors out of the buckets that they came in.
+
+torch is imported when a tensor comes: who only describes what shelves are needs none of it.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from rollpacker.protocols.tensors import RunningChecksum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
     from rollpacker.transfer.board import BucketNote
     from rollpacker.transfer.buckets import Piece, TensorSpec
@@ -40,6 +43,8 @@ class Assembly:
         if piece.num_bytes == spec.num_bytes:
             return spec.name, _shaped(data, spec)
         if piece.begin == 0:
+            import torch
+
             self._unfinished[spec.name] = torch.empty(spec.num_bytes, dtype=torch.uint8, device=data.device)
         flat = self._unfinished[spec.name]
         flat[piece.begin : piece.begin + piece.num_bytes].copy_(data)
@@ -53,5 +58,7 @@ def _part(data: torch.Tensor, piece: Piece) -> torch.Tensor:
 
 
 def _shaped(data: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    import torch
+
     dtype: torch.dtype = getattr(torch, spec.dtype)
     return data.view(dtype).view(spec.shape)

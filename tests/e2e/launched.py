@@ -14,6 +14,9 @@ from rollpacker.config.words import replaced
 from rollpacker.metrics.tables import METRICS_FOLDER, load_manifest, read_table
 from tests.e2e.processes import MARK, ProcessesOfRun, named_in_logs
 
+UNHURRIED = ("reward=math", f"reward.function={Path(__file__).with_name('unhurried_walk.py')}:score")
+"""For a run that goes on while a test waits for something else."""
+
 
 def small_run(inputs: Path, *overrides: str) -> list[str]:
     """The words of a run of five steps that takes seconds; `overrides` win."""
@@ -99,7 +102,7 @@ class LaunchedRun:
         deadline = time.monotonic() + timeout_s
         while left := self.processes():
             assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.05)
+            time.sleep(0.2)  # a look takes 20 ms: it reads of every process
 
 
 def num_recorded_steps(run_dir: Path) -> int:

@@ -8,6 +8,7 @@ and an actor is the process that its own log names.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import NamedTuple
 
 MARK = "ROLLPACKER_TEST_RUN"
 """Environment variable by which a test knows what its run has started."""
+
+_FREEZER = Path(__file__).with_name("freezer")
 
 
 class Process(NamedTuple):
@@ -72,6 +75,20 @@ class ProcessesOfRun:
             own |= children
         self._births |= {pid: everything[pid].birth for pid in own}
         return {pid: everything[pid] for pid in sorted(own)}
+
+
+def freezing_environment(file: Path, place: str) -> dict[str, str]:
+    """Variables of a run whose processes stop at a place, as `freezer` says, as long as a file is there."""
+    path = f"{_FREEZER}:{os.environ.get('PYTHONPATH', '')}"
+    return {"PYTHONPATH": path, "FREEZE_FILE": str(file), "FREEZE_AT": place}
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal; one that has ended is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
 
 
 class NamedProcess(NamedTuple):

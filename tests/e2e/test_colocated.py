@@ -14,11 +14,9 @@ from rollpacker.core.ids import EngineId
 from rollpacker.metrics.event_log import attempt_paths, read_event_log
 from tests.e2e.invariants import assert_all_holds, assert_dropped_prompts_have_no_signal_and_no_other_is_missing
 from tests.e2e.launched import LaunchedRun, num_recorded_steps, rows, small_run
+from tests.e2e.processes import freezing_environment, is_stopped
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
-
-
-FREEZER = Path(__file__).with_name("freezer")
 
 
 def freeze_a_stream(run: LaunchedRun, file: Path, *others: int) -> int:
@@ -29,8 +27,7 @@ def freeze_a_stream(run: LaunchedRun, file: Path, *others: int) -> int:
     unfinished.rename(file)
 
     def stopped() -> list[int]:
-        states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in ranks]
-        return [rank for rank, state in enumerate(states) if state == "T"]
+        return [rank for rank, pid in enumerate(ranks) if is_stopped(pid)]
 
     run.wait_until(stopped)
     file.unlink()
@@ -56,8 +53,8 @@ def test_a_rank_streams_while_the_last_engine_is_replaced_and_its_step_is_made_a
 ):
     freeze = tmp_path / "freeze"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")  # as Slurm may number the GPUs that it gave
-    monkeypatch.setenv("PYTHONPATH", f"{FREEZER}:{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setenv("FREEZE_FILE", str(freeze))
+    for name, value in freezing_environment(freeze, "stream").items():
+        monkeypatch.setenv(name, value)
     words = small_run(
         inputs,
         "system=dapo-rollpacker",

@@ -71,7 +71,7 @@ def test_a_model_calls_a_tool_and_only_its_own_words_are_trained_and_scored(tool
         *small_run(tool_inputs, "system=tail", "engine.num_engines=1", "reward=math"),
         *(f"run.num_steps={NUM_STEPS}", "system.stream=false", f"reward.function={tool_inputs}/tools.py:is_right"),
         *("environment=tools", f"environment.tools=[{tool_inputs}/tools.py:look_up]", "environment.max_turns=3"),
-        "environment.max_open=8",
+        "environment.max_open=2",  # each is a process that imports for a second or two
         *("data.plain_as_chat=true", f"data.chat_template={tool_inputs}/template.jinja"),
     )
     assert run.wait() == 0, run.output()
@@ -119,7 +119,7 @@ def test_an_agent_loop_of_ones_own_is_trained_as_an_environment_is(turns_inputs,
         *small_run(turns_inputs, f"system={system}", "engine.num_engines=1", "reward=environment"),
         *(f"run.num_steps={NUM_STEPS}", "system.stream=false", "rollout.max_response_tokens=96"),
         *("environment=loop", f"environment.loop={tmp_path}/own.py:Walk", "environment.max_turns=12"),
-        "environment.max_open=4",  # each has a tokenizer, which takes seconds to import
+        "environment.max_open=2",  # each has a tokenizer, which takes seconds to import
     )
     assert run.wait() == 0, run.output()
     accepted = [row for row in rows(run.run_dir, "responses") if row["accepted"]]

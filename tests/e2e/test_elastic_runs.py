@@ -20,7 +20,7 @@ from rollpacker.runtime.job.elastic_folder import ElasticFolder
 from rollpacker.runtime.job.preemption import Preemption
 from rollpacker.runtime.ray.backend import RayBackend
 from rollpacker.runtime.rollout.replay import replay
-from tests.e2e.launched import LaunchedRun, num_recorded_steps, rows, small_run, trained_prompts
+from tests.e2e.launched import UNHURRIED, LaunchedRun, num_recorded_steps, rows, small_run, trained_prompts
 from tests.e2e.processes import MARK, ProcessesOfRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -75,7 +75,7 @@ def until(condition, run, *workers):
         said = "\n".join(worker.output() for worker in workers)
         assert run.process.poll() is None, f"{run.output()}\n{said}"
         assert time.monotonic() < deadline, f"{run.output()}\n{said}"
-        time.sleep(0.1)
+        time.sleep(0.5)  # a look may read whole tables
 
 
 def members_of(run):
@@ -83,7 +83,7 @@ def members_of(run):
 
 
 def test_a_worker_serves_and_is_killed_another_comes_and_leaves_with_the_run(inputs, tmp_path):
-    run = LaunchedRun(tmp_path / "run", *elastic_words(inputs))
+    run = LaunchedRun(tmp_path / "run", *elastic_words(inputs, *UNHURRIED))
     first = Worker(run.run_dir, run.mark)
     until(lambda: num_recorded_steps(run.run_dir) >= 1 and members_of(run), run, first)
     of_first = members_of(run)

@@ -1,5 +1,6 @@
 """`rollpacker train` on every node of a Slurm job, started by hand with sbatch and srun, and seen from outside."""
 
+import itertools
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 from slurm.mini_cluster import MiniCluster
 from tests.e2e.launched import num_recorded_steps
 from tests.e2e.processes import MARK, Process, ProcessesOfRun, engines_of
+from tests.slurm.submitted import LOOKS_PER_QUERY
 
 ROOT = Path(__file__).parents[2]
 RANK = r"^\S*python\S* -m rollpacker"
@@ -61,12 +63,15 @@ class StepRun:
 
     def wait(self, timeout_s: float = 300) -> str:
         """Until Slurm says that the job has ended, and how."""
-        self._wait(lambda: self.state() in ENDED, timeout_s)
+        self._wait(lambda: self.state() in ENDED, timeout_s, interval_s=1)
         return self.state()
 
     def wait_for_steps(self, num_steps: int, timeout_s: float = 300) -> None:
+        looks = itertools.count()
+
         def has_come() -> bool:
-            assert self.state() not in ENDED, f"the job ended too early:\n{self.output()}"
+            if next(looks) % LOOKS_PER_QUERY == 0:
+                assert self.state() not in ENDED, f"the job ended too early:\n{self.output()}"
             return num_recorded_steps(self.run_dir) >= num_steps
 
         self._wait(has_come, timeout_s)
@@ -92,13 +97,13 @@ class StepRun:
         deadline = time.monotonic() + timeout_s
         while left := self.processes(""):
             assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.1)
+            time.sleep(0.3)
 
-    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
+    def _wait(self, condition: Callable[[], bool], timeout_s: float, interval_s: float = 0.3) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"it did not happen in time:\n{self.output()}"
-            time.sleep(0.3)  # a look may start a program of Slurm, or read of every process
+            time.sleep(interval_s)  # a look may start a program of Slurm, or read of every process
 
 
 def wait_for_engines_on(nodes: set[str], jobs: Sequence[StepRun], timeout_s: float = 300) -> None:

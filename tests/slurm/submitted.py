@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import itertools
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +12,12 @@ from rollpacker.config.words import replaced
 from rollpacker.launch.submissions import read_submission
 from rollpacker.runtime.run.status import RunStatus, read_status
 from slurm.mini_cluster import MiniCluster
+from slurm.mini_daemons import DaemonError
 from tests.e2e.launched import num_recorded_steps
-from tests.e2e.processes import all_processes, engines_of
+from tests.e2e.processes import all_processes, engines_of, freezing_environment, is_stopped
+
+LOOKS_PER_QUERY = 20
+"""So that Slurm is asked every five seconds."""
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED")
 
@@ -27,9 +29,12 @@ class SubmittedRun:
         """Submit it, from the folder that `run_dir` is in."""
         self.cluster = cluster
         self.run_dir = run_dir
+        self._freeze_file = run_dir.with_name("freeze")
         own = [f"run.dir={run_dir}", "hydra/launcher=slurm", "hydra.launcher.detach=true", "cluster=mini"]
         words = replaced([*own, "run.progress=plain"], overrides)
-        cluster.run(sys.executable, "-m", "rollpacker.cli", "train", "-m", *words, cwd=run_dir.parent)
+        variables = [f"{name}={value}" for name, value in freezing_environment(self._freeze_file, "rollout").items()]
+        command = ["env", *variables, sys.executable, "-m", "rollpacker.cli", "train", "-m", *words]
+        cluster.run(*command, cwd=run_dir.parent)
         submission = read_submission(run_dir)
         assert submission is not None
         self.job_id = submission.job_id
@@ -53,48 +58,51 @@ class SubmittedRun:
 
     def wait(self, timeout_s: float = 600) -> str:
         """Until Slurm says that the job has ended for good, and how."""
-        self.wait_until(lambda: self.state() in ENDED, timeout_s)
+        self.wait_until(lambda: self.state() in ENDED, timeout_s, interval_s=1)
         return self.state()
 
     def wait_for_steps(self, num_steps: int) -> None:
         """Until this many steps are in the tables."""
 
+        looks = itertools.count()
+
         def has_come() -> bool:
-            assert self.state() not in ENDED, f"the job ended too early:\n{self.output()}"
+            if next(looks) % LOOKS_PER_QUERY == 0:  # a program of Slurm takes more than all else here
+                assert self.state() not in ENDED, f"the job ended too early:\n{self.output()}"
             return num_recorded_steps(self.run_dir) >= num_steps
 
         self.wait_until(has_come)
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 600) -> None:
-        """Look four times a second, for that may start a program of Slurm."""
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 600, interval_s: float = 0.25) -> None:
+        """Look again and again, not too often, for that may start a program of Slurm."""
         deadline = time.monotonic() + timeout_s
         while not condition():
-            assert time.monotonic() < deadline, (
-                f"it did not happen in time; the job is {self.state()}:\n{self.output()}"
-            )
-            time.sleep(0.25)
+            assert time.monotonic() < deadline, f"it did not happen in time; {self._last_words()}"
+            time.sleep(interval_s)
+
+    def _last_words(self) -> str:
+        try:
+            return f"the job is {self.state()}:\n{self.output()}"
+        except DaemonError:
+            return f"Slurm has forgotten the job, which ended minutes ago:\n{self.output()}"
 
     def freeze_engines(self) -> None:
-        """Let the run's engines stop in the middle of what they do, so that its rollout never ends."""
-        own = {pid: each for pid, each in all_processes().items() if each.variable("SLURM_JOB_ID") == self.job_id}
-        processes = [os.pidfd_open(pid) for pid in engines_of(self.run_dir, own)]
-        assert processes
-        _stop(processes)
-        threading.Thread(target=_keep_stopped, args=[processes], daemon=True).start()
+        """Let the run's engines stop in the middle of a rollout from now on, which never ends then.
 
+        Slurm sends SIGCONT with every signal, and they stop again.
+        """
+        self._freeze_file.touch()
 
-def _keep_stopped(processes: list[int]) -> None:
-    """Until they are killed: Slurm sends SIGCONT with every signal."""
-    while processes:
-        _stop(processes)
-        time.sleep(0.02)
+    def wait_until_frozen(self) -> None:
+        """Until every engine has stopped."""
 
+        def are_frozen() -> bool:
+            own = {pid: each for pid, each in all_processes().items() if each.variable("SLURM_JOB_ID") == self.job_id}
+            engines = engines_of(self.run_dir, own)
+            return bool(engines) and all(map(is_stopped, engines))
 
-def _stop(processes: list[int]) -> None:
-    """Stop those that live, and forget the others."""
-    for process in list(processes):
-        try:
-            signal.pidfd_send_signal(process, signal.SIGSTOP)
-        except ProcessLookupError:
-            processes.remove(process)
-            os.close(process)
+        self.wait_until(are_frozen)
+
+    def thaw(self) -> None:
+        """Let engines that start from now on do all their work."""
+        self._freeze_file.unlink()

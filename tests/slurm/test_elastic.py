@@ -7,7 +7,7 @@ import pytest
 
 from rollpacker.launch.submissions import read_submission
 from slurm.mini_cluster import MiniCluster
-from tests.e2e.launched import num_recorded_steps, rows, trained_prompts
+from tests.e2e.launched import UNHURRIED, num_recorded_steps, rows, trained_prompts
 from tests.slurm.small_runs import small_run
 from tests.slurm.submitted import ENDED, SubmittedRun
 
@@ -32,6 +32,7 @@ def submit(cluster: MiniCluster, run_dir, inputs, *overrides) -> SubmittedRun:
         "elastic.job.memory_gb_per_worker=3",
         "elastic.job.poll_interval_s=15",
         "run.num_epochs=2000",  # the test ends it
+        *UNHURRIED,
     )
     return SubmittedRun(cluster, run_dir, *small_run(inputs, *words, *overrides))
 
@@ -59,7 +60,7 @@ def wait_for_workers(run: SubmittedRun, num_workers: int) -> None:
         assert run.state() not in ENDED, f"the job ended too early:\n{run.output()}"
         return len(engines_of_workers(run)) >= num_workers
 
-    run.wait_until(have_served)
+    run.wait_until(have_served, interval_s=1)
 
 
 def elements_in_queue(cluster: MiniCluster, number: str) -> list[str]:

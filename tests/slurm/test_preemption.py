@@ -1,7 +1,6 @@
 """Slurm wants the nodes of a job: it leaves with a checkpoint, waits its turn, and goes on as if nothing had been."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -59,9 +58,10 @@ def test_broken_off_in_the_middle_of_a_rollout_and_requeued(cluster, inputs, unb
     run = submit(cluster, "REQUEUE", tmp_path / "run", inputs, "cluster.num_nodes=1")
     run.wait_for_steps(3)
     run.freeze_engines()
-    time.sleep(5)  # a checkpoint may be under way; then the next rollout begins, which frozen engines never end
+    run.wait_until_frozen()
     take_all_nodes(cluster)
     run.wait_until(lambda: run.status().state == "preempted")
+    run.thaw()
     assert run.status().finished_steps >= 3
     assert "SIGURG came, with 15 s to leave" in run.status().reason
     attempt = json.loads((run.run_dir / "jobs" / f"{run.job_id}.json").read_text())[0]

@@ -11,7 +11,7 @@ import pytest
 
 from rollpacker.config.words import replaced
 from rollpacker.runtime.run.startup import STARTUP_FILE
-from tests.e2e.launched import batches, num_recorded_steps, rows, small_run
+from tests.e2e.launched import UNHURRIED, batches, num_recorded_steps, rows, small_run
 from tests.slurm.steps import RANK, RAYLET, StepRun, wait_for_engines_on
 from tests.slurm.submitted import SubmittedRun
 
@@ -20,8 +20,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 ENVIRONMENT = "rollpacker.environments.process"
 GOES_ON = "Its requests go to the other engines"
 IN_TURNS = (
-    *("system=tail-reward-planner", "reward=environment", "environment=gym", "environment.nodes=all"),
-    "environment.env=rollpacker.environments.walk_turns:WalkTurns",
+    *("system=tail-reward-planner", "reward=environment", "reward.function=null"),
+    *("environment=gym", "environment.nodes=all", "environment.env=rollpacker.environments.delayed:Delayed"),
+    "environment.arguments={env: 'rollpacker.environments.walk_turns:WalkTurns', median_s: 0.1}",
 )
 LOST = "node2 is lost: Ray there has ended. The run goes on without its engines."
 
@@ -36,7 +37,7 @@ def scratch():
 
 def endless(inputs, scratch, *overrides):
     more = ("system=rollpacker", "run.num_epochs=null", "run.num_steps=100000", "backend.num_cpus=4", "cluster=mini")
-    return small_run(inputs, *replaced(more, overrides), f"cluster.scratch=[{scratch}]")
+    return small_run(inputs, *replaced((*more, *UNHURRIED), overrides), f"cluster.scratch=[{scratch}]")
 
 
 def test_two_jobs_share_two_nodes_and_one_of_them_makes_the_batches_of_a_local_run(

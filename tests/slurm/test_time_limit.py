@@ -13,7 +13,7 @@ from rollpacker.runtime.run.startup import STARTUP_FILE
 from slurm.mini_cluster import MiniCluster
 from tests.e2e.launched import num_recorded_steps, rows
 from tests.slurm.small_runs import small_run
-from tests.slurm.submitted import ENDED, SubmittedRun
+from tests.slurm.submitted import SubmittedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -43,15 +43,14 @@ def test_at_its_time_limit_a_run_leaves_and_goes_on_unless_no_step_fits_and_scan
     futile = SubmittedRun(
         cluster, tmp_path / "futile" / "run", *with_limit(inputs, unbroken, "cluster.max_attempts_without_progress=1")
     )
-    futile.wait_until(lambda: "  rollout ..." in futile.output())
-    futile.freeze_engines()  # in its first step, which is longer than the limit now
+    futile.freeze_engines()  # in its first step, which is longer than the limit then
     run.wait_for_steps(1)
     run.freeze_engines()
     run.wait_until(lambda: run.status().state == "preempted")
+    run.thaw()
     assert "the time limit" in run.status().reason
 
-    futile.wait_until(lambda: futile.state() in ENDED)
-    assert futile.state() == "FAILED", futile.output()
+    assert futile.wait() == "FAILED", futile.output()
     assert futile.num_restarts() == 0
     assert futile.status().state == "failed"
     assert "the time limit came before the end of a step" in futile.status().reason

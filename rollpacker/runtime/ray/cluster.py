@@ -130,10 +130,12 @@ class RayCluster:
 
         # without this Ray replaces the loopback by this node's address in the network
         ray_constants.ENABLE_RAY_CLUSTER = not address.startswith(f"{LOOPBACK}:")
+        # nor does it ask for another environment of actors, which no agent would make: under `uv run`, or by a hook
+        ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
         _authenticate(self.rendezvous.token_file)
         while not ray.is_initialized():
             try:
-                ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+                ray.init(address=address, logging_level="ERROR", log_to_driver=False, _skip_env_hook=True)
             except ConnectionError as error:  # Ray itself waits a minute or less, which may be too short
                 if self._head.is_running and time.monotonic() < self._deadline:
                     time.sleep(_POLL_S)

@@ -5,9 +5,9 @@ Run as a script, by path: `python -P start.py PATIENCE_S SOCKET ARG ...`, where 
 It hides grpc: with it Ray would start the unused server for Ray's client, which takes a second of a core and a fixed
 port. It hides the groups of other commands, which take 0.7 s to load, and starts no API server, which takes another
 second even without a dashboard. It waits `PATIENCE_S` for its raylet: Ray waits 30 s, too short on a busy machine; for
-a part that has died it waits as long as Ray itself. The raylet gets the ports of its dashboard agent, which serves
-nothing, before that starts: it waits for them 15 s, and aborts. And Ray's workers here are forked by
-`worker_server.py`, which listens at SOCKET.
+a part that has died it waits as long as Ray itself. In place of its two agents, which would load libraries for a second
+of a core and serve nothing, the raylet has idle processes, and the ports that an agent would have told it. And Ray's
+workers here are forked by `worker_server.py`, which listens at SOCKET.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import Any
 
 _RAYS_OWN_PATIENCE_S = 30.0
 _HIDDEN = ("grpc", "ray.util.state.state_cli", "ray.dashboard.modules.job.cli", "ray.serve.scripts")
+_AGENTS = ("--dashboard_agent_command", "--runtime_env_agent_command")
+"""Of metrics and job submission, and of environments of actors that differ from their node's."""
 _NO_PORT = -1
 _HERE = Path(__file__).parent
 
@@ -60,12 +62,25 @@ def main() -> None:
             _raylet.persist_port(given["session_dir"], given["node_id"], port_name, _NO_PORT)  # type: ignore[attr-defined]  # its stub lacks it
         return start_raylet(*arguments, **settings)
 
+    start_ray_process = services.start_ray_process
+
+    def start_without_agents(command: list[str], *arguments: Any, **settings: Any) -> Any:
+        return start_ray_process([_with_idle_agent(word) for word in command], *arguments, **settings)
+
+    services.start_ray_process = start_without_agents
     services.get_node = get_node_patiently
     services.start_raylet = start_raylet_with_ports
     services.start_api_server = lambda *_, **__: (None, None)
     worker = functools.partialmethod(RayParams.__init__, setup_worker_path=str(_HERE / "worker.py"))
     RayParams.__init__ = worker
     scripts.main()
+
+
+def _with_idle_agent(word: str) -> str:
+    """A word of a raylet's command line; where it says what an agent is, an idle one."""
+    name = word.partition("=")[0]
+    idle = subprocess.list2cmdline([sys.executable, "-S", "-E", str(_HERE / "idle_agent.py")])
+    return f"{name}={idle}" if name in _AGENTS else word
 
 
 def _start_worker_server(path: str) -> None:

@@ -20,7 +20,7 @@ SLOW_RAY = {
     "__init__.py": "",
     "_raylet.py": "",
     "_private/services.py": """
-asked, start_raylet = [], None
+asked, start_raylet, start_ray_process = [], None, None
 def get_node(*arguments):
     asked.append(arguments)
     if len(asked) < 3:
@@ -67,13 +67,21 @@ def test_ray_waits_for_its_raylet_no_longer_than_it_is_told(tmp_path):
 ASLEEP = """\
 import pathlib, time
 command = pathlib.Path("/proc/self/cmdline").read_text()
-if any(script in command for script in ("dashboard/agent.py", "runtime_env/agent/main.py", "worker_server.py")):
+if "worker_server.py" in command:
     time.sleep(3600)
+if "agent.py" in command or "agent/main.py" in command:
+    raise SystemExit("no agent of Ray is started")
 """
-"""As `sitecustomize`, which every Python imports first: no agent of Ray and no worker gets to its own imports."""
+"""As `sitecustomize`, which every Python but an idle agent imports first: no worker gets to its own imports."""
 
 
-async def test_ray_lets_its_run_in_while_its_agents_and_workers_still_import(tmp_path, monkeypatch):
+def test_what_a_run_is_made_of_is_imported_without_torch():
+    """So its head has neither torch nor the models of transformers: its tokenizer is loaded without them."""
+    program = "import sys, rollpacker.pipeline, rollpacker.runtime.ray.backend; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+async def test_ray_lets_its_run_in_without_agents_and_while_its_workers_still_import(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(ASLEEP)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     offer = NodeOffer(
