@@ -70,11 +70,12 @@ def test_an_overhead_is_what_the_same_step_takes_longer_than_without_the_loss(tm
 
 
 def test_recovery_compares_the_throughput_from_the_loss_on(tmp_path):
-    for study, later_s in (("adaptive", 10.0), ("fixed", 12.5), ("off", 8.0)):
+    for study, later_s in (("adaptive", 10.0), ("fixed", 12.5), ("forgetting", 20.0), ("off", 8.0)):
         write(tmp_path, f"elastic-recovery-{study}", [1.0] * 8 + [later_s] * 4, tokens_trained=1000)
     numbers = numbers_of(elastic_recovery, tmp_path)
     ours = dict(series(numbers, elastic_recovery.THROUGHPUT)["ours"])
-    assert ours == {"with seeding": 1, "without seeding": pytest.approx(0.8), "stream trainer alone": 1.25}
+    without = {"without seeding": pytest.approx(0.8), "without memory": 0.5}
+    assert ours == {"with seeding": 1, **without, "stream trainer alone": 1.25}
 
 
 def test_a_staircase_is_held_against_as_many_steady_workers(tmp_path):
