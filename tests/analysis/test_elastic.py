@@ -137,8 +137,13 @@ def test_pulls_are_those_of_the_later_publications(tmp_path):
     ]
     ends = [10.0 * (step + 1) for step in range(8)]
     write(tmp_path, "elastic-workers-2", [10.0] * 8, finished_at_s=ends, intervals=intervals)
+    write(tmp_path, "elastic-pulls-2", [10.0] * 8, finished_at_s=ends, intervals=intervals[:3])
     shown = series(numbers_of(elastic_pulls, tmp_path), elastic_pulls.PANEL)
-    assert shown == {elastic_pulls.FIRST: [(2.0, 2.5)], elastic_pulls.LAST: [(2.0, 5.0)]}
+    assert shown == {
+        elastic_pulls.FIRST: [(2.0, 2.5)],
+        elastic_pulls.LAST: [(2.0, 5.0)],
+        elastic_pulls.RELAYED: [(2.0, 4.0)],
+    }
 
 
 def test_every_one_is_drawn(tmp_path):
