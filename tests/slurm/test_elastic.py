@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from rollpacker.config.words import replaced
 from rollpacker.launch.submissions import read_submission
 from slurm.mini_cluster import MiniCluster
 from tests.e2e.launched import num_recorded_steps, rows, trained_prompts
@@ -39,7 +40,7 @@ def submit(cluster: MiniCluster, run_dir, inputs, *overrides) -> SubmittedRun:
         "run.num_epochs=null",
         "run.num_steps=100000",  # the test ends it
     )
-    return SubmittedRun(cluster, run_dir, *small_run(inputs, *words, *overrides))
+    return SubmittedRun(cluster, run_dir, *small_run(inputs, *replaced(words, overrides)))
 
 
 def array_of(run: SubmittedRun) -> tuple[str, str]:
