@@ -1,7 +1,7 @@
 """Ours: how long one to eight rollout workers take to pull a policy that they all want at once.
 
-The model has no relay: all pull from the trainer's node, so the time grows as soon as their links together are faster
-than its own.
+All pull from the trainer's node, so the time grows as soon as their links together are faster than its own, unless they
+relay: each begins at another bucket, and takes one from any node that has it, chosen by chance, as Ray does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollpacker.analysis.runs import Run, Runs
 from rollpacker.metrics.tables import read_frame
 
 PANEL: Final = "from publication to serving (s)"
-FIRST, LAST = "first worker", "last worker"
+FIRST, LAST, RELAYED = "first worker", "last worker", "last worker, relayed"
 
 
 def gather(runs: Runs) -> Numbers:
@@ -27,9 +27,10 @@ def gather(runs: Runs) -> Numbers:
     points: list[Point | None] = []
     for number in WORKERS[1:]:
         found = [(run, _pulls(run)) for run in runs.of(setup="elastic", study=f"elastic-workers-{number}")]
-        for series, pick in ((FIRST, "min"), (LAST, "max")):
+        relayed = [(run, _pulls(run)) for run in runs.of(setup="elastic", study=f"elastic-pulls-{number}")]
+        for series, pick, of_series in ((FIRST, "min", found), (LAST, "max", found), (RELAYED, "max", relayed)):
             values = [
-                Value(run, float(pulls.groupby("started_at_s")["time_s"].agg(pick).mean())) for run, pulls in found
+                Value(run, float(pulls.groupby("started_at_s")["time_s"].agg(pick).mean())) for run, pulls in of_series
             ]
             points.append(Place(panel=PANEL, x=float(number), unit="s", series=series).ours(values))
     return Numbers(points=comparing(points), missing=runs.missing)
@@ -50,7 +51,7 @@ def draw(numbers: Numbers) -> Figure:
 EXHIBIT = Exhibit(
     name="elastic_pulls",
     title="Pulls of a policy by rollout workers, Qwen3-8B (ours)",
-    experiments=("elastic-workers",),
+    experiments=("elastic-workers", "elastic-pulls"),
     gather=gather,
     draw=draw,
 )

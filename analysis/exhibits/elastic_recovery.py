@@ -1,7 +1,8 @@
-"""Five of six workers lost, and coming back, with and without seeding, as PolyRL's Fig 12.
+"""Five of six workers lost, and coming back, with and without seeding and its memory, as PolyRL's Fig 12.
 
 Without seeding the trainer's GPUs generate nothing as soon as a worker serves. With the stream trainer alone they
 generate to the end of the round but for half of them, lent when they are nearly idle; PolyRL does not have that.
+Without memory the time goes on from the last one when the number of workers changes, and is corrected step by step.
 
 Throughput from the step of the loss to the end, over that of the run with seeding on the same prompts.
 """
@@ -23,6 +24,7 @@ THROUGHPUT = "throughput from the loss on, relative"
 PARTS: Final = {
     "with seeding": "adaptive",
     "without seeding": "fixed",
+    "without memory": "forgetting",
     "stream trainer alone": "off",
 }
 
@@ -57,7 +59,7 @@ def draw(numbers: Numbers) -> Figure:
 EXHIBIT = Exhibit(
     name="elastic_recovery",
     title="Five of six rollout workers lost and coming back, Qwen3-14B (PolyRL's Fig 12)",
-    experiments=("elastic-recovery", "elastic-recovery-without"),
+    experiments=("elastic-recovery", "elastic-recovery-without", "elastic-recovery-forgetting"),
     gather=gather,
     draw=draw,
 )

@@ -18,6 +18,8 @@ class SeedingSettings:
     gain: Fraction = Fraction(3)
     """A step corrects the time by this part of the difference of two waits: the trainer's and the workers'. 3 is
     PolyRL's."""
+    remembers: bool = True
+    """The time of each number of workers; False goes on from the last one's whenever that number changes."""
     reclaim_after_s: float = 15.0
     """Lent engines are taken back when no worker, or too few, have served for so long."""
 

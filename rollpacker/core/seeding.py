@@ -50,7 +50,7 @@ class Seeding:
     def __init__(self, settings: SeedingSettings) -> None:
         self._settings = settings
         self._windows: dict[tuple[RoundKind, int], float] = {}
-        """T by the kind of the round and the number of workers, in seconds."""
+        """T by the kind of the round and the number of workers, in seconds; without a memory that number is 0."""
         self._needs: dict[RoundKind, tuple[float, float]] = {}
         """W and t of rounds of a kind."""
         self.round = -1
@@ -132,12 +132,15 @@ class Seeding:
         """T of a round of the last kind with so many workers."""
         if self._settings.fixed_s is not None:
             return self._settings.fixed_s
-        remembered = self._windows.get((self._kind, num_workers))
+        remembered = self._windows.get(self._key(num_workers))
         if remembered is not None:
             return remembered
         rollout_s, train_s = self._needs[self._kind]
         num = num_workers * speed
         return max(0.0, (rollout_s - num * train_s) / (num_local + num)) if num_local + num else 0.0
+
+    def _key(self, num_workers: int) -> tuple[RoundKind, int]:
+        return self._kind, num_workers if self._settings.remembers else 0
 
     def lend(self, engines: Sequence[EngineId], num_serving: int) -> tuple[EngineId, ...]:
         """Name the engines to lend now: all of them, if the window is over and a worker serves."""
@@ -222,7 +225,7 @@ class Seeding:
         if self._settings.fixed_s is None and self._is_known and self._is_steady and self._num_workers:
             used_s = self.window_s(self._num_workers, speed, num_local)
             wait_s = event.trainer_idle_s * num_local / (self._num_workers * speed) - event.fleet_idle_s
-            self._windows[self._kind, self._num_workers] = max(0.0, used_s + wait_s / float(self._settings.gain))
+            self._windows[self._key(self._num_workers)] = max(0.0, used_s + wait_s / float(self._settings.gain))
         before = self._needs.get(self._kind, (rollout_s, event.train_s))
         self._needs[self._kind] = (
             before[0] + WEIGHT * (rollout_s - before[0]),

@@ -9,15 +9,21 @@ every call, or answers none, as the settings say.
 
 Pulls share the link of the trainer's node. A pull goes bucket by bucket, each at the rate of the moment that it begins:
 
-    rate = min(worker's link, trainer's link / pulls under way)
+    rate = min(worker's link, source's link / buckets under way from it)
+
+The source is the trainer's node; with `relay` any node that has the bucket, each as likely, which is how Ray chooses.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.events import NoticeGiven, WorkerArrived, WorkerLeft
@@ -43,35 +49,62 @@ MakeEngine = Callable[[EngineId], "ModelledEngine"]
 
 MEBIBYTE = 1 << 20
 
+_TRAINER = EngineId("trainer")
+"""Its node, as a source."""
 
-class Link:
-    """The link of the node from which workers pull."""
+
+class Network:
+    """The links of the trainer's node, from which workers pull, and of theirs."""
 
     def __init__(self, section: ModelledWorkersSection, bucket_bytes: int) -> None:
         self._worker_rate = section.network_gb_per_s * GIGA
         self._trainer_rate = section.trainer_network_gb_per_s * GIGA
         self._bucket_bytes = bucket_bytes
-        self._num_pulls = 0
+        self._relays = section.relay
+        self._chance = np.random.default_rng(section.seed)
+        self._policy_version = NO_VERSION
+        """That is pulled now."""
+        self._holders: dict[int, list[EngineId]] = {}
+        """Of its buckets, beside the trainer's node."""
+        self._num_uploads: dict[EngineId, int] = {}
+        """Buckets under way from each source."""
 
-    async def pull(self, num_bytes: int) -> None:
+    async def pull(self, num_bytes: int, puller: EngineId, policy_version: int) -> None:
         """Take the time of a pull."""
-        self._num_pulls += 1
+        if policy_version > self._policy_version:
+            self._policy_version, self._holders = policy_version, {}
+        num_buckets = math.ceil(num_bytes / self._bucket_bytes)
+        first = zlib.crc32(puller.encode()) % num_buckets if self._relays else 0
+        for bucket in (*range(first, num_buckets), *range(first)):
+            is_last = bucket == num_buckets - 1
+            await self._bring(bucket, num_bytes - bucket * self._bucket_bytes if is_last else self._bucket_bytes)
+            if policy_version == self._policy_version:
+                self._holders.setdefault(bucket, []).append(puller)
+
+    async def _bring(self, bucket: int, num_bytes: int) -> None:
+        sources = [_TRAINER, *(self._holders.get(bucket, ()) if self._relays else ())]
+        source = sources[self._chance.integers(len(sources))]
+        self._num_uploads[source] = num_uploads = self._num_uploads.get(source, 0) + 1
+        source_rate = self._trainer_rate if source == _TRAINER else self._worker_rate
         try:
-            while num_bytes > 0:
-                rate = min(self._worker_rate, self._trainer_rate / self._num_pulls)
-                await asyncio.sleep(min(self._bucket_bytes, num_bytes) / rate)
-                num_bytes -= self._bucket_bytes
+            await asyncio.sleep(num_bytes / min(self._worker_rate, source_rate / num_uploads))
         finally:
-            self._num_pulls -= 1
+            self._num_uploads[source] -= 1
+
+    def leave(self, engine: EngineId) -> None:
+        """What a worker had is gone with it."""
+        for holders in self._holders.values():
+            if engine in holders:
+                holders.remove(engine)
 
 
 class MemberEngine:
     """An engine of a worker; implements `protocols.engine.Engine`."""
 
-    def __init__(self, name: EngineId, engine: ModelledEngine, link: Link, report_interval_s: float) -> None:
+    def __init__(self, name: EngineId, engine: ModelledEngine, network: Network, report_interval_s: float) -> None:
         self._name = name
         self._engine = engine
-        self._link = link
+        self._network = network
         self._report_interval_s = report_interval_s
         self._policy_version = NO_VERSION
         self._reported: dict[RequestId, int] = {}
@@ -84,6 +117,7 @@ class MemberEngine:
         if not self._gone.done():
             self._is_silent = silently
             self._gone.set_result(None)
+            self._network.leave(self._name)
             await self._engine.close()
 
     async def _here(self) -> None:
@@ -147,7 +181,7 @@ class MemberEngine:
         """Pull them, then load them."""
         await self._here()
         self._policy_version = NO_VERSION
-        await self._link.pull(weights.num_bytes)
+        await self._network.pull(weights.num_bytes, self._name, weights.policy_version)
         await self._here()
         checksum = await self._engine.load_weights(weights)
         await self._here()
@@ -202,7 +236,7 @@ class ModelledMembers:
         self._section = section = elastic.modelled
         self._make_engine = make_engine
         self._loop = asyncio.get_running_loop()
-        self._link = Link(section, elastic.bucket_mb * MEBIBYTE)
+        self._network = Network(section, elastic.bucket_mb * MEBIBYTE)
         self._places: dict[int, _Place] = {}
         self._limit = elastic.max_workers
         self._has_started = False
@@ -234,7 +268,7 @@ class ModelledMembers:
         place = next((place for place in self._places.values() if place.worker == worker), None)
         if place is None:
             raise EngineFailed(f"{worker} was gone before {engine} had started.")
-        made = MemberEngine(engine, self._make_engine(engine), self._link, self._elastic.report_interval_s)
+        made = MemberEngine(engine, self._make_engine(engine), self._network, self._elastic.report_interval_s)
         place.engines.append(made)
         return made
 

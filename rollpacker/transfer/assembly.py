@@ -32,7 +32,9 @@ class Assembly:
 
     def __init__(self) -> None:
         self._unfinished: dict[str, torch.Tensor] = {}
-        """Large tensors of which pieces have come; flat."""
+        """Large tensors of which pieces have come, in any order; flat."""
+        self._num_missing: dict[str, int] = {}
+        """Bytes of each of them."""
 
     def add(self, note: BucketNote, data: torch.Tensor) -> Sequence[tuple[str, torch.Tensor]]:
         """Take the next bucket; gives the tensors that it completes."""
@@ -42,14 +44,16 @@ class Assembly:
         spec = piece.tensor
         if piece.num_bytes == spec.num_bytes:
             return spec.name, _shaped(data, spec)
-        if piece.begin == 0:
+        if spec.name not in self._unfinished:
             import torch
 
             self._unfinished[spec.name] = torch.empty(spec.num_bytes, dtype=torch.uint8, device=data.device)
-        flat = self._unfinished[spec.name]
-        flat[piece.begin : piece.begin + piece.num_bytes].copy_(data)
-        if not piece.is_last:
+            self._num_missing[spec.name] = spec.num_bytes
+        self._unfinished[spec.name][piece.begin : piece.begin + piece.num_bytes].copy_(data)
+        self._num_missing[spec.name] -= piece.num_bytes
+        if self._num_missing[spec.name]:
             return None
+        del self._num_missing[spec.name]
         return spec.name, _shaped(self._unfinished.pop(spec.name), spec)
 
 

@@ -51,10 +51,6 @@ class Piece:
     """Within the bucket."""
     num_bytes: int
 
-    @property
-    def is_last(self) -> bool:
-        return self.begin + self.num_bytes == self.tensor.num_bytes
-
 
 class BucketPlan:
     """Places tensors one behind the other, as they come."""

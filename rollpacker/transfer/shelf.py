@@ -4,10 +4,14 @@
     bucket 1 ─┤                                            wrong, or lost ──> asked for again
     bucket 2 ─┘
 
-A puller takes the buckets in order, so it needs no more memory than the window beyond what it keeps; what has come
-stays where a bucket is asked for again. Each tensor travels once, tied ones under one name: 1.00 times the model's
-bytes, plus buckets that were asked for again. The trainer waits for none of it. Nothing here knows how a bucket
-travels.
+A puller takes the buckets in order, from one of its own on and around, so it needs no more memory than the window
+beyond what it keeps; what has come stays where a bucket is asked for again. Each tensor travels once, tied ones under
+one name: 1.00 times the model's bytes, plus buckets that were asked for again. The trainer waits for none of it.
+Nothing here knows how a bucket travels.
+
+Whatever node has a bucket may hand it on: that is a relay only if pullers have different ones. Those that begin at the
+same bucket at the same time ask the trainer's node for all of them, and none has what another one lacks; each begins at
+another one, so that they soon have them from each other.
 
 The source of pulling instead of pushing: Wu et al., RLBoost (NSDI '26), section 4.3.
 """
@@ -15,6 +19,7 @@ The source of pulling instead of pushing: Wu et al., RLBoost (NSDI '26), section
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -60,21 +65,32 @@ class Contents:
         return sum(piece.num_bytes for note in self.notes for piece in note.pieces)
 
 
-async def pull(contents: Contents, fetch: Fetch) -> Mapping[str, torch.Tensor]:
+def first_bucket(puller: str, contents: Contents) -> int:
+    """Where a puller of this name begins: by chance, and always at the same one."""
+    return zlib.crc32(puller.encode()) % max(1, len(contents.notes))
+
+
+async def pull(contents: Contents, fetch: Fetch, first: int = 0) -> Mapping[str, torch.Tensor]:
     """Bring all tensors here, each bucket checked. Cancelled, it asks for nothing more.
+
+    Args:
+        contents: What there is.
+        fetch: Brings a bucket.
+        first: The bucket to begin with.
 
     Raises:
         EngineFailed: A bucket did not come whole, however often it was asked for.
     """
     assembly, tensors = Assembly(), dict[str, "torch.Tensor"]()
-    waiting = deque(range(len(contents.notes)))
+    order = [*range(first, len(contents.notes)), *range(first)]
+    waiting = deque(order)
     under_way: deque[asyncio.Task[torch.Tensor]] = deque()
     try:
-        for note in contents.notes:
+        for taken in order:
             while waiting and len(under_way) < WINDOW:
                 index = waiting.popleft()
                 under_way.append(asyncio.create_task(_whole(index, contents.notes[index], fetch)))
-            tensors.update(assembly.add(note, await under_way[0]))
+            tensors.update(assembly.add(contents.notes[taken], await under_way[0]))
             under_way.popleft()
     finally:
         for task in under_way:

@@ -70,11 +70,12 @@ def test_an_overhead_is_what_the_same_step_takes_longer_than_without_the_loss(tm
 
 
 def test_recovery_compares_the_throughput_from_the_loss_on(tmp_path):
-    for study, later_s in (("adaptive", 10.0), ("fixed", 12.5), ("off", 8.0)):
+    for study, later_s in (("adaptive", 10.0), ("fixed", 12.5), ("forgetting", 20.0), ("off", 8.0)):
         write(tmp_path, f"elastic-recovery-{study}", [1.0] * 8 + [later_s] * 4, tokens_trained=1000)
     numbers = numbers_of(elastic_recovery, tmp_path)
     ours = dict(series(numbers, elastic_recovery.THROUGHPUT)["ours"])
-    assert ours == {"with seeding": 1, "without seeding": pytest.approx(0.8), "stream trainer alone": 1.25}
+    without = {"without seeding": pytest.approx(0.8), "without memory": 0.5}
+    assert ours == {"with seeding": 1, **without, "stream trainer alone": 1.25}
 
 
 def test_a_staircase_is_held_against_as_many_steady_workers(tmp_path):
@@ -136,8 +137,13 @@ def test_pulls_are_those_of_the_later_publications(tmp_path):
     ]
     ends = [10.0 * (step + 1) for step in range(8)]
     write(tmp_path, "elastic-workers-2", [10.0] * 8, finished_at_s=ends, intervals=intervals)
+    write(tmp_path, "elastic-pulls-2", [10.0] * 8, finished_at_s=ends, intervals=intervals[:3])
     shown = series(numbers_of(elastic_pulls, tmp_path), elastic_pulls.PANEL)
-    assert shown == {elastic_pulls.FIRST: [(2.0, 2.5)], elastic_pulls.LAST: [(2.0, 5.0)]}
+    assert shown == {
+        elastic_pulls.FIRST: [(2.0, 2.5)],
+        elastic_pulls.LAST: [(2.0, 5.0)],
+        elastic_pulls.RELAYED: [(2.0, 4.0)],
+    }
 
 
 def test_every_one_is_drawn(tmp_path):

@@ -174,9 +174,12 @@ def measured(step: int, *, trainer_idle_s: float, fleet_idle_s: float) -> StepMe
     )
 
 
-def trained(num_workers: int, **waits: float) -> Seeding:
+LEARNING = SeedingSettings()
+
+
+def trained(num_workers: int, settings: SeedingSettings = LEARNING, **waits: float) -> Seeding:
     """A machine after one step of PolyRL's 8B setup, and one more with these waits."""
-    machine = Seeding(SeedingSettings())
+    machine = Seeding(settings)
     machine.count(num_workers, 1.0, 4, 0.0)
     machine.begin_round(begin_round(0, RoundKind.PLAIN))
     machine.measure(measured(0, trainer_idle_s=0.0, fleet_idle_s=0.0), 1080.0, 1.0, 4)
@@ -198,6 +201,11 @@ def test_a_step_corrects_the_window_of_its_number_of_workers_by_a_third_of_the_d
     assert round(machine.window_s(2, 1.0, 4)) == 157
     assert round(machine.window_s(3, 1.0, 4)) == 99
     assert round(trained(2, trainer_idle_s=0.0, fleet_idle_s=900.0).window_s(2, 1.0, 4)) == 0
+
+
+def test_without_a_memory_the_last_window_stays_when_the_number_of_workers_changes():
+    machine = trained(2, SeedingSettings(remembers=False), trainer_idle_s=30.0, fleet_idle_s=0.0)
+    assert [round(machine.window_s(number, 1.0, 4)) for number in (1, 2, 3)] == [157, 157, 157]
 
 
 def lent_to_six() -> Seeding:

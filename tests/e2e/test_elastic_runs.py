@@ -11,9 +11,9 @@ import uuid
 import pytest
 
 from rollpacker.config.compose import compose
-from rollpacker.core.commands import EndRound, LendEngines, ReclaimEngines
+from rollpacker.core.commands import EndRound, Evict, LendEngines, ReclaimEngines
 from rollpacker.core.errors import EXIT_INTERRUPTED, Preempted
-from rollpacker.core.events import EnginesReturned
+from rollpacker.core.events import EngineLost, EnginesReturned, ResponseEvicted, WorkerLeft
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.pipeline import train
 from rollpacker.runtime.job.elastic_folder import ElasticFolder
@@ -21,7 +21,8 @@ from rollpacker.runtime.job.preemption import Preemption
 from rollpacker.runtime.ray.backend import RayBackend
 from rollpacker.runtime.rollout.replay import replay
 from tests.e2e.launched import UNHURRIED, LaunchedRun, num_recorded_steps, rows, small_run, trained_prompts
-from tests.e2e.processes import MARK, ProcessesOfRun
+from tests.e2e.processes import MARK, ProcessesOfRun, named_in_logs
+from tests.e2e.slow_model import make_slow_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -49,6 +50,7 @@ class Worker:
 
     def __init__(self, run_dir, mark) -> None:
         self.mark = mark
+        self.run_dir = run_dir
         self.log = run_dir.with_suffix(f".worker-{time.monotonic_ns()}.log")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -64,6 +66,20 @@ class Worker:
         for pid in ProcessesOfRun(self.mark).alive():
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+    def freeze(self):
+        """As if its node hung."""
+        for pid in ProcessesOfRun(self.mark).alive():
+            os.kill(pid, signal.SIGSTOP)
+
+    def engine(self) -> int:
+        """The process of its engine, by that one's log."""
+        [pid] = [
+            named.own_pid
+            for name, named in named_in_logs(self.run_dir).items()
+            if name.startswith(f"e{self.process.pid}_")
+        ]
+        return pid
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -103,26 +119,52 @@ def test_a_worker_serves_and_is_killed_another_comes_and_leaves_with_the_run(inp
     assert not ProcessesOfRun(run.mark).alive()
 
 
-class HandOvers:
-    """A run whose only worker vanishes as engines were lent; another one comes, for the next time."""
-
-    NUM = 2
+class WatchedRun:
+    """A run in this process, with workers in others."""
 
     def __init__(self, config) -> None:
         self.config = config
         self.preemption = Preemption()
         self.workers: list[Worker] = []
-        self.rounds: dict[str, list[int]] = {"lent": [], "taken back": [], "given back": [], "ended": []}
 
     def watch(self, _scheduler, _settings, _first_step):
         self.loop = asyncio.get_running_loop()
         self.begin_worker()
         return self.look
 
+    def look(self, event, now, commands):
+        raise NotImplementedError
+
     def begin_worker(self):
         self.workers.append(Worker(self.config.run.dir, uuid.uuid4().hex))
 
+    def end(self):
+        self.preemption.deadline.ask("the test has seen enough", self.loop.time() + 60)
+
+    def run(self):
+        try:
+            with pytest.raises(Preempted):
+                asyncio.run(train(self.config, RayBackend(self.config, None), self.watch, self.preemption))
+        finally:
+            for worker in self.workers:
+                worker.vanish()
+
+
+class HandOvers(WatchedRun):
+    """Its only worker vanishes, or falls silent, as engines were lent; another one comes, for the next time."""
+
+    NUM = int(os.environ.get("HAND_OVERS", "2"))
+
+    def __init__(self, config) -> None:
+        super().__init__(config)
+        self.rounds: dict[str, list[int]] = {"lent": [], "taken back": [], "given back": [], "ended": []}
+        self.ended_at_s: list[float] = []
+        """When a worker did, by the loop's clock."""
+        self.noticed_after_s: list[float] = []
+
     def look(self, event, _now, commands):
+        if isinstance(event, EngineLost | WorkerLeft) and len(self.noticed_after_s) < len(self.ended_at_s):
+            self.noticed_after_s.append(self.loop.time() - self.ended_at_s[-1])
         if isinstance(event, EnginesReturned):
             assert event.engines == ("engine-0",)
             self.rounds["given back"].append(event.round)
@@ -136,19 +178,16 @@ class HandOvers:
                 case EndRound() if command.round in self.rounds["taken back"]:
                     self.rounds["ended"].append(command.round)
                     if len(self.rounds["ended"]) == self.NUM:
-                        self.preemption.deadline.ask("the test has seen enough", self.loop.time() + 60)
+                        self.end()
 
     def end_worker(self, worker):
         if worker is self.workers[-1]:  # not yet, if the round before was over sooner
-            worker.vanish()
+            if len(self.ended_at_s) % 2:
+                worker.freeze()
+            else:
+                worker.vanish()
+            self.ended_at_s.append(self.loop.time())
             self.begin_worker()
-
-    def run(self):
-        try:
-            with pytest.raises(Preempted):
-                asyncio.run(train(self.config, RayBackend(self.config, None), self.watch, self.preemption))
-        finally:
-            self.workers[-1].vanish()
 
 
 def test_a_step_whose_workers_all_vanish_after_the_hand_over_ends_on_the_engines_that_come_back(
@@ -182,4 +221,72 @@ def test_a_step_whose_workers_all_vanish_after_the_hand_over_ends_on_the_engines
     steps = {row["step"]: row for row in rows(tmp_path / "run", "steps")}
     assert [step for step, row in steps.items() if row["num_reclaims"]] == rounds["ended"]
     assert all(steps[step]["num_members_lost"] for step in rounds["ended"])
+    assert max(seen.noticed_after_s) <= 6  # elastic.silence_s, and a second
+    replay(tmp_path / "run")
+
+
+class Moves(WatchedRun):
+    """Requests move by choice between its own engine and that of a worker, whose process is killed in the end."""
+
+    NUM = 8
+    """That move with tokens before that, some from either engine, in rounds that have ended."""
+
+    def __init__(self, config) -> None:
+        super().__init__(config)
+        self.evicted: list[tuple[str, int]] = []
+        """From which engine, with how many tokens."""
+        self.num_ordered = 0
+        self.moved_from: list[str] = []
+        """Those that had tokens, in rounds that have ended."""
+        self.killed_at_s = 0.0
+        self.noticed_after_s: float | None = None
+
+    def look(self, event, _now, commands):
+        self.num_ordered += sum(isinstance(command, Evict) for command in commands)
+        if any(isinstance(command, EndRound) for command in commands):
+            self.moved_from = [engine for engine, num_tokens in self.evicted if num_tokens]
+        match event:
+            case ResponseEvicted():
+                self.evicted.append((event.engine, event.num_tokens))
+                if len(self.moved_from) >= self.NUM and len(set(self.moved_from)) > 1 and not self.killed_at_s:
+                    os.kill(self.workers[0].engine(), signal.SIGKILL)
+                    self.killed_at_s = self.loop.time()
+            case EngineLost():
+                self.noticed_after_s = self.loop.time() - self.killed_at_s
+                self.loop.call_later(3, self.end)
+
+
+def test_requests_that_move_by_choice_go_on_from_their_last_token_and_a_killed_engine_is_noticed_at_once(
+    inputs, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    make_slow_model(tmp_path / "model")
+    words = elastic_words(
+        inputs,
+        f"model.path={tmp_path / 'model'}",
+        "rollout.max_response_tokens=1000",
+        "engine.max_num_seqs=16",
+        "elastic.balance_every_s=0.2",
+        "elastic.balance_gain_s=0",
+        "elastic.report_interval_s=0.2",
+        "elastic.max_workers=1",
+        "run.progress=plain",
+        f"run.dir={tmp_path / 'run'}",
+    )
+    given = {word.partition("=")[0]: word for word in words}
+    seen = Moves(compose(list(given.values())))
+    seen.run()
+    assert seen.noticed_after_s is not None
+    assert seen.noticed_after_s <= 2
+    assert len(seen.evicted) <= seen.num_ordered
+    steps = rows(tmp_path / "run", "steps")
+    moved = [row for row in rows(tmp_path / "run", "intervals") if row["activity"] == "evicted" and row["num_tokens"]]
+    assert len(moved) >= Moves.NUM
+    assert len({row["actor"] for row in moved}) == 2
+    assert sum(step["num_requests_moved"] for step in steps) >= len(moved)
+    assert all(step["logprob_mismatch_max"] < 1e-4 for step in steps)
+    responses = rows(tmp_path / "run", "responses")
+    assert all(row["policy_version"] == row["step"] for row in responses)
+    trained = trained_prompts(tmp_path / "run")
+    assert len(trained) == len(set(trained)) > 0
     replay(tmp_path / "run")

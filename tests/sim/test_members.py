@@ -1,11 +1,13 @@
 """Modelled rollout workers: whole runs in which they come and go."""
 
+import asyncio
+
 import pytest
 
 from rollpacker import pipeline
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
-from rollpacker.sim.members import Link
+from rollpacker.sim.members import Network
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.composed import composed, config_of
 
@@ -127,21 +129,33 @@ def test_requests_move_to_a_worker_that_comes_when_all_of_them_run(tmp_path, alo
     replay(tmp_path / "2")
 
 
+def seconds_of_pulls(num_pulls, *words):
+    """Of so many workers that pull 2 GB at once by links of 1 GB/s, from a node that has one of 2 GB/s."""
+    rates = ("elastic.modelled.network_gb_per_s=1", "elastic.modelled.trainer_network_gb_per_s=2")
+    section = composed(*WORKERS, *rates, *words).elastic.modelled
+
+    async def main():
+        network = Network(section, bucket_bytes=100_000_000)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.gather(*(network.pull(2_000_000_000, f"e0_{n}-r0.0", 1) for n in range(num_pulls)))
+        return loop.time() - began
+
+    return run_in_virtual_time(main())
+
+
 def test_pulls_share_the_link_of_the_trainer_s_node():
-    section = composed(
-        *WORKERS, "elastic.modelled.network_gb_per_s=1", "elastic.modelled.trainer_network_gb_per_s=2"
-    ).elastic.modelled
+    assert [seconds_of_pulls(number) for number in (1, 2, 4)] == [pytest.approx(2), pytest.approx(2), pytest.approx(4)]
 
-    def seconds(num_pulls):
-        async def main():
-            import asyncio
 
-            link = Link(section, bucket_bytes=100_000_000)
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            await asyncio.gather(*(link.pull(2_000_000_000) for _ in range(num_pulls)))
-            return loop.time() - began
+def test_workers_that_relay_are_hardly_slower_together_than_alone():
+    relay = "elastic.modelled.relay=true"
+    assert seconds_of_pulls(1, relay) == pytest.approx(2)
+    assert seconds_of_pulls(8) == pytest.approx(8)
+    assert seconds_of_pulls(8, relay) < 5
+    assert seconds_of_pulls(8, relay) == seconds_of_pulls(8, relay)
 
-        return run_in_virtual_time(main())
 
-    assert [seconds(number) for number in (1, 2, 4)] == [pytest.approx(2), pytest.approx(2), pytest.approx(4)]
+def test_a_run_whose_workers_relay_and_are_lost_trains_the_same_tokens(tmp_path, alone):
+    steps = steps_of(tmp_path / "run", *WORKERS, LOSS, "elastic.modelled.relay=true", "elastic.bucket_mb=64")
+    assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()

@@ -1,15 +1,20 @@
 """Rollout workers as elements of a real job array: they join, are preempted and replaced, and end with the run."""
 
 import json
+import sys
 import time
 
 import pytest
 
+from rollpacker.config.words import replaced
 from rollpacker.launch.submissions import read_submission
 from slurm.mini_cluster import MiniCluster
 from tests.e2e.launched import UNHURRIED, num_recorded_steps, rows, trained_prompts
+from tests.slurm.calls import CountedCalls
 from tests.slurm.small_runs import small_run
 from tests.slurm.submitted import ENDED, SubmittedRun
+
+POLL_S = 15
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -30,11 +35,13 @@ def submit(cluster: MiniCluster, run_dir, inputs, *overrides) -> SubmittedRun:
         "elastic.job.cpus_per_worker=6",  # so that the second worker has a node of its own
         "elastic.job.time_limit_min=60",
         "elastic.job.memory_gb_per_worker=3",
-        "elastic.job.poll_interval_s=15",
-        "run.num_epochs=2000",  # the test ends it
+        f"elastic.job.poll_interval_s={POLL_S}",
+        "elastic.job.num_elements=2",
+        "run.num_epochs=null",
+        "run.num_steps=100000",  # the test ends it
         *UNHURRIED,
     )
-    return SubmittedRun(cluster, run_dir, *small_run(inputs, *words, *overrides))
+    return SubmittedRun(cluster, run_dir, *small_run(inputs, *replaced(words, overrides)))
 
 
 def array_of(run: SubmittedRun) -> tuple[str, str]:
@@ -53,12 +60,12 @@ def engines_of_workers(run: SubmittedRun) -> set[str]:
     }
 
 
-def wait_for_workers(run: SubmittedRun, num_workers: int) -> None:
-    """Until so many workers, over the whole run, have generated responses that were trained."""
+def wait_for_workers(run: SubmittedRun, *names: str) -> None:
+    """Until engines of these have generated responses that were trained."""
 
     def have_served() -> bool:
         assert run.state() not in ENDED, f"the job ended too early:\n{run.output()}"
-        return len(engines_of_workers(run)) >= num_workers
+        return engines_of_workers(run) >= {f"{name}.0" for name in names}
 
     run.wait_until(have_served, interval_s=1)
 
@@ -69,17 +76,30 @@ def elements_in_queue(cluster: MiniCluster, number: str) -> list[str]:
     ).stdout.split()
 
 
-def test_workers_join_another_replaces_a_preempted_one_and_none_outlives_the_run(cluster, inputs, tmp_path):
+def accounted_by_slurm(cluster: MiniCluster, jobs: str) -> list[tuple[str, str, int]]:
+    """Job, state and seconds of every attempt that was given something."""
+    words = ("--noheader", "--duplicates", "--allocations", "--parsable2", f"--jobs={jobs}")
+    lines = cluster.run("sacct", *words, "--format=JobID,State,ElapsedRaw,Start").stdout.splitlines()
+    given = [line.split("|") for line in lines]
+    return sorted((job, state.split()[0], int(elapsed)) for job, state, elapsed, start in given if start != "Unknown")
+
+
+def test_workers_join_a_preempted_one_comes_back_none_outlives_the_run_and_accounts_are_those_of_slurm(
+    cluster, inputs, tmp_path
+):
+    calls = CountedCalls(cluster, tmp_path / "counted")
+    began = time.monotonic()
     run = submit(cluster, tmp_path / "run", inputs)
     number, folder = array_of(run)
     run.wait_for_steps(1)
-    wait_for_workers(run, 2)
+    wait_for_workers(run, f"e{number}_0-r0", f"e{number}_1-r0")
     steps = num_recorded_steps(run.run_dir)
     cluster.submit("-N1", "--exclusive", "-w", "node2", "-p", "main", "-o", "/dev/null", script="sleep 5")
     run.wait_for_steps(steps + 2)
-    wait_for_workers(run, 3)
+    wait_for_workers(run, f"e{number}_1-r1")
     cluster.run("scancel", run.job_id)
     run.wait_until(lambda: not elements_in_queue(cluster, number), timeout_s=150)
+    lasted_s = time.monotonic() - began
     assert json.loads((tmp_path / "run" / "elastic" / "wish.json").read_text())["num_workers"] >= 2
     trained = trained_prompts(run.run_dir)
     assert len(trained) == len(set(trained))
@@ -88,3 +108,16 @@ def test_workers_join_another_replaces_a_preempted_one_and_none_outlives_the_run
         assert time.monotonic() < deadline, left
         time.sleep(0.5)
     assert folder == str(tmp_path / "run" / "elastic")
+
+    cluster.run(sys.executable, "-m", "rollpacker.cli", "report", str(run.run_dir), cwd=tmp_path)
+    accounted = rows(run.run_dir, "allocations")
+    told = sorted((row["job"], row["state"], round(row["elapsed_s"])) for row in accounted)
+    assert told == accounted_by_slurm(cluster, f"{run.job_id},{number}")
+    assert {row["source"] for row in accounted} == {"sacct"}
+    states = [row["state"] for row in accounted]
+    assert len(states) == 4
+    assert len({"REQUEUED", "PREEMPTED"}.intersection(states)) == 1  # the former if it has left within its grace
+    assert [row["tokens_lost"] for row in rows(run.run_dir, "workers") if row["worker"] == f"e{number}_1-r0"] == [0]
+    asked = calls.by_job()
+    assert 4 <= asked[run.job_id] <= 4 + 2 * lasted_s / POLL_S
+    assert all(asked[f"{number}_{element}"] <= 4 * 2 for element in (0, 1)), asked

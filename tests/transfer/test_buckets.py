@@ -48,7 +48,7 @@ def test_every_byte_of_every_tensor_has_one_place_in_order_and_none_overlap(draw
     specs = [spec(f"t{index}", count, dtype) for index, (count, dtype) in enumerate(drawn)]
     buckets = plan_buckets(specs)
     pieces = [piece for bucket in buckets for piece in bucket]
-    assert [piece.tensor for piece in pieces if piece.is_last] == specs
+    assert [piece.tensor for piece in pieces if piece.begin + piece.num_bytes == piece.tensor.num_bytes] == specs
     for each in specs:
         own = [piece for piece in pieces if piece.tensor == each]
         ends = [piece.begin + piece.num_bytes for piece in own]

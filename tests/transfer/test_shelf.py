@@ -14,7 +14,7 @@ from rollpacker.protocols.tensors import (
 )
 from rollpacker.protocols.weights import Weights
 from rollpacker.transfer.packing import PackedPolicy
-from rollpacker.transfer.shelf import NUM_ATTEMPTS, WINDOW, Contents, pull
+from rollpacker.transfer.shelf import NUM_ATTEMPTS, WINDOW, Contents, first_bucket, pull
 from tests.engines.exercises import change, collect
 from tests.engines.test_engine import running
 from tests.engines.tiny import make_model, make_request
@@ -60,6 +60,25 @@ async def test_every_tensor_arrives_once_however_large(tensors):
     assert len(shelf.contents.notes) > WINDOW
     assert shelf.asked == list(range(len(shelf.contents.notes)))
     assert shelf.num_bytes == shelf.contents.num_bytes == num_bytes_of_tensors(tensors)  # 1.00 times
+
+
+async def test_a_pull_that_begins_in_the_middle_goes_around(tensors):
+    shelf = Shelf(tensors)
+    num = len(shelf.contents.notes)
+    in_two = [index for index, note in enumerate(shelf.contents.notes) if note.pieces[-1].tensor.name == "large"]
+    first = in_two[1]  # so that the end of the tensor comes before its beginning
+    pulled = await pull(shelf.contents, shelf.fetch, first)
+    assert shelf.asked == [*range(first, num), *range(first)]
+    assert pulled.keys() == tensors.keys()
+    assert checksum_of_tensors(pulled) == shelf.contents.checksum
+
+
+def test_engines_begin_at_different_buckets_and_each_always_at_the_same_one(tensors):
+    contents = Shelf(tensors).contents
+    first = [first_bucket(f"e7_{number}-r0.0", contents) for number in range(20)]
+    assert first == [first_bucket(f"e7_{number}-r0.0", contents) for number in range(20)]
+    assert set(first) <= set(range(len(contents.notes)))
+    assert len(set(first)) > 1
 
 
 async def test_a_damaged_bucket_alone_is_asked_for_again(tensors):

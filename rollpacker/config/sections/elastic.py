@@ -57,6 +57,9 @@ class ElasticSection(Section):
     seeding_gain: Annotated[Number, OnlyWith("elastic.seeding", "adaptive")] = Field(3.0, ge=1)
     """With `seeding: adaptive`: each step changes the time by the difference of the trainer's wait and the workers',
     divided by this."""
+    seeding_memory: Annotated[Flag, OnlyWith("elastic.seeding", "adaptive")] = True
+    """With `seeding: adaptive`: the time is learned for each number of workers; false goes on from the last one when
+    that number changes, which is only of use to see what the memory is worth."""
     reclaim_after_s: Annotated[Seconds, _SEEDS] = 15.0
     """Lent engines are taken back from the trainer in the middle of a round when for so long no worker has served, or
     so few that the rest of the round would take longer than lending spares."""

@@ -61,8 +61,11 @@ class ModelledWorkersSection(Section):
     """Of a worker's link: PolyRL's 50 Gb/s, 1e9 bytes per second."""
     trainer_network_gb_per_s: Positive = 25.0
     """Of the link of the node from which weights are pulled: PolyRL's 200 Gb/s."""
+    relay: Flag = False
+    """Whether workers pull buckets from each other too, as real ones do, each beginning at another one. It spares time
+    where more than a few pull at once."""
     seed: Seed = 0
-    """Of chance, in `random` and `file`."""
+    """Of chance, in `random` and `file`, and of who relays."""
 
     @model_validator(mode="after")
     def _counts_go_with_file(self) -> Self:

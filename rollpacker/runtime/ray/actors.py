@@ -41,7 +41,7 @@ from rollpacker.runtime.placing.host import MPS_SHARE, names_of_gpus
 from rollpacker.runtime.ray.node_address import free_port
 from rollpacker.transfer.model_files import ModelFiles
 from rollpacker.transfer.offers import Delivery, SendingOptions
-from rollpacker.transfer.shelf import Contents, pull
+from rollpacker.transfer.shelf import Contents, first_bucket, pull
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -191,7 +191,8 @@ class EngineActor(Actor):
         """Pull and load; a call for a newer policy ends the pull of an older one."""
         if self._pulling is not None:
             self._pulling.cancel()
-        pulling = self._pulling = asyncio.ensure_future(pull(payload.contents, payload.fetch))
+        first = first_bucket(self._name, payload.contents)
+        pulling = self._pulling = asyncio.ensure_future(pull(payload.contents, payload.fetch, first))
         try:
             tensors = await pulling
         except asyncio.CancelledError:

@@ -270,7 +270,10 @@ def _seeding(section: ElasticSection) -> SeedingSettings | None:
     if section.seeding == "off":
         return None
     return SeedingSettings(
-        fixed_s=section.seeding_s, gain=exact(section.seeding_gain), reclaim_after_s=section.reclaim_after_s
+        fixed_s=section.seeding_s,
+        gain=exact(section.seeding_gain),
+        remembers=section.seeding_memory,
+        reclaim_after_s=section.reclaim_after_s,
     )
 
 

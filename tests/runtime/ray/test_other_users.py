@@ -33,7 +33,8 @@ async def main(scratch):
     folder = private_folder([scratch], {})
     head = RayNode(offer, grace_s=600, folder=folder, log=Path(scratch, "logs-of-the-run", "ray.log"))
     rendezvous = Rendezvous(head.folder)
-    async with RayCluster(head, node_names=["here"], rendezvous=rendezvous, start_deadline_s=600, stage=lambda _: None):
+    cluster = RayCluster(head, node_names=["here"], rendezvous=rendezvous, start_deadline_s=600, stage=lambda _: None)
+    async with cluster:
         import os, ray, tempfile
 
         @ray.remote
@@ -42,7 +43,7 @@ async def main(scratch):
                 return ray.util.get_node_ip_address(), tempfile.gettempdir(), os.environ.get("GLOO_SOCKET_IFNAME")
 
         actor = Actor.remote()
-        print(json.dumps([str(head.folder), *ray.get(actor.places.remote())]), flush=True)
+        print(json.dumps([str(head.folder), cluster.address, *ray.get(actor.places.remote())]), flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
 asyncio.run(main(sys.argv[1]))
@@ -53,8 +54,11 @@ asyncio.run(main(sys.argv[1]))
 class OwnersRay:
     """The Ray of one user, seen by another one."""
 
-    def __init__(self, folder: Path, address: str, temporary_files: str, gloo_interface: str) -> None:
+    def __init__(
+        self, folder: Path, head_address: str, address: str, temporary_files: str, gloo_interface: str
+    ) -> None:
         self.folder = folder
+        self.head_address = head_address
         self.address = address
         self.temporary_files = Path(temporary_files)
         self.gloo_interface = gloo_interface
@@ -151,3 +155,18 @@ def test_a_ray_of_one_node_is_met_on_the_loopback_alone(owners_ray):
 def test_temporary_files_of_actors_lie_where_no_other_user_comes(owners_ray):
     assert owners_ray.temporary_files.is_relative_to(owners_ray.folder)
     assert "Permission denied" in as_stranger("ls", owners_ray.temporary_files)
+
+
+def test_who_has_another_token_or_none_gets_no_answer_from_a_ray(owners_ray, tmp_path):
+    (tmp_path / "token").write_text("another")
+    ask = "import ray, sys; print(len(ray._raylet.GcsClient(address=sys.argv[1]).get_all_node_info(timeout=60)))"
+    answers = []
+    for token_file in (owners_ray.folder / "token", tmp_path / "token", None):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        if token_file is not None:
+            environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
+        command = [sys.executable, "-c", ask, owners_ray.head_address]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+        answers.append(done.stdout.strip() or done.stderr.strip().splitlines()[-1])
+    assert answers[0] == "1"
+    assert all("AuthenticationError" in answer for answer in answers[1:]), answers
