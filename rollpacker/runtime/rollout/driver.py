@@ -5,10 +5,9 @@
     order   <─ DrawPrompts ──────────────┘        ├─> AcceptGroup, EndRound: the batch
     trainer <─ StreamGroups ──────────────────────┘
 
-A task of its own takes facts out of the inbox (`inbox.py`) in order of arrival, from the start of the run to its end;
-the pipeline awaits the next batch. Commands that facts of one moment led to are sent together (`orders.py`) to the
-engines in use (`engines.py`). Every engine has a line of its own, and so has the reward (`reward_client.py`). It knows
-them by protocol only, so it cannot tell real ones from modelled ones.
+A task of its own takes facts out of the inbox (`inbox.py`) in order of arrival; the pipeline awaits the next batch.
+Commands of one moment go together (`orders.py`) to engines (`engines.py`) and reward (`reward_client.py`), each over a
+line of its own. It knows them by protocol only, so it cannot tell real ones from modelled ones.
 """
 
 from __future__ import annotations
@@ -312,8 +311,7 @@ class Driver:
                 raise fact
 
     def _report_response(self, engine_id: EngineId, response: Response, now: float) -> None:
-        request = response.request
-        book = self._rounds.book_of(request)
+        request, book = response.request, self._rounds.book_of(response.request)
         if book.repeats(response):
             return
         if book.contradicts(response):
