@@ -18,6 +18,7 @@ from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.data import DataSection
 from rollpacker.config.sections.degrees import check_degrees, check_escalation
 from rollpacker.config.sections.elastic import ElasticSection
+from rollpacker.config.sections.elastic_job import check_lives_of_workers
 from rollpacker.config.sections.engine import EngineSection
 from rollpacker.config.sections.environment import EnvironmentSection, check_environment
 from rollpacker.config.sections.evaluation import EvaluationSection
@@ -95,6 +96,11 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _stale_tokens_are_corrected_once(self) -> Self:
         check_stale_tokens(self.objective, self.system.max_staleness)
+        return self
+
+    @model_validator(mode="after")
+    def _workers_live_long_enough(self) -> Self:
+        check_lives_of_workers(self)
         return self
 
     @model_validator(mode="after")

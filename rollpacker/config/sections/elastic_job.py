@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 from rollpacker.config.sections.base import Count, Number, Section
 from rollpacker.config.sections.cluster import Word
+
+if TYPE_CHECKING:
+    from rollpacker.config.schema import RunConfig
 
 
 class ElasticJobSection(Section):
@@ -38,3 +43,25 @@ class ElasticJobSection(Section):
     on."""
     poll_interval_s: Count = Field(30, ge=15)
     """How often the run's job asks Slurm about workers, and tells it how many may run."""
+
+
+def check_lives_of_workers(config: RunConfig) -> None:
+    """Refuse lives in which a worker could never serve; raises `ValueError`."""
+    job, elastic, cluster = config.elastic.job, config.elastic, config.cluster
+    if job is None or cluster is None or not elastic.is_on:
+        return
+    key = "time_limit_min" if job.least_time_min is None else "least_time_min"
+    shortest_min = getattr(job, key)
+    if shortest_min > job.time_limit_min:
+        raise ValueError(
+            f"elastic.job.least_time_min={shortest_min} with elastic.job.time_limit_min={job.time_limit_min}.\n"
+            "The least time is what Slurm may shorten the limit to.\n"
+            f"Set elastic.job.least_time_min={job.time_limit_min} or less, or null."
+        )
+    if 60 * shortest_min <= (needed_s := cluster.signal_lead_s + elastic.least_stay_s):
+        raise ValueError(
+            f"elastic.job.{key}={shortest_min}: Slurm may give a worker no more than {60 * shortest_min} s.\n"
+            f"It leaves cluster.signal_lead_s={cluster.signal_lead_s} ahead of it, and is dismissed as it arrives if "
+            f"it could stay less than elastic.least_stay_s={elastic.least_stay_s:g}.\n"
+            f"Set elastic.job.{key}={int(needed_s // 60) + 1} or more."
+        )
