@@ -18,7 +18,7 @@ WORKERS = (
             ["least_time_min=4"],
             r"=4: Slurm may give a worker no more than 240 s.*least_time_min=5 or more",
         ),
-        (["time_limit_min=3"], r"job.time_limit_min=3: .*signal_lead_s=120 ahead of it.*Set elastic.job.time_limit_min=5"),
+        (["time_limit_min=3"], r".*signal_lead_s=120 ahead of it.*time_limit_min=5 or more"),
         (
             ["time_limit_min=30", "least_time_min=31"],
             r"least_time_min=31 with .*least_time_min=30 or less",
