@@ -48,7 +48,6 @@ class EnvironmentHosts:
         self._answers: Arrivals[EnvironmentAnswer] = Arrivals()
         self._links = [_Link(host, self._answers.put, self._lose) for host in hosts]
         self._link_of: dict[RequestId, _Link] = {}
-        self._error: EngineFailed | None = None
 
     def reset(self, request: RequestId, call: int, start: EnvironmentReset) -> None:
         if request not in self._link_of:
@@ -68,10 +67,7 @@ class EnvironmentHosts:
             link.end(request, has_hung=has_hung)
 
     async def collect(self) -> Sequence[EnvironmentAnswer]:
-        answers = await self._answers.collect()
-        if self._error is not None:
-            raise self._error
-        return answers
+        return await self._answers.collect()
 
     async def close(self) -> None:
         """End all environments."""
@@ -83,8 +79,7 @@ class EnvironmentHosts:
         if link.host.has_died:
             self._links.remove(link)
         if not (link.host.has_died and self._links):
-            self._error = error
-            self._answers.close()
+            self._answers.fail(error)
             return
         _log.warning("%s is lost, and %d environments with it: %s", link.host.name, len(link.calls), error)
         for request, call in link.calls.items():

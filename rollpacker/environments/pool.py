@@ -75,7 +75,6 @@ class EnvironmentPool:
         self._calls: dict[RequestId, asyncio.Task[None]] = {}
         self._answers: Arrivals[EnvironmentAnswer] = Arrivals()
         self._num_dead_starts = 0
-        self._error: Exception | None = None
         self._problems: set[str] = set()
 
     def reset(self, request: RequestId, call: int, start: EnvironmentReset) -> None:
@@ -112,10 +111,7 @@ class EnvironmentPool:
         self._free.append(process)
 
     async def collect(self) -> Sequence[EnvironmentAnswer]:
-        answers = await self._answers.collect()
-        if self._error is not None:
-            raise self._error
-        return answers
+        return await self._answers.collect()
 
     async def close(self) -> None:
         """End all processes."""
@@ -170,7 +166,7 @@ class EnvironmentPool:
         except DiedAtStart as error:
             self._num_dead_starts += 1
             if self._num_dead_starts >= _MOST_DEAD_STARTS:
-                self._fail(error)
+                self._answers.fail(error)
                 return
             failure, problem = "environment_crashed", error.problem
         except TimeoutError:
@@ -178,7 +174,7 @@ class EnvironmentPool:
         except (asyncio.LimitOverrunError, ValueError) as error:
             problem = f"its answer cannot be read: {error}"
         except EngineFailed as error:
-            self._fail(error)
+            self._answers.fail(error)
             return
         own = asyncio.current_task()
         assert own is not None
@@ -202,11 +198,6 @@ class EnvironmentPool:
                 )
             ]
         )
-
-    def _fail(self, error: EngineFailed) -> None:
-        """End the run by an error."""
-        self._error = error
-        self._answers.close()
 
     def _note(self, request: RequestId, problem: str) -> None:
         """Log a problem the first time: environments may have the same one in every trajectory."""

@@ -75,6 +75,15 @@ async def answer(pool: EnvironmentPool) -> EnvironmentAnswer:
     return found
 
 
+async def requests_of(pool: EnvironmentPool, number: int) -> set[RequestId]:
+    """Whose answers come next, together or one after the other."""
+    found: set[RequestId] = set()
+    async with asyncio.timeout(30.0):
+        while len(found) < number:
+            found |= {each.request for each in await pool.collect()}
+    return found
+
+
 def pids(pool: EnvironmentPool) -> list[int]:
     processes = [*pool._free, *pool._finishing.values(), *pool._open.values()]
     return [process.pid for process in processes if process is not None]
@@ -105,7 +114,7 @@ async def test_a_process_serves_one_trajectory_after_another():
         assert len(pids(pool)) == 1
         pool.reset(request(3), 0, START)
         pool.reset(request(4), 0, START)
-        assert {(await answer(pool)).request for _ in range(2)} == {request(3), request(4)}
+        assert await requests_of(pool, 2) == {request(3), request(4)}
         assert len(pids(pool)) == 2
 
 
@@ -118,8 +127,7 @@ async def test_no_more_processes_start_at_a_time_than_there_are_cores_and_one_th
         assert len(pool._starts) <= 1
         pool.end(request(0))
         pool.end(request(3))
-        found = {(await answer(pool)).request for _ in range(2)}
-        assert found == {request(1), request(2)}
+        assert await requests_of(pool, 2) == {request(1), request(2)}
         assert len(pids(pool)) == 2, "the one that was started for the first is another's"
 
 
