@@ -96,8 +96,8 @@ class TrainerSection(Section):
     `reinforce_pp_baseline` group_mean, whitened over the batch's tokens (REINFORCE++); these three cannot stream. In a
     run with environments each turn may have its own: `step_reinforce` is a turn's return over those of all turns of
     the group, less their mean and divided by their standard deviation; `gigpo` is group_std plus the same among turns
-    that start from one observation (GiGPO). A function of your own takes a group's rewards, a list, and returns as many
-    advantages."""
+    that start from one observation (GiGPO). No critic is trained, so GAE is none of them. A function of your own takes
+    a group's rewards, a list, and returns as many advantages."""
     turn_discount: Annotated[Number, OnlyWith("trainer.advantage", *TURN_ADVANTAGES)] = Field(0.95, ge=0, le=1)
     """A turn's return is its reward plus this times the return of the next turn."""
     turn_weight: Annotated[Number, OnlyWith("trainer.advantage", "gigpo")] = Field(1.0, ge=0)
