@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -70,10 +71,8 @@ class WorkerProcess:
     def kill_node(self) -> None:
         """All at once, as a node's end does it."""
         processes = ProcessesOfRun(self._mark)
-        while alive := processes.alive():
-            for pid in alive:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, 9)
+        while processes.alive():
+            processes.send(signal.SIGKILL)
         self._process.wait()
 
 

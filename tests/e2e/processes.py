@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,6 +76,12 @@ class ProcessesOfRun:
             own |= children
         self._births |= {pid: everything[pid].birth for pid in own}
         return {pid: everything[pid] for pid in sorted(own)}
+
+    def send(self, number: int) -> None:
+        """Send a signal to all of them; one may end while the others get theirs."""
+        for pid in self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def freezing_environment(file: Path, place: str) -> dict[str, str]:

@@ -63,14 +63,12 @@ class Worker:
 
     def vanish(self):
         """As with its node: nothing of it says a last word."""
-        for pid in ProcessesOfRun(self.mark).alive():
-            os.kill(pid, signal.SIGKILL)
+        ProcessesOfRun(self.mark).send(signal.SIGKILL)
         self.process.wait()
 
     def freeze(self):
         """As if its node hung."""
-        for pid in ProcessesOfRun(self.mark).alive():
-            os.kill(pid, signal.SIGSTOP)
+        ProcessesOfRun(self.mark).send(signal.SIGSTOP)
 
     def engine(self) -> int:
         """The process of its engine, by that one's log."""
