@@ -127,9 +127,10 @@ class EnvironmentPool:
             await asyncio.to_thread(process.close)
         self._answers.close()
 
-    async def _answer_of(self, request: RequestId, line: str, *, is_reset: bool) -> dict[str, Any]:
+    async def _answer_of(
+        self, request: RequestId, process: SupervisorProcess | None, line: str, *, is_reset: bool
+    ) -> dict[str, Any]:
         """Ask a trajectory's process, which is started before if there is none."""
-        process = self._open[request]
         if process is None:
             async with self._may_start:
                 process = self._open[request] = self._free.pop() if self._free else await self._started()
@@ -153,13 +154,15 @@ class EnvironmentPool:
             raise
 
     def _ask(self, request: RequestId, call: int, message: dict[str, Any]) -> None:
-        calling = self._call(request, call, json.dumps(message), is_reset="reset" in message)
+        calling = self._call(request, call, self._open[request], json.dumps(message), is_reset="reset" in message)
         self._calls[request] = asyncio.create_task(calling, name=f"environment of {request}")
 
-    async def _call(self, request: RequestId, call: int, line: str, *, is_reset: bool) -> None:
+    async def _call(
+        self, request: RequestId, call: int, process: SupervisorProcess | None, line: str, *, is_reset: bool
+    ) -> None:
         failure, answer = "environment_error", {}
         try:
-            answer = await self._answer_of(request, line, is_reset=is_reset)
+            answer = await self._answer_of(request, process, line, is_reset=is_reset)
             problem = answer.get("failure", "")
         except ProcessDied:
             failure, problem = "environment_crashed", "its process died"

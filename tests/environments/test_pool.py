@@ -167,6 +167,22 @@ async def test_a_trajectory_that_is_stopped_leaves_its_environment_to_finish_for
         assert pids(pool) == before
 
 
+async def test_one_that_is_stopped_in_the_moment_of_its_call_is_free_again_when_that_is_answered():
+    async with pool_of(WALK) as pool:
+        pool.reset(request(), 0, START)
+        await answer(pool)
+        for stopped in (1, 2):
+            pool.end(request(stopped - 1))
+            pool.reset(request(stopped), 0, START)
+            pool.end(request(stopped))  # before the call has begun
+            (finishing,) = pool._finishing
+            await finishing
+            assert not pool._finishing
+            pool.reset(request(stopped), 1, START)
+            await answer(pool)
+        assert len(pids(pool)) == 1
+
+
 async def test_environments_that_do_not_finish_are_not_more_than_were_open_at_once(tmp_path: Path):
     (tmp_path / "own.py").write_text(OWN)
     async with pool_of(f"{tmp_path}/own.py:Env") as pool:
