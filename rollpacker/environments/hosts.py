@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from rollpacker.core.errors import EngineFailed
+from rollpacker.core.errors import RollpackerError
 from rollpacker.core.ids import RequestId
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
@@ -74,7 +74,7 @@ class EnvironmentHosts:
         await asyncio.gather(*(link.close() for link in self._links), return_exceptions=True)
         self._answers.close()
 
-    def _lose(self, link: _Link, error: EngineFailed) -> None:
+    def _lose(self, link: _Link, error: RollpackerError) -> None:
         """Go on without a host; one that lives and fails, and the last one, end the run."""
         if link.host.has_died:
             self._links.remove(link)
@@ -100,7 +100,7 @@ class _Link:
         self,
         host: EnvironmentHost,
         on_answers: Callable[[Sequence[EnvironmentAnswer]], None],
-        on_loss: Callable[[_Link, EngineFailed], None],
+        on_loss: Callable[[_Link, RollpackerError], None],
     ) -> None:
         self.host = host
         self.calls: dict[RequestId, int] = {}
@@ -130,7 +130,7 @@ class _Link:
         try:
             while True:
                 await pump()
-        except EngineFailed as error:
+        except RollpackerError as error:
             self._stop()
             self._on_loss(self, error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -25,6 +26,11 @@ class Weights:
     payload: Any
     """A mapping of name to CPU tensor; a transport's reference to one; or an offer of tensors that the engine is to
     fetch (`rollpacker.transfer.offers`)."""
+
+
+def first_bucket(puller: str, num_buckets: int) -> int:
+    """Say at which bucket a puller of this name begins: by chance, and always at the same one."""
+    return zlib.crc32(puller.encode()) % max(1, num_buckets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

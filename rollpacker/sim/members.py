@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from rollpacker.core.ids import EngineId, RequestId, WorkerId
 from rollpacker.engines.checks import NO_VERSION
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.rollout import TokenIncrement
+from rollpacker.protocols.weights import first_bucket
 from rollpacker.sim.availability import PlaceChanged, availability_of
 from rollpacker.sim.costs import GIGA
 from rollpacker.sim.engine import blank_logprobs, blank_tokens
@@ -74,7 +74,7 @@ class Network:
         if policy_version > self._policy_version:
             self._policy_version, self._holders = policy_version, {}
         num_buckets = math.ceil(num_bytes / self._bucket_bytes)
-        first = zlib.crc32(puller.encode()) % num_buckets if self._relays else 0
+        first = first_bucket(puller, num_buckets) if self._relays else 0
         for bucket in (*range(first, num_buckets), *range(first)):
             is_last = bucket == num_buckets - 1
             await self._bring(bucket, num_bytes - bucket * self._bucket_bytes if is_last else self._bucket_bytes)

@@ -19,7 +19,6 @@ The source of pulling instead of pushing: Wu et al., RLBoost (NSDI '26), section
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -63,11 +62,6 @@ class Contents:
     def num_bytes(self) -> int:
         """Of all tensors, without what aligns them."""
         return sum(piece.num_bytes for note in self.notes for piece in note.pieces)
-
-
-def first_bucket(puller: str, contents: Contents) -> int:
-    """Where a puller of this name begins: by chance, and always at the same one."""
-    return zlib.crc32(puller.encode()) % max(1, len(contents.notes))
 
 
 async def pull(contents: Contents, fetch: Fetch, first: int = 0) -> Mapping[str, torch.Tensor]:

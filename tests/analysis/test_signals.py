@@ -45,7 +45,7 @@ def test_however_it_is_ended_its_workers_end_too(tmp_path, number, status):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509  as it is where nobody says nohup
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509  not as nohup has it
     )
     workers = workers_of(process.pid)
     process.send_signal(number)

@@ -27,12 +27,13 @@ import ray
 import torch
 
 from rollpacker.metrics.files import write_atomically
+from rollpacker.protocols.weights import first_bucket
 from rollpacker.runtime.ray.actors import ShelfPayload
 from rollpacker.runtime.ray.node import NodeOffer, RayNode
 from rollpacker.runtime.ray.node_address import is_listening
 from rollpacker.runtime.ray.private_folder import private_folder
 from rollpacker.transfer.packing import PackedPolicy
-from rollpacker.transfer.shelf import Contents, first_bucket, pull
+from rollpacker.transfer.shelf import Contents, pull
 
 WORKER_MBIT, TRAINER_MBIT = 80, 160
 NUM_BUCKETS = 16
@@ -120,7 +121,7 @@ class Puller:
     """Stands for an engine."""
 
     async def pull(self, payload: ShelfPayload, name: str) -> float:
-        first = first_bucket(name, payload.contents) if name else 0
+        first = first_bucket(name, len(payload.contents.notes)) if name else 0
         began = time.monotonic()
         await pull(payload.contents, payload.fetch, first)
         return time.monotonic() - began

@@ -12,9 +12,9 @@ from rollpacker.protocols.tensors import (
     named_tensors,
     num_bytes_of_tensors,
 )
-from rollpacker.protocols.weights import Weights
+from rollpacker.protocols.weights import Weights, first_bucket
 from rollpacker.transfer.packing import PackedPolicy
-from rollpacker.transfer.shelf import NUM_ATTEMPTS, WINDOW, Contents, first_bucket, pull
+from rollpacker.transfer.shelf import NUM_ATTEMPTS, WINDOW, Contents, pull
 from tests.engines.exercises import change, collect
 from tests.engines.test_engine import running
 from tests.engines.tiny import make_model, make_request
@@ -75,8 +75,8 @@ async def test_a_pull_that_begins_in_the_middle_goes_around(tensors):
 
 def test_engines_begin_at_different_buckets_and_each_always_at_the_same_one(tensors):
     contents = Shelf(tensors).contents
-    first = [first_bucket(f"e7_{number}-r0.0", contents) for number in range(20)]
-    assert first == [first_bucket(f"e7_{number}-r0.0", contents) for number in range(20)]
+    first = [first_bucket(f"e7_{number}-r0.0", len(contents.notes)) for number in range(20)]
+    assert first == [first_bucket(f"e7_{number}-r0.0", len(contents.notes)) for number in range(20)]
     assert set(first) <= set(range(len(contents.notes)))
     assert len(set(first)) > 1
 

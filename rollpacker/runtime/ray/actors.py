@@ -35,13 +35,13 @@ from rollpacker.protocols.members import MemberEngine
 from rollpacker.protocols.reward import ResponseToScore, RewardWorker, ScoringRequest
 from rollpacker.protocols.rollout import Prompt, TokenIncrement
 from rollpacker.protocols.trainer import TensorTrainer, TrainerRank
-from rollpacker.protocols.weights import Weights
+from rollpacker.protocols.weights import Weights, first_bucket
 from rollpacker.runtime.job.allocation import VISIBLE_GPUS
 from rollpacker.runtime.placing.host import MPS_SHARE, names_of_gpus
 from rollpacker.runtime.ray.node_address import free_port
 from rollpacker.transfer.model_files import ModelFiles
 from rollpacker.transfer.offers import Delivery, SendingOptions
-from rollpacker.transfer.shelf import Contents, first_bucket, pull
+from rollpacker.transfer.shelf import Contents, pull
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -191,7 +191,7 @@ class EngineActor(Actor):
         """Pull and load; a call for a newer policy ends the pull of an older one."""
         if self._pulling is not None:
             self._pulling.cancel()
-        first = first_bucket(self._name, payload.contents)
+        first = first_bucket(self._name, len(payload.contents.notes))
         pulling = self._pulling = asyncio.ensure_future(pull(payload.contents, payload.fetch, first))
         try:
             tensors = await pulling

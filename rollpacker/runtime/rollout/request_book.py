@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from rollpacker.core.commands import DropPrompt
-from rollpacker.core.ids import EngineId, PromptId, RequestId
+from rollpacker.core.ids import ENVIRONMENT, EngineId, PromptId, RequestId
 from rollpacker.protocols.rollout import (
     FinishReason,
     Response,
@@ -107,11 +107,11 @@ class RequestRecord:
         return False
 
     def repeats(self, response: Response) -> bool:
-        """Tell whether a finished response of its engine is a part of what it was launched with there."""
-        if response.finish_reason is FinishReason.ABORTED or response.num_tokens >= self.num_begun:
+        """Tell whether a finished response of its engine is one that an environment has answered since."""
+        if response.finish_reason is FinishReason.ABORTED or self.begun is None:
             return False
-        assert self.begun is not None
-        return np.array_equal(response.token_ids, self.begun.token_ids[: response.num_tokens])
+        earlier, later = self.begun.spans[: len(response.spans)], self.begun.spans[len(response.spans) :]
+        return earlier == response.spans and bool(later) and later[0].policy_version == ENVIRONMENT
 
     @property
     def is_finished(self) -> bool:
