@@ -31,8 +31,9 @@ class ClusterShape:
     """A preempted job gets the signal that it asked for by --signal. Otherwise SIGTERM only, as on most clusters."""
     grace_time_s: int = 15
     """From a preemption's signal to its kill, in the partitions low and lowcancel."""
-    kill_wait_s: int = 5
-    """From SIGTERM at the time limit, or at scancel, to SIGKILL."""
+    kill_wait_s: int = 30
+    """From SIGTERM at the time limit, or at scancel, to SIGKILL: Slurm's default. Processes that end in time do not
+    wait for it, and a busy machine needs it to end them."""
     node_timeout_s: int = 5
     """A node silent for so long is lost. It is noticed after up to three times as long, since a ping may take as
     long."""
