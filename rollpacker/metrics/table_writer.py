@@ -5,8 +5,10 @@ The thread reads and encodes the parts that are to be merged; files and the mani
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from numbers import Integral
 from operator import itemgetter
 from types import NoneType
@@ -53,7 +55,7 @@ class MetricsWriter:
             remove_temporaries(folder / table)
         remove_temporaries(folder)
         self._remove_uncounted_parts()
-        pa.array(())  # its first use imports pandas, which the first step should not have to wait for
+        _make_first_array()
 
     @property
     def last_step(self) -> int | None:
@@ -172,6 +174,26 @@ class MetricsWriter:
             for path in sorted((self.folder / name).glob("step*.parquet")):
                 if path.name not in counted:
                     _remove(path)
+
+
+class _NoPandas(MetaPathFinder):
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError(fullname)
+
+
+def _make_first_array() -> None:
+    """Have pyarrow find no pandas when it looks for it, once: it would load it, for a second of a core.
+
+    It tells columns of pandas from lists with it; nobody gives such columns here. What needs pandas itself, such as
+    `to_pandas`, finds it later.
+    """
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.array(())
+    finally:
+        sys.meta_path.remove(finder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,25 @@ def merging_by_4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_writer, "STEPS_PER_MERGED_PART", 4)
 
 
+WRITES_AND_CONVERTS = """\
+import sys
+from pathlib import Path
+from rollpacker.metrics.table_writer import MetricsWriter
+from tests.metrics.test_tables import make_rows
+writer = MetricsWriter(Path(sys.argv[1]) / "metrics")
+writer.write_step(0, make_rows(0))
+writer.close()
+assert "pandas" not in sys.modules
+from rollpacker.metrics.tables import read_table
+print(len(read_table(Path(sys.argv[1]), "responses").to_pandas()), "pandas" in sys.modules)
+"""
+
+
+def test_writing_loads_no_pandas_and_a_table_can_become_one_of_pandas_afterwards(run_dir: Path) -> None:
+    command = [sys.executable, "-c", WRITES_AND_CONVERTS, str(run_dir)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["3", "True"]
+
+
 def test_what_is_written_is_read_back_with_units(run_dir: Path, writer: MetricsWriter) -> None:
     rows = make_rows(0)
     rows["steps"][0] |= {"loss": math.nan, "kl_to_reference": None, "round_kind": "short"}

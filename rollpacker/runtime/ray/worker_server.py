@@ -1,11 +1,11 @@
-"""Forks Ray's workers of one node from a process that has loaded torch and transformers.
+"""Forks Ray's workers of one node from a process that has loaded most of what they need.
 
 Run as a script, by path: `python -P worker_server.py LISTENER PARENT`, the descriptor of a listening socket and the
 pid of who starts it; `start.py` does.
 
-To load them takes 7 s of a core, which every engine and every rank of the trainer would spend by itself, and again
-after each death. A fork is there at once, and all workers of a node share the memory of what was loaded. Nothing here
-may start a thread or touch a GPU: neither survives a fork.
+To load that takes 3 s of a core, and 8 s where Python may write no compiled files. Every engine and every rank of the
+trainer would spend that by itself, and again after each death. A fork is there at once, and all workers of a node share
+the memory of what was loaded. Nothing here may start a thread or touch a GPU: neither survives a fork.
 
 The raylet starts `worker.py`, which sends its arguments, environment and output to this server, and ends after the
 worker.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -23,9 +24,16 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
+_PACKAGE = Path(__file__).parents[2]
+_OF_MODELS = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+"""And torch with them."""
+_OF_RAY = ("jsonschema", "pydantic.v1", "requests")
+"""Not Ray itself, which reads a worker's environment when it is loaded; nor pyarrow, which starts a thread."""
+_OF_RUNS = ("rollpacker.config.schema",)
 
 
 def main() -> None:
@@ -57,10 +65,11 @@ def main() -> None:
 def _load_libraries() -> None:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # who asks whether GPUs are there does not touch them
     gc.disable()  # they make a million objects that stay
-    with suppress(ImportError):
-        import transformers
-
-        _ = transformers.AutoModelForCausalLM  # what is named is loaded, and torch before it
+    sys.path.insert(0, str(_PACKAGE.parent))  # the one that this run is of, whatever else is installed
+    for name in (*_OF_MODELS, *_OF_RAY, *_OF_RUNS):
+        with suppress(ImportError):
+            importlib.import_module(name)
+    del sys.path[0]
     gc.enable()
     gc.freeze()
 

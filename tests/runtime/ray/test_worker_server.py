@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,16 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker.config import schema
 from rollpacker.runtime.ray import start
 
 SCRIPTS = Path(start.__file__).parent
-SCRIPT = """\
-import json, os, sys, threading
-loaded = "transformers" in sys.modules
+LOADED = ["torch", "transformers.modeling_utils", schema.__name__]
+SCRIPT = f"""\
+import json, os, sys
+loaded = [name for name in {LOADED} if name in sys.modules]
 import torch
-said = {"arguments": sys.argv[1:], "word": os.environ.get("WORD"), "name": __name__, "is_loaded": loaded,
-        "num_threads": threading.active_count(), "has_touched_gpus": torch.cuda.is_initialized(), "pid": os.getpid(),
-        "removed": "ONLY_OF_THE_SERVER" in os.environ}
+said = dict(arguments=sys.argv[1:], word=os.environ.get("WORD"), name=__name__, loaded=loaded, pid=os.getpid(),
+            num_threads=len(os.listdir("/proc/self/task")), has_touched_gpus=torch.cuda.is_initialized(),
+            removed="ONLY_OF_THE_SERVER" in os.environ)
 print(json.dumps(said), flush=True)
 if "--wait" in sys.argv:
     sys.stdin.read()
@@ -28,13 +31,13 @@ if "--wait" in sys.argv:
 
 
 class Server:
-    def __init__(self, folder):
+    def __init__(self, folder, scripts=SCRIPTS):
         self.path = str(folder / "workers")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.path)
             listener.listen()
             self.process = subprocess.Popen(
-                [sys.executable, "-P", SCRIPTS / "worker_server.py", str(listener.fileno()), str(os.getpid())],
+                [sys.executable, "-P", scripts / "worker_server.py", str(listener.fileno()), str(os.getpid())],
                 pass_fds=[listener.fileno()],
                 env=os.environ | {"ONLY_OF_THE_SERVER": "1"},
             )
@@ -77,7 +80,7 @@ def test_a_worker_has_its_own_arguments_environment_and_output_and_what_the_serv
         "arguments": ["--wait", "b c"],
         "word": "given",
         "name": "__main__",
-        "is_loaded": True,
+        "loaded": LOADED,
         "num_threads": 1,
         "has_touched_gpus": False,
         "removed": False,
@@ -88,7 +91,7 @@ def test_a_worker_has_its_own_arguments_environment_and_output_and_what_the_serv
 def test_a_worker_starts_where_ray_repeats_flags_of_python(server, script, server_is_there):
     path = server.path if server_is_there else ""
     said = said_by(server.worker(script, "-s", flags=["-s"], ROLLPACKER_WORKER_SERVER=path))
-    assert (said["arguments"], said["is_loaded"]) == (["-s"], server_is_there)
+    assert (said["arguments"], said["loaded"]) == (["-s"], LOADED if server_is_there else [])
 
 
 def test_what_the_raylet_started_ends_when_the_worker_ends_and_the_dead_leave_no_zombie(server, script):
@@ -104,7 +107,7 @@ def test_one_that_is_killed_while_it_asks_takes_no_other_with_it(server, script)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(server.path)
         socket.send_fds(client, [b"{"], [0, 1, 2])
-    assert said_by(server.worker(script))["is_loaded"]
+    assert said_by(server.worker(script))["loaded"]
 
 
 def test_without_the_server_a_worker_loads_for_itself(tmp_path, script):
@@ -113,7 +116,7 @@ def test_without_the_server_a_worker_loads_for_itself(tmp_path, script):
     server.process.wait()
     said = said_by(server.worker(script, "a"))
     assert said["arguments"] == ["a"]
-    assert not said["is_loaded"]
+    assert not said["loaded"]
 
 
 PARENT = """\
@@ -155,3 +158,18 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_what_is_loaded_of_us_is_of_the_package_that_the_server_belongs_to(tmp_path):
+    scripts, sections = tmp_path / "rollpacker" / "runtime" / "ray", tmp_path / "rollpacker" / "config"
+    for folder in (scripts, sections):
+        folder.mkdir(parents=True)
+    for file in (sections / "schema.py", sections / "__init__.py", tmp_path / "rollpacker" / "__init__.py"):
+        file.write_text("")
+    shutil.copy(SCRIPTS / "worker_server.py", scripts)
+    server = Server(tmp_path, scripts)
+    script = tmp_path / "script.py"
+    script.write_text(f"import json, sys; print(json.dumps(sys.modules[{schema.__name__!r}].__file__))")
+    assert said_by(server.worker(script)) == str(sections / "schema.py")
+    server.process.kill()
+    server.process.wait()
