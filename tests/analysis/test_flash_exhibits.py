@@ -175,6 +175,17 @@ def test_what_interrupting_costs_is_shown_in_tokens_in_the_engines_time_and_besi
     assert 1 < share / (100 * prefill_s / (24 * 42)) < 1.5
 
 
+def test_a_run_that_was_faster_than_one_that_keeps_is_drawn_below_zero(tmp_path):
+    values = {"tokens_trained": 1, "tokens_recomputed": 0, "num_requests_continued": 0}
+    for interrupt, step_s in (("recompute", 9.5), ("keep", 10.0)):
+        _, config = whole(f"flash-interrupt-{interrupt}-32768-1", "system=flash", f"system.interrupt={interrupt}")
+        write_run(tmp_path / interrupt, "flash", [step_s] * 4, config=config, modelled=True, **values)
+    panels = flash_interrupt.draw(numbers_of(flash_interrupt.EXHIBIT, tmp_path)).axes
+    lowest = {axes.get_title(loc="left") or axes.get_title(): axes.get_ylim()[0] for axes in panels}
+    assert lowest[flash_interrupt.LOST] < -5
+    assert lowest[flash_interrupt.TOKENS] == 0
+
+
 def test_losses_are_held_against_synchronous_training_at_the_last_evaluation(tmp_path):
     def write(study, system, last):
         config = {"run": {"setup": "walks", "study": study}}
