@@ -44,7 +44,7 @@ def test_the_least_ratio_is_the_first_within_five_per_cent_of_the_best_and_its_e
         write_run(
             tmp_path / str(ratio),
             "roll-flash",
-            [99.0] * 3 + [step_s] * 11,
+            [99.0] * 4 + [step_s] * 26,
             model="Qwen3-4B",
             config=config,
             modelled=True,
