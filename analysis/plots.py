@@ -316,7 +316,11 @@ def _draw_line_panel(axes: Axes, rows: pd.DataFrame, colors: Mapping[str, str], 
     for system, of_system in rows.groupby("series", sort=False):
         _draw_line(axes, of_system, colors[str(system)], marker)
     axes.set_title(str(rows["panel"].iloc[0]))
-    axes.set_ylim(bottom=0, top=_HEADROOM * axes.get_ylim()[1])
+    low, high = axes.get_ylim()
+    is_signed = (rows["y"] < 0).any()
+    if is_signed:
+        axes.axhline(0, color="#333333", linewidth=0.8, zorder=1)
+    axes.set_ylim(bottom=low if is_signed else 0, top=_HEADROOM * high)
 
 
 def _draw_line(axes: Axes, rows: pd.DataFrame, color: str, marker: str | None) -> None:

@@ -2,8 +2,8 @@
 
 By the lead, which is about how many updates a response lives through, and by the longest response; Qwen3-8B, 24 GPUs
 generate and 8 train. The engines' share is what prefilling these tokens takes by the model of the cluster, over all
-engines' time; the third panel has the whole run's time beside that with `system.interrupt=keep`, which computes nothing
-twice. 24 runs of 16 steps.
+engines' time. The third panel compares the whole run's time with that of `system.interrupt=keep`, which computes
+nothing twice; other responses are complete first then, so some of it is chance. 24 runs of 16 steps.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from rollpacker.analysis.runs import Run, Runs
 from rollpacker.config.schema import RunConfig
 from rollpacker.sim.plan import plan_cluster
 
-TOKENS, ENGINES = "recomputed per trained token", "share of engines' time (%)"
-LOST: Final = "time over that with keep (%)"
+TOKENS, ENGINES, LOST = "recomputed per token", "share of engine time (%)", "slower than keep (%)"
 LEADS: Final = ("0.5", "1", "2", "4")
 LONGEST: Final = (8192, 16384, 32768)
 """Tokens of a response, at most."""

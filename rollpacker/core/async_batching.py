@@ -3,8 +3,8 @@
 Engines do not stop when a batch is full: what is under way is suspended for the transfer of new weights and goes on
 after it, from its tokens (`recompute`) or with the cache that it has (`keep`). Two knobs (`AsyncSettings`): the
 **bound** says how many policy versions old a trained token may be, and the **lead** how many batches are admitted ahead
-of the trainer, which is about the mean age of what is trained (Little's law). With B prompts in a batch and a group's
-**birth** the step in which it was admitted,
+of the trainer, which is the mean age of a trained group (Little's law). With B prompts in a batch and a group's
+**birth**, from which its age counts, the step in which it was admitted,
 
 * admission:   by step m at most `(m + 1) * B + lead * B` groups were admitted, dropped ones not counted, and never more
   than the run's steps need;

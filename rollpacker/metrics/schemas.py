@@ -277,7 +277,7 @@ RESPONSES = TableSchema(
     grain="One row per launched response, aborted ones too",
     columns=(
         _STEP,
-        _ROUND,
+        count("round", "As in `steps`; in an asynchronous run the step that admitted it, so step - round is its age"),
         _ROUND_KIND,
         count("epoch", "Pass over the data, from 0"),
         text("prompt", "The id field of the prompt file"),

@@ -44,7 +44,7 @@ def test_the_least_ratio_is_the_first_within_five_per_cent_of_the_best_and_its_e
         write_run(
             tmp_path / str(ratio),
             "roll-flash",
-            [99.0] * 3 + [step_s] * 11,
+            [99.0] * 4 + [step_s] * 26,
             model="Qwen3-4B",
             config=config,
             modelled=True,
@@ -173,6 +173,17 @@ def test_what_interrupting_costs_is_shown_in_tokens_in_the_engines_time_and_besi
     [share] = ours(numbers, flash_interrupt.ENGINES).values()
     prefill_s = 4 * 500_000 * 2 * 8.2e9 / (989e12 * 0.6)  # without attention
     assert 1 < share / (100 * prefill_s / (24 * 42)) < 1.5
+
+
+def test_a_run_that_was_faster_than_one_that_keeps_is_drawn_below_zero(tmp_path):
+    values = {"tokens_trained": 1, "tokens_recomputed": 0, "num_requests_continued": 0}
+    for interrupt, step_s in (("recompute", 9.5), ("keep", 10.0)):
+        _, config = whole(f"flash-interrupt-{interrupt}-32768-1", "system=flash", f"system.interrupt={interrupt}")
+        write_run(tmp_path / interrupt, "flash", [step_s] * 4, config=config, modelled=True, **values)
+    panels = flash_interrupt.draw(numbers_of(flash_interrupt.EXHIBIT, tmp_path)).axes
+    lowest = {axes.get_title(loc="left") or axes.get_title(): axes.get_ylim()[0] for axes in panels}
+    assert lowest[flash_interrupt.LOST] < -5
+    assert lowest[flash_interrupt.TOKENS] == 0
 
 
 def test_losses_are_held_against_synchronous_training_at_the_last_evaluation(tmp_path):

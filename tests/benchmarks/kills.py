@@ -1,4 +1,4 @@
-"""Kills one process of each of many real runs at a random time: `kills.py [RUNS [SEED [KIND]]]`.
+"""Kills one process of each of many real runs at a random time: `kills.py [RUNS [SEED [KIND [FIRST]]]]`.
 
 Every run is a small one of all techniques on the embedded engine with real Ray: two engines, a trainer, a reward; where
 a judge or a sandbox is to be hit, on the demo's mixed workload; and of the asynchronous kinds an asynchronous one. The
@@ -8,10 +8,11 @@ a busy machine; `suspended` ones are hit between two steps, when engines have gi
 ends by that is resumed to its end. Then nothing may be left of it, and `tests/e2e/invariants.py` must hold. Outcomes
 are kept in `runs/kills/seed-SEED.jsonl`, and the same command goes on where it was stopped; a run of which something
 did not hold stays beside it. Prints a row of a Markdown table for each of RUNS (default 50) and ends with 1 if one did
-not hold. KIND is a part of the name of the only kinds to kill.
+not hold. KIND is a part of the name of the only kinds to kill, FIRST the number of the run to begin with.
 
     python tests/benchmarks/kills.py 50
     python tests/benchmarks/kills.py 50 1 asynchronous
+    python tests/benchmarks/kills.py 50 1 asynchronous 24
 """
 
 from __future__ import annotations
@@ -163,15 +164,16 @@ class Outcome:
         return f"| {' | '.join(map(str, (*cells, self.num_launches, f'{self.took_s:.0f}', self.trouble)))} |"
 
 
-def main(num_runs: int = 50, seed: int = 0, part_of_name: str = "") -> int:
+def main(num_runs: int = 50, seed: int = 0, part_of_name: str = "", first: int = 0) -> int:
     kinds = [kind for kind in KINDS if part_of_name in kind.name]
     FOLDER.mkdir(parents=True, exist_ok=True)
-    record = FOLDER / f"seed-{seed}{part_of_name and '-'}{part_of_name.replace(' ', '-')}.jsonl"
+    words = [f"seed-{seed}", *part_of_name.split(), *([f"from-{first}"] if first else [])]
+    record = FOLDER / f"{'-'.join(words)}.jsonl"
     outcomes = [Outcome(**json.loads(line)) for line in record.read_text().splitlines()] if record.exists() else []
     print("| run | killed | after (s) | steps | exit code | it said | launches | took (s) | what did not hold |")
     print(f"|{'---|' * 9}")
-    for number in range(num_runs):
-        if number == len(outcomes):
+    for number in range(first, num_runs):
+        if number - first == len(outcomes):
             kind, rng = kinds[number % len(kinds)], random.Random(f"{seed} {number}")
             folder = FOLDER / f"run-{seed}-{number:03d}"
             while not (outcome := _kill_one(folder, kind, rng)):  # the run was over before it was to be hit
@@ -179,9 +181,10 @@ def main(num_runs: int = 50, seed: int = 0, part_of_name: str = "") -> int:
             outcomes.append(outcome)
             with record.open("a") as file:
                 file.write(f"{json.dumps(asdict(outcome))}\n")
-        print(outcomes[number].row(number), flush=True)
-    num_troubles = sum(bool(outcome.trouble) for outcome in outcomes[:num_runs])
-    print(f"\nAll held in {num_runs - num_troubles} of {num_runs} runs.")
+        print(outcomes[number - first].row(number), flush=True)
+    outcomes = outcomes[: num_runs - first]
+    num_troubles = sum(bool(outcome.trouble) for outcome in outcomes)
+    print(f"\nAll held in {len(outcomes) - num_troubles} of {len(outcomes)} runs.")
     return 1 if num_troubles else 0
 
 
@@ -298,4 +301,4 @@ def _reason(run: LaunchedRun) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:3]), *sys.argv[3:4]))
+    sys.exit(main(*map(int, sys.argv[1:3]), *sys.argv[3:4], *map(int, sys.argv[4:])))
