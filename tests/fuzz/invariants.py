@@ -173,7 +173,8 @@ class InvariantChecker(WorkerObserver):
         history = self.history
         if history is None:
             history = self.history = History(settings, model_of(settings))
-        if isinstance(event, StepStarted | EvaluationOffered):
+        if isinstance(event, StepStarted | EvaluationOffered) and history.reference.step < event.step:
+            # the last evaluation comes after the start of a step that found no data: no checkpoint is between them
             self._at_step[event.step] = pickle.dumps(history)
         if isinstance(event, StepStarted):
             self._check_between_steps(scheduler, event)
