@@ -4,8 +4,9 @@ One run, whose job is preemptible too, with a worker on each node that has ten t
 takes the run's node: the job is requeued, and the worker on the other node has to keep its job and join again.
 Then KILLS (50) kills by turns, each a random while after a worker has served: of a worker's program, its engine, its
 raylet, an agent of its Ray, its Ray's guardian, both workers' programs at once, the node with all that runs on it, and
-of what asks Slurm in the run's job; a raylet and an engine stop instead of ending. Meanwhile workers come to the end of
-their time and drain. After each kill the run must make three more steps in the same attempt.
+once of what asks Slurm in the run's job, which nobody starts again; a raylet and an engine stop instead of ending.
+Meanwhile workers come to the end of their time and drain. After each kill the run must make three more steps in the
+same attempt.
 
 Prints a row for each: seconds until the run says that something is lost, until three more steps are done, and until a
 new worker has served. In the end the run is cancelled; then each prompt must have been trained once and on policy, each
@@ -22,7 +23,7 @@ import re
 import signal
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -98,6 +99,8 @@ def porter(workers: Workers) -> list[int]:
     return [pid for pid in shells if processes[pid].parent in shells]
 
 
+OF_SLURM = "what asks Slurm"
+
 KINDS: dict[str, tuple[Find, signal.Signals]] = {
     "a worker's program": (lambda w: w.on(NODE, PROGRAM), signal.SIGKILL),
     "its engine": (Workers.engines, signal.SIGKILL),
@@ -108,7 +111,7 @@ KINDS: dict[str, tuple[Find, signal.Signals]] = {
     "its engine, stopped": (Workers.engines, signal.SIGSTOP),
     "both workers' programs": (lambda w: [*w.on("node1", PROGRAM), *w.on(NODE, PROGRAM)], signal.SIGKILL),
     "the node": (lambda w: w.on(NODE, PROGRAM), signal.SIGKILL),
-    "what asks Slurm": (porter, signal.SIGKILL),
+    OF_SLURM: (porter, signal.SIGKILL),
 }
 """What is hit, and how."""
 
@@ -134,9 +137,12 @@ def main(folder: Path, num_kills: int, seed: int) -> int:
             "| kill | what | of | lost (s) | three steps (s) | a new worker (s) |\n|---|---|---|---|---|---|",
             flush=True,
         )
-        rng = random.Random(seed)
+        rng, kinds = random.Random(seed), deque(KINDS)
         for number in range(num_kills):
-            print(f"| {number + 1} | {_kill(workers, list(KINDS)[number % len(KINDS)], rng)} |", flush=True)
+            kind = kinds.popleft()
+            print(f"| {number + 1} | {_kill(workers, kind, rng)} |", flush=True)
+            if kind != OF_SLURM:
+                kinds.append(kind)
         return _check(workers, calls, time.monotonic() - began)
 
 
@@ -179,7 +185,7 @@ def _kill(workers: Workers, kind: str, rng: random.Random) -> str:
         lambda: workers.num_lives() > num_lives,
     ]
     restarts = run.num_restarts()
-    loses_nothing = kind in {"what asks Slurm", "an agent of its Ray"}
+    loses_nothing = kind in {OF_SLURM, "an agent of its Ray"}
     while not (times[1] and (times[2] or loses_nothing)):
         for place, goal in enumerate(goals):
             if not times[place] and goal():
