@@ -398,9 +398,10 @@ class Engines:
     async def _report_change(
         self, joining: Iterable[EngineId], retired: Iterable[EngineId]
     ) -> Mapping[EngineId, EngineStats]:
-        stats = await self.stats()
+        stats = await self.stats()  # which loses those that do not answer
         for engine_id in joining:
-            self._report_joined(engine_id)
+            if engine_id in self.present:
+                self._report_joined(engine_id)
         for engine_id in retired:
             self._report(EngineRetired(engine=engine_id))
         return stats
