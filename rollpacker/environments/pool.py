@@ -20,16 +20,15 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import RequestId
+from rollpacker.environments.starting import EnvironmentStarter
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
 from rollpacker.rewards.supervisor_process import DiedAtStart, ProcessDied, SupervisorProcess
-
-PROCESS = "rollpacker.environments.process"
 
 _MOST_DEAD_STARTS = 3
 """In a row, after which it is no accident that a process ends as it starts."""
@@ -44,24 +43,13 @@ class EnvironmentPool:
     """Runs one class of environments.
 
     Args:
-        source: Of the class, `FILE.py:NAME` or `PACKAGE.MODULE:NAME`.
-        arguments: Given to it by name.
+        starter: Starts its processes.
         limit_s: After which a call is given up even if nobody ends it.
         sends_tokens: Whether it needs more of a turn than its text.
-        python: The interpreter of its process; None is this one.
     """
 
-    def __init__(
-        self,
-        source: str,
-        arguments: Mapping[str, Any],
-        *,
-        limit_s: float,
-        sends_tokens: bool = False,
-        python: str | None = None,
-    ) -> None:
-        self._words = [source, json.dumps(dict(arguments))]
-        self._python = python
+    def __init__(self, starter: EnvironmentStarter, *, limit_s: float, sends_tokens: bool = False) -> None:
+        self._starter = starter
         self._limit_s = limit_s
         self._sends_tokens = sends_tokens
         self._free: list[SupervisorProcess] = []
@@ -142,9 +130,7 @@ class EnvironmentPool:
         return response
 
     async def _started(self) -> SupervisorProcess:
-        start = asyncio.create_task(
-            asyncio.to_thread(SupervisorProcess, PROCESS, self._words, role="environment process", python=self._python)
-        )
+        start = asyncio.create_task(asyncio.to_thread(self._starter.start))
         self._starts.add(start)
         start.add_done_callback(self._starts.discard)
         try:

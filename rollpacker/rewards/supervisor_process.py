@@ -46,13 +46,20 @@ class SupervisorProcess:
         arguments: Of its command line.
         role: What it is, in messages.
         python: Another interpreter to run it with, which finds of this one's packages ours alone.
+        variables: Of its process; None: those of this one, with this package's path.
     """
 
     def __init__(
-        self, module_name: str, arguments: Sequence[str], role: str = "reward process", python: str | None = None
+        self,
+        module_name: str,
+        arguments: Sequence[str],
+        role: str = "reward process",
+        python: str | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._role = role
         self._python = python
+        self._variables = variables
         self._module_name = module_name
         self._arguments = arguments
         self._reader: asyncio.StreamReader | None = None
@@ -159,10 +166,10 @@ class SupervisorProcess:
         with theirs:
             try:
                 self._process = subprocess.Popen(  # noqa: S603 our own module
-                    [*_running(self._module_name, self._python), *self._arguments, str(os.getpid())],
+                    [*words_that_run(self._module_name, self._python), *self._arguments, str(os.getpid())],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
-                    env=environment_of_children() if self._python is None else {**os.environ, "OMP_NUM_THREADS": "1"},
+                    env=environment_of_children() if self._variables is None else self._variables,
                 )
             except OSError as error:
                 raise self._failure(f"cannot start: {error}") from error
@@ -224,7 +231,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 """Runs a module of this package: what lies beside it may be another version than that interpreter needs."""
 
 
-def _running(module_name: str, python: str | None) -> list[str]:
+def words_that_run(module_name: str, python: str | None) -> list[str]:
     """The words that run a module of this package."""
     if python is None:
         return [sys.executable, "-P", "-m", module_name]

@@ -15,6 +15,7 @@ import pytest
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.environments.pool import EnvironmentPool
+from rollpacker.environments.starting import EnvironmentStarter
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
 from rollpacker.protocols.rollout import FinishReason
 
@@ -62,7 +63,7 @@ def request(sample: int = 0) -> RequestId:
 
 @asynccontextmanager
 async def pool_of(source: str, **arguments: Any) -> AsyncIterator[EnvironmentPool]:
-    pool = EnvironmentPool(source, arguments, limit_s=30.0)
+    pool = EnvironmentPool(EnvironmentStarter(source, arguments), limit_s=30.0)
     try:
         yield pool
     finally:
