@@ -31,7 +31,7 @@ STOP_LIMIT_S = 2.0
 
 
 class ProcessDied(Exception):
-    """It ended before it responded, and was restarted."""
+    """It ended before it responded."""
 
 
 class DiedAtStart(EngineFailed):
@@ -77,17 +77,28 @@ class SupervisorProcess:
         return self._process.poll() is not None
 
     async def request(self, line: str, limit_s: float) -> dict[str, Any]:
-        """Give the response to a request, both as JSON.
+        """Give the response to a request, both as JSON; a process that gives none is restarted.
 
         Raises:
             EngineFailed: The process cannot start; no request can ever be served, unless it is a `DiedAtStart`.
             ProcessDied: It ended.
-            TimeoutError: It did not respond within `limit_s`. It is restarted, as for the next two.
+            TimeoutError: It did not respond within `limit_s`.
             LimitOverrunError: Its response is too long.
             ValueError: Its response is no JSON, or the request is no text.
         """
         if self.has_died and self._reader is not None:
             self.restart()  # it died while idle, which is no fault of this request
+        try:
+            return await self.request_once(line, limit_s)
+        except (ProcessDied, TimeoutError, asyncio.LimitOverrunError, ValueError):
+            self.restart()
+            raise
+
+    async def request_once(self, line: str, limit_s: float) -> dict[str, Any]:
+        """As `request`, of a process that is not restarted and of no use after an error.
+
+        The rest of a response that is too late or too long would be taken for the next one's.
+        """
         reader, writer = await self._connect()
         try:
             writer.write(line.encode() + b"\n")
@@ -95,11 +106,7 @@ class SupervisorProcess:
                 await writer.drain()
                 response: dict[str, Any] = json.loads(await reader.readuntil())
         except (ConnectionError, asyncio.IncompleteReadError):
-            self.restart()
             raise ProcessDied from None
-        except (TimeoutError, asyncio.LimitOverrunError, ValueError):
-            self.restart()  # or the rest of this response would be taken for the next one's
-            raise
         return response
 
     async def ready(self) -> None:
@@ -151,6 +158,11 @@ class SupervisorProcess:
             self._process.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
             self._end()
+
+    async def end(self) -> None:
+        """End it and what it started at once, beside the event loop, since it may hang; returns when all are gone."""
+        self._disconnect()
+        await asyncio.to_thread(self._end)
 
     def _end(self) -> None:
         self._process.terminate()
