@@ -78,10 +78,15 @@ def environment_words(config: RunConfig) -> str:
     assert environment is not None
     named = environment.env or environment.loop or f"{environment.name} ({', '.join(environment.tools)})"
     where = ", on all nodes" if environment.nodes == "all" else ""
+    isolation = (
+        f"isolated by bubblewrap with{'' if environment.network else 'out'} network"
+        if environment.isolation == "bubblewrap"
+        else "not isolated (isolation=rlimits)"
+    )
     return (
         f"{named} answers up to {plural(environment.max_turns, 'turn')} of a response; what it says is "
         "context, and never trained\n"
-        f"{environment.max_open} at a time, each in a process of its own{where}; a reset may take "
+        f"{environment.max_open} at a time, each in a process of its own{where}, {isolation}; a reset may take "
         f"{environment.reset_timeout_s:g} s, a turn {environment.turn_timeout_s:g} s, all turns "
         f"{environment.episode_timeout_s:g} s; what fails begins again up to {environment.max_restarts} times"
     )

@@ -8,7 +8,7 @@ from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.data.turns import TurnRenderer
 from rollpacker.environments.hosts import EnvironmentHost, EnvironmentHosts
 from rollpacker.environments.pool import EnvironmentPool
-from rollpacker.environments.sources import source_of
+from rollpacker.environments.starting import starter_of
 from rollpacker.environments.trial import tool_schemas
 from rollpacker.protocols.environment import EnvironmentParts
 
@@ -36,16 +36,17 @@ def make_environments(
 
 
 def make_pool(config: RunConfig) -> EnvironmentPool:
-    """Make what runs environments on one node."""
+    """Make what runs environments on one node.
+
+    Raises:
+        UserError: They cannot start on it.
+    """
     section = config.environment
     assert section is not None
-    source = source_of(config)
     return EnvironmentPool(
-        source.name,
-        source.arguments,
+        starter_of(config),
         limit_s=max(section.reset_timeout_s, section.turn_timeout_s) + GRACE_S,
         sends_tokens=section.name in {"loop", "verifiers"},
-        python=section.interpreter,
     )
 
 

@@ -2,7 +2,7 @@
 
     free process ──reset──> a trajectory's ──end──> free
                                             ├──in the middle of a call──> finishing ──its late answer──> free
-                                            └──its call took too long──> ended, and started again: free
+                                            └──its call took too long, or it died──> ended
 
 A race stops many trajectories while their environments act. To start an interpreter takes seconds, and most calls less,
 so these processes finish what they do.
@@ -10,7 +10,8 @@ so these processes finish what they do.
 Invariant: a process belongs to one trajectory at a time. There are at most as many as trajectories were open at once,
 and as many again that are finishing; which may be open is decided in `rollpacker.core.environments`, and so is how long
 a call may take. No more processes are starting at a time than there are cores: a hundred interpreters that import at
-once stop everything else on a node, the driver's loop too, which therefore starts none itself.
+once stop everything else on a node, the driver's loop too, which therefore starts and ends none itself. One that has
+ended is replaced when a trajectory needs it.
 """
 
 from __future__ import annotations
@@ -20,16 +21,15 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import RequestId
+from rollpacker.environments.starting import EnvironmentStarter
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
 from rollpacker.rewards.supervisor_process import DiedAtStart, ProcessDied, SupervisorProcess
-
-PROCESS = "rollpacker.environments.process"
 
 _MOST_DEAD_STARTS = 3
 """In a row, after which it is no accident that a process ends as it starts."""
@@ -44,24 +44,13 @@ class EnvironmentPool:
     """Runs one class of environments.
 
     Args:
-        source: Of the class, `FILE.py:NAME` or `PACKAGE.MODULE:NAME`.
-        arguments: Given to it by name.
+        starter: Starts its processes.
         limit_s: After which a call is given up even if nobody ends it.
         sends_tokens: Whether it needs more of a turn than its text.
-        python: The interpreter of its process; None is this one.
     """
 
-    def __init__(
-        self,
-        source: str,
-        arguments: Mapping[str, Any],
-        *,
-        limit_s: float,
-        sends_tokens: bool = False,
-        python: str | None = None,
-    ) -> None:
-        self._words = [source, json.dumps(dict(arguments))]
-        self._python = python
+    def __init__(self, starter: EnvironmentStarter, *, limit_s: float, sends_tokens: bool = False) -> None:
+        self._starter = starter
         self._limit_s = limit_s
         self._sends_tokens = sends_tokens
         self._free: list[SupervisorProcess] = []
@@ -71,6 +60,7 @@ class EnvironmentPool:
         self._finishing: dict[asyncio.Task[None], SupervisorProcess] = {}
         """By their calls, whose trajectories are over."""
         self._starts: set[asyncio.Task[SupervisorProcess]] = set()
+        self._ends: set[asyncio.Task[None]] = set()
         self._may_start = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         self._calls: dict[RequestId, asyncio.Task[None]] = {}
         self._answers: Arrivals[EnvironmentAnswer] = Arrivals()
@@ -81,7 +71,7 @@ class EnvironmentPool:
         if request not in self._open:
             if not self._free and len(self._finishing) > self._most_open:
                 self._break_off(next(iter(self._finishing)))
-            self._open[request] = self._free.pop() if self._free else None
+            self._open[request] = self._take_free()
             self._most_open = max(self._most_open, len(self._open))
         self._ask(request, call, {"reset": dataclasses.asdict(start)})
 
@@ -105,10 +95,22 @@ class EnvironmentPool:
                 self._break_off(calling)
 
     def _break_off(self, calling: asyncio.Task[None]) -> None:
-        process = self._finishing.pop(calling)
         calling.cancel()
-        process.restart()
-        self._free.append(process)
+        self._end(self._finishing.pop(calling))
+
+    def _end(self, process: SupervisorProcess) -> None:
+        ending = asyncio.create_task(process.end())
+        self._ends.add(ending)
+        ending.add_done_callback(self._ends.discard)
+
+    def _take_free(self) -> SupervisorProcess | None:
+        """Give one that lives, if there is one."""
+        while self._free:
+            process = self._free.pop()
+            if not process.has_died:
+                return process
+            self._end(process)
+        return None
 
     async def collect(self) -> Sequence[EnvironmentAnswer]:
         return await self._answers.collect()
@@ -119,7 +121,7 @@ class EnvironmentPool:
         for task in calling:
             task.cancel()
         await asyncio.gather(*calling, return_exceptions=True)
-        await asyncio.gather(*self._starts, return_exceptions=True)
+        await asyncio.gather(*self._starts, *self._ends, return_exceptions=True)
         processes = [*self._free, *self._finishing.values(), *filter(None, self._open.values())]
         for process in processes:
             process.disconnect()
@@ -132,19 +134,17 @@ class EnvironmentPool:
     ) -> dict[str, Any]:
         """Ask a trajectory's process, which is started before if there is none."""
         if process is None:
+            if not is_reset:
+                raise ProcessDied  # a fresh one would know nothing of the trajectory
             async with self._may_start:
-                process = self._open[request] = self._free.pop() if self._free else await self._started()
+                process = self._open[request] = self._take_free() or await self._started()
                 await process.ready()
-        elif process.has_died and not is_reset:
-            raise ProcessDied  # a fresh one would know nothing of the trajectory
-        response = await process.request(line, self._limit_s)
+        response = await process.request_once(line, self._limit_s)
         self._num_dead_starts = 0
         return response
 
     async def _started(self) -> SupervisorProcess:
-        start = asyncio.create_task(
-            asyncio.to_thread(SupervisorProcess, PROCESS, self._words, role="environment process", python=self._python)
-        )
+        start = asyncio.create_task(asyncio.to_thread(self._starter.start))
         self._starts.add(start)
         start.add_done_callback(self._starts.discard)
         try:
@@ -160,10 +160,10 @@ class EnvironmentPool:
     async def _call(
         self, request: RequestId, call: int, process: SupervisorProcess | None, line: str, *, is_reset: bool
     ) -> None:
-        failure, answer = "environment_error", {}
+        failure, answer, is_lost = "environment_error", {}, True
         try:
             answer = await self._answer_of(request, process, line, is_reset=is_reset)
-            problem = answer.get("failure", "")
+            problem, is_lost = answer.get("failure", ""), False
         except ProcessDied:
             failure, problem = "environment_crashed", "its process died"
         except DiedAtStart as error:
@@ -182,8 +182,12 @@ class EnvironmentPool:
         own = asyncio.current_task()
         assert own is not None
         if own in self._finishing:
-            self._free.append(self._finishing.pop(own))
+            put_back = self._end if is_lost else self._free.append
+            put_back(self._finishing.pop(own))
             return
+        if is_lost and (lost := self._open.get(request)) is not None:
+            self._open[request] = None
+            self._end(lost)
         if problem:
             self._note(request, problem)
             self._answers.put([EnvironmentAnswer(request=request, call=call, failure=failure, problem=problem)])

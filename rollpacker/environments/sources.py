@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -47,3 +49,30 @@ def source_of(config: RunConfig) -> Source:
             {"env": section.env, "arguments": section.arguments, "max_turns": section.max_turns},
         )
     return Source(section.env, section.arguments)
+
+
+def files_of(config: RunConfig) -> Iterator[Path]:
+    """Give the files and folders that a configuration's environments name, and with a loop the model's tokenizer."""
+    section = config.environment
+    assert section is not None
+    for text in _texts_in([section.env, section.loop, section.tools, section.arguments]):
+        file = text.rpartition(":")[0]
+        if file.endswith(".py"):
+            yield Path(file).parent
+        elif text.startswith("/"):
+            yield Path(text)
+    if section.name == "loop":
+        yield config.model.directory
+        if config.data.chat_template is not None:
+            yield config.data.chat_template
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict():
+            yield from _texts_in(list(value.values()))
+        case list() | tuple():
+            for each in value:
+                yield from _texts_in(each)

@@ -7,13 +7,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import ConfigError, EngineFailed
-from rollpacker.environments.pool import PROCESS
-from rollpacker.environments.sources import source_of
-from rollpacker.rewards.supervisor_process import SupervisorProcess
+from rollpacker.environments.starting import starter_of
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.protocols.rollout import Prompt
+    from rollpacker.rewards.supervisor_process import SupervisorProcess
 
 _ALLOWED = {
     "gym": "environment.env names a class FILE.py:NAME or PACKAGE.MODULE:NAME with reset and step, which takes "
@@ -101,15 +100,14 @@ def _asked(config: RunConfig, what: str, of: object, limit_s: float) -> list[dic
 
 
 def _started(config: RunConfig) -> SupervisorProcess:
-    source, python = source_of(config), config.environment.interpreter if config.environment else None
+    python = config.environment.interpreter if config.environment else None
     if python is not None and not os.access(python, os.X_OK):
         raise ConfigError(
             f"environment.python={python} is no program that can be run.",
             "It is the Python of an environment that has what this one needs, such as DIR/bin/python.",
             "Correct it.",
         )
-    words = [source.name, json.dumps(source.arguments)]
-    process = SupervisorProcess(PROCESS, words, role="environment process", python=python)
+    process = starter_of(config).start()
     if failure := process.start_failure():
         process.close()
         raise _unusable(config, failure)

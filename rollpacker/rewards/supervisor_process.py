@@ -31,7 +31,7 @@ STOP_LIMIT_S = 2.0
 
 
 class ProcessDied(Exception):
-    """It ended before it responded, and was restarted."""
+    """It ended before it responded."""
 
 
 class DiedAtStart(EngineFailed):
@@ -46,13 +46,20 @@ class SupervisorProcess:
         arguments: Of its command line.
         role: What it is, in messages.
         python: Another interpreter to run it with, which finds of this one's packages ours alone.
+        variables: Of its process; None: those of this one, with this package's path.
     """
 
     def __init__(
-        self, module_name: str, arguments: Sequence[str], role: str = "reward process", python: str | None = None
+        self,
+        module_name: str,
+        arguments: Sequence[str],
+        role: str = "reward process",
+        python: str | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._role = role
         self._python = python
+        self._variables = variables
         self._module_name = module_name
         self._arguments = arguments
         self._reader: asyncio.StreamReader | None = None
@@ -70,17 +77,28 @@ class SupervisorProcess:
         return self._process.poll() is not None
 
     async def request(self, line: str, limit_s: float) -> dict[str, Any]:
-        """Give the response to a request, both as JSON.
+        """Give the response to a request, both as JSON; a process that gives none is restarted.
 
         Raises:
             EngineFailed: The process cannot start; no request can ever be served, unless it is a `DiedAtStart`.
             ProcessDied: It ended.
-            TimeoutError: It did not respond within `limit_s`. It is restarted, as for the next two.
+            TimeoutError: It did not respond within `limit_s`.
             LimitOverrunError: Its response is too long.
             ValueError: Its response is no JSON, or the request is no text.
         """
         if self.has_died and self._reader is not None:
             self.restart()  # it died while idle, which is no fault of this request
+        try:
+            return await self.request_once(line, limit_s)
+        except (ProcessDied, TimeoutError, asyncio.LimitOverrunError, ValueError):
+            self.restart()
+            raise
+
+    async def request_once(self, line: str, limit_s: float) -> dict[str, Any]:
+        """As `request`, of a process that is not restarted and of no use after an error.
+
+        The rest of a response that is too late or too long would be taken for the next one's.
+        """
         reader, writer = await self._connect()
         try:
             writer.write(line.encode() + b"\n")
@@ -88,11 +106,7 @@ class SupervisorProcess:
                 await writer.drain()
                 response: dict[str, Any] = json.loads(await reader.readuntil())
         except (ConnectionError, asyncio.IncompleteReadError):
-            self.restart()
             raise ProcessDied from None
-        except (TimeoutError, asyncio.LimitOverrunError, ValueError):
-            self.restart()  # or the rest of this response would be taken for the next one's
-            raise
         return response
 
     async def ready(self) -> None:
@@ -145,6 +159,11 @@ class SupervisorProcess:
         except subprocess.TimeoutExpired:
             self._end()
 
+    async def end(self) -> None:
+        """End it and what it started at once, beside the event loop, since it may hang; returns when all are gone."""
+        self._disconnect()
+        await asyncio.to_thread(self._end)
+
     def _end(self) -> None:
         self._process.terminate()
         try:
@@ -159,10 +178,10 @@ class SupervisorProcess:
         with theirs:
             try:
                 self._process = subprocess.Popen(  # noqa: S603 our own module
-                    [*_running(self._module_name, self._python), *self._arguments, str(os.getpid())],
+                    [*words_that_run(self._module_name, self._python), *self._arguments, str(os.getpid())],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
-                    env=environment_of_children() if self._python is None else {**os.environ, "OMP_NUM_THREADS": "1"},
+                    env=environment_of_children() if self._variables is None else self._variables,
                 )
             except OSError as error:
                 raise self._failure(f"cannot start: {error}") from error
@@ -224,7 +243,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 """Runs a module of this package: what lies beside it may be another version than that interpreter needs."""
 
 
-def _running(module_name: str, python: str | None) -> list[str]:
+def words_that_run(module_name: str, python: str | None) -> list[str]:
     """The words that run a module of this package."""
     if python is None:
         return [sys.executable, "-P", "-m", module_name]

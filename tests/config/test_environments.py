@@ -37,6 +37,15 @@ def test_what_answers_is_named_by_the_key_of_its_kind(words: tuple[str, ...]):
         (("environment=loop", LOOP, "system.stream=true", "system=tail"), r"environment=loop with system\.stream=true"),
         (("environment=gym", GYM, "reward=math"), r"Choose reward=environment"),
         (("environment=gym", GYM, "data.path=null"), r"data\.path=null with backend\.name=ray"),
+        (("environment=gym", GYM, "environment.pass_variables=[my-key]"), "names no variable by 'my-key'"),
+        (("environment=gym", GYM, "environment.isolation=none"), "bubblewrap.*rlimits"),
+        (
+            (
+                *("environment=verifiers", "environment.env=reverse-text", "environment.isolation=bubblewrap"),
+                "environment.arguments={agent: {runtime: {type: docker}}}",
+            ),
+            r"(?s)agents that run elsewhere.*Leave out `runtime`.*environment\.isolation=rlimits",
+        ),
         (("environment=verifiers",), r"takes environment\.env=reverse-text"),
         (("environment=verifiers", "environment.env=reverse-text", "reward=math"), r"Choose reward=environment"),
     ],

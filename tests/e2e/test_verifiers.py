@@ -12,6 +12,7 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.environments.pool import EnvironmentPool
 from rollpacker.environments.prompts import prompts_to_train
+from rollpacker.environments.starting import EnvironmentStarter
 from rollpacker.environments.trial import try_environment
 from rollpacker.protocols.environment import EnvironmentReset, EnvironmentTurn
 from rollpacker.protocols.references import AnswerReference
@@ -144,13 +145,14 @@ def turn(text, finish_reason=FinishReason.STOP):
     return EnvironmentTurn(text=text, token_ids=(5, 1), logprobs=(-1.0, -1.0), finish_reason=finish_reason)
 
 
-def played(python, env, prompt, *episodes):
+def played(python, env, prompt, *episodes, is_isolated=False):
     """The answers of an environment to the resets and the turns of some episodes, in one process."""
 
     async def play():
         source = "rollpacker.environments.verifiers:Verifiers"
         arguments = {"env": env, "arguments": {}, "max_turns": 3}
-        pool = EnvironmentPool(source, arguments, limit_s=60.0, sends_tokens=True, python=python)
+        starter = EnvironmentStarter(source, arguments, python=python, is_isolated=is_isolated)
+        pool = EnvironmentPool(starter, limit_s=60.0, sends_tokens=True)
         sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
         start = EnvironmentReset(seed=1, options=prompt.options, messages=prompt.messages, sampling_params=sampling)
         try:
@@ -170,16 +172,17 @@ def played(python, env, prompt, *episodes):
     return asyncio.run(play())
 
 
-def test_its_tasks_are_prompts_and_its_own_rewards_count(python):
+@pytest.mark.parametrize("isolation", ["rlimits", "bubblewrap"])
+def test_its_tasks_are_prompts_and_its_own_rewards_count(python, isolation):
     given = "environment.arguments={taskset: {texts: [abc, over there, three]}}"
     words = ("environment.env=reverse-lines", f"environment.python={python}", given, "data.max_prompts=2")
+    words = (*words, f"environment.isolation={isolation}")
     prompts, _ = prompts_to_train(config_of(*words))
     assert [prompt.messages[-1]["content"] for prompt in prompts] == ["abc", "over there"]
     assert {prompt.domain for prompt in prompts} == {"reverse-lines"}
     assert prompts[0].messages[0]["role"] == "system"
-    right, plain = played(
-        python, "reverse-lines", prompts[0], [turn("<reversed_text>cba</reversed_text>")], [turn("cba")]
-    )
+    episodes = [turn("<reversed_text>cba</reversed_text>")], [turn("cba")]
+    right, plain = played(python, "reverse-lines", prompts[0], *episodes, is_isolated=isolation == "bubblewrap")
     for (begun, ended), reward in ((right, 1.0), (plain, 0.0)):
         assert (begun.failure, begun.observation) == (None, [])
         assert (ended.reward, ended.is_terminated) == (reward, True)

@@ -15,6 +15,7 @@ import pytest
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.environments.pool import EnvironmentPool
+from rollpacker.environments.starting import EnvironmentStarter
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
 from rollpacker.protocols.rollout import FinishReason
 
@@ -62,7 +63,7 @@ def request(sample: int = 0) -> RequestId:
 
 @asynccontextmanager
 async def pool_of(source: str, **arguments: Any) -> AsyncIterator[EnvironmentPool]:
-    pool = EnvironmentPool(source, arguments, limit_s=30.0)
+    pool = EnvironmentPool(EnvironmentStarter(source, arguments), limit_s=30.0)
     try:
         yield pool
     finally:
@@ -131,7 +132,7 @@ async def test_no_more_processes_start_at_a_time_than_there_are_cores_and_one_th
         assert len(pids(pool)) == 2, "the one that was started for the first is another's"
 
 
-async def test_an_environment_that_hangs_is_killed_when_it_is_ended_and_its_process_serves_again():
+async def test_an_environment_that_hangs_is_killed_when_it_is_ended_and_another_one_is_started():
     async with pool_of(DELAYED, env=WALK, p_hang=1.0) as pool:
         pool.reset(request(), 0, START)
         await answer(pool)
@@ -143,12 +144,35 @@ async def test_an_environment_that_hangs_is_killed_when_it_is_ended_and_its_proc
                 continue
             break
         pool.end(request(), has_hung=True)
-        (after,) = pids(pool)
-        assert after != before
+        assert pids(pool) == []
+        await asyncio.gather(*pool._ends)
         with pytest.raises(ProcessLookupError):
             os.kill(before, 0)
         pool.reset(request(1), 0, START)
         assert (await answer(pool)).request == request(1)
+        assert len(pids(pool)) == 1
+
+
+async def test_one_that_hangs_and_does_not_end_at_a_signal_does_not_hold_the_others(tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+        for sample in range(2):
+            pool.reset(request(sample), 0, START)
+            await answer(pool)
+        hanging = pool._open[request(0)]
+        assert hanging is not None
+        pool.step(request(0), 1, turn("long wait"))
+        await asyncio.sleep(0)
+        os.kill(hanging.pid, signal.SIGSTOP)  # it then takes no SIGTERM
+        pool.end(request(0), has_hung=True)
+        num_turns = 0
+        while not hanging.has_died:
+            num_turns += 1
+            pool.step(request(1), num_turns, turn("go on"))
+            assert (await answer(pool)).observation == "GO ON"
+        assert num_turns > 1, "it had ended before the loop could go on"
+        await asyncio.gather(*pool._ends)
+        assert pids(pool) == [pool._open[request(1)].pid]
 
 
 async def test_a_trajectory_that_is_stopped_leaves_its_environment_to_finish_for_the_next_one(tmp_path: Path):

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from rollpacker.config.sections.base import (
     NOT_IN_FINGERPRINT,
     Count,
+    Flag,
     Kind,
     OnlyWith,
     Positive,
@@ -63,6 +64,19 @@ class EnvironmentSection(Section):
     returns prompt_ids, response_ids and response_mask. kwargs has raw_prompt (the messages), prompt_ids and the other
     fields of the prompt's line. Each call goes on from all tokens before. With reward=environment its reward_score is
     the reward; another reward scores the last turn."""
+    isolation: Annotated[Literal["bubblewrap", "rlimits"], NOT_IN_FINGERPRINT] = "rlimits"
+    """Of the processes of environments. `bubblewrap`, as for reward=sandbox: no network, no other processes, the file
+    system read-only, with a home and a /tmp of their own in memory. Of the user's home and of /tmp they see Python, the
+    working directory, what environment.env, tools, loop and arguments name, and Hugging Face's caches, to which nothing
+    can be downloaded. `rlimits`, the default, limits their memory alone: much that environments start, such as browsers
+    and containers, and services that they call would not work isolated, and not every machine has user namespaces."""
+    network: Annotated[Flag, OnlyWith("environment.isolation", "bubblewrap"), NOT_IN_FINGERPRINT] = False
+    """Whether isolated environments may use the network, this machine's services too. Their own address 127.0.0.1 works
+    without it."""
+    pass_variables: Annotated[tuple[str, ...], Kind("a list of names of variables"), NOT_IN_FINGERPRINT] = ()
+    """Variables of the run that its environments see, such as [OPENAI_API_KEY, HTTPS_PROXY], with any isolation. Others
+    that they see are PATH, HOME, LANG, TZ, LD_LIBRARY_PATH, PYTHON* and places of Hugging Face's caches; and no GPU,
+    unless CUDA_VISIBLE_DEVICES is named."""
     max_turns: Count = Field(20, ge=1)
     """That a policy writes in a trajectory. rollout.max_response_tokens counts all its tokens, those of the environment
     too; only what the policy wrote is trained."""
@@ -98,6 +112,17 @@ class EnvironmentSection(Section):
                 )
         return value
 
+    @field_validator("pass_variables")
+    @classmethod
+    def _names_variables(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", each):
+                raise ValueError(
+                    f"environment.pass_variables names no variable by {each!r}.\n"
+                    "It takes names alone; their values are the run's.\nExport it before the run, and give its name."
+                )
+        return value
+
     @model_validator(mode="after")
     def _names_what_answers(self) -> Self:
         key = _KEYS[self.name]
@@ -119,6 +144,13 @@ class EnvironmentSection(Section):
     def interpreter(self) -> str | None:
         """The Python of its processes; None is the run's own, which tools and loops need."""
         return self.python if self.name in {"gym", "verifiers"} else None
+
+    @property
+    def has_agents_elsewhere(self) -> bool:
+        """Whether agents of `verifiers` run in containers or on other machines."""
+        roles = [each for each in self.arguments.values() if isinstance(each, dict)]
+        runtimes = [each["runtime"] for each in roles if isinstance(each.get("runtime"), dict)]
+        return self.name == "verifiers" and any(each.get("type", "subprocess") != "subprocess" for each in runtimes)
 
     @property
     def has_prompts(self) -> bool:
@@ -195,6 +227,12 @@ def _refused_with(environment: EnvironmentSection, config: RunConfig) -> tuple[t
             environment.name == "tools" and "environment" in reward.names,
             "Tools give no reward: the answer that follows them has one.",
             "Choose the reward of the answer, such as reward=math.",
+        ),
+        (
+            "environment.isolation=bubblewrap and agents that run elsewhere",
+            environment.isolation == "bubblewrap" and environment.has_agents_elsewhere,
+            "What starts containers listens where isolated environments do not see it.",
+            "Leave out `runtime` in environment.arguments, or set environment.isolation=rlimits.",
         ),
         (
             "backend.name=sim",

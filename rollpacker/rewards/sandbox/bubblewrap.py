@@ -20,7 +20,6 @@ import marshal
 import os
 import platform
 import resource
-import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -37,6 +36,7 @@ from rollpacker.rewards.processes import (
 from rollpacker.rewards.sandbox import system_calls
 from rollpacker.rewards.sandbox.interpreter import find_interpreter_files
 from rollpacker.rewards.sandbox.meter import KernelMemory
+from rollpacker.rewards.sandbox.namespaces import is_real_root, namespace_options, start_error
 
 NOBODY = 65534
 
@@ -192,27 +192,17 @@ class BubblewrapLauncher:
         """Give the error message of a sandbox that does nothing."""
         python = [self._files.program, "-s", "-S", "-P", "-c", "pass"]
         command = [*self._command, "--", *python] if self._command else python
-        ended = subprocess.run(  # noqa: S603 as `start`
-            command,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=_END_LIMIT_S,
-        )
-        said = ended.stderr.decode(errors="replace").strip().splitlines()
-        return said[-1] if said else f"it exits with code {ended.returncode}"
+        return start_error(command, self._environment) or "it exits with code 0"
 
     def _bubblewrap_command(self) -> Sequence[str]:
         """Compose bubblewrap's command line; becomes `nobody` where this is root."""
         needed, packages = self._files, self.bounds.packages
         paths = [*needed.paths, *([packages] if packages is not None else [])]
-        if os.geteuid() == 0 and _is_real_root():
+        if is_real_root():
             self._sources = _mount_for_nobody(paths)
             _become_nobody()
         command = [
-            *(shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net"),
-            *("--unshare-uts", "--unshare-cgroup-try", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+            *namespace_options(),
             *("--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"),
         ]
         return [*command, *self._mount_options(), "--chdir", "/tmp", "--remount-ro", "/"]  # noqa: S108 the sandbox's own
@@ -332,11 +322,6 @@ def _runner_code() -> bytes:
             for name in _SANDBOX_MODULES
         ]
     )
-
-
-def _is_real_root() -> bool:
-    """Whether user 0 is the machine's, and not that of a namespace such as Apptainer's --fakeroot."""
-    return Path("/proc/self/uid_map").read_text(encoding="ascii").split() == ["0", "0", "4294967295"]
 
 
 def _become_nobody() -> None:

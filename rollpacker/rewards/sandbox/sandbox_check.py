@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import UserError
+from rollpacker.rewards.sandbox.namespaces import no_start, require_bubblewrap
 from rollpacker.rewards.sandbox.system_calls import MACHINES
 from rollpacker.rewards.sandbox.worker import SUPERVISOR
 from rollpacker.rewards.supervisor_process import SupervisorProcess
@@ -28,12 +28,8 @@ def check_sandbox(section: SandboxSection) -> str:
         UserError: No sandbox starts here.
     """
     is_isolated = section.isolation == "bubblewrap"
-    if is_isolated and shutil.which("bwrap") is None:
-        raise UserError(
-            "reward.sandbox.isolation=bubblewrap, and there is no program `bwrap` in the PATH.",
-            f"bubblewrap isolates programs of responses. {_FALLBACK}.",
-            "Install the system's package `bubblewrap`, also in the image that runs",
-        )
+    if is_isolated:
+        require_bubblewrap("reward.sandbox.isolation", "programs of responses", _FALLBACK)
     if is_isolated and platform.machine() not in MACHINES:
         raise UserError(
             f"reward.sandbox.isolation=bubblewrap on a machine of kind {platform.machine()}.",
@@ -46,13 +42,12 @@ def check_sandbox(section: SandboxSection) -> str:
     finally:
         process.close()
     if failure is not None:
-        raise UserError(
-            f"reward.sandbox.isolation={section.isolation}, and no sandbox starts here: {failure}.",
-            "It takes bubblewrap 0.7 or later, and user namespaces, which some systems and containers forbid. "
-            f"{_FALLBACK}.",
-            "Ask for user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
-            "kernel.apparmor_restrict_unprivileged_userns), or set reward.sandbox.isolation=rlimits where the programs "
-            "are trusted",
+        raise no_start(
+            f"reward.sandbox.isolation={section.isolation}",
+            "sandbox",
+            _FALLBACK,
+            failure=failure,
+            trusted="set reward.sandbox.isolation=rlimits where the programs are trusted",
         )
     if is_isolated:
         return f"bubblewrap {_version()} isolates programs"

@@ -1,0 +1,84 @@
+"""Namespaces of bubblewrap: what programs of responses and isolated environments have in common.
+
+Each has processes, IPC, a host name, a cgroup and, unless it may use this machine's, a network of its own. It has no
+capabilities, and ends with the process that started it. What it sees of the file system is the caller's to say.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rollpacker.core.errors import UserError
+
+_TRIAL_LIMIT_S = 20.0
+"""For a sandbox to start and end, on a busy node."""
+
+
+def namespace_options(*, has_network: bool = False, keeps_user: bool = False) -> list[str]:
+    """Give the first words of a command: bubblewrap, and what is separate from this machine."""
+    return [
+        shutil.which("bwrap") or "bwrap",
+        *(() if keeps_user else ("--unshare-user",)),
+        *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+        *(() if has_network else ("--unshare-net",)),
+        *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+    ]
+
+
+def is_real_root() -> bool:
+    """Whether this user is the machine's root, and not that of a namespace such as Apptainer's --fakeroot."""
+    uid_map = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
+    return os.geteuid() == 0 and uid_map == ["0", "0", "4294967295"]
+
+
+def start_error(command: Sequence[str], variables: Mapping[str, str]) -> str | None:
+    """Run a command that does nothing; give its error message, or None where it ends well."""
+    ended = subprocess.run(  # noqa: S603 bubblewrap or our own interpreter
+        command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_TRIAL_LIMIT_S
+    )
+    said = ended.stderr.decode(errors="replace").strip().splitlines()
+    if ended.returncode == 0:
+        return None
+    return said[-1] if said else f"it exits with code {ended.returncode}"
+
+
+def require_bubblewrap(setting: str, what: str, otherwise: str) -> None:
+    """Refuse a machine without the program.
+
+    Args:
+        setting: The key that asks for it.
+        what: Bubblewrap isolates.
+        otherwise: What holds without it, as a sentence without its full stop.
+
+    Raises:
+        UserError: It is not in the PATH.
+    """
+    if shutil.which("bwrap") is None:
+        raise UserError(
+            f"{setting}=bubblewrap, and there is no program `bwrap` in the PATH.",
+            f"bubblewrap isolates {what}. {otherwise}.",
+            "Install the system's package `bubblewrap`, also in the image that runs",
+        )
+
+
+def no_start(setting: str, what: str, otherwise: str, *, failure: str, trusted: str) -> UserError:
+    """Make the refusal of a machine where none starts.
+
+    Args:
+        setting: The key and its value.
+        what: Does not start.
+        otherwise: As in `require_bubblewrap`.
+        failure: Why not, in the system's words.
+        trusted: What to set where, instead.
+    """
+    return UserError(
+        f"{setting}, and no {what} starts here: {failure}.",
+        "It takes bubblewrap 0.7 or later, and user namespaces, which some systems and containers forbid. "
+        f"{otherwise}.",
+        "Ask for user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
+        f"kernel.apparmor_restrict_unprivileged_userns), or {trusted}",
+    )
