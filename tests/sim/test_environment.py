@@ -33,6 +33,10 @@ RUN = (
     *("placement.engine=all", "placement.trainer=all", "run.num_epochs=null"),
     *("workload.environment.turns_mean=5", "workload.environment.turns_std=2"),
 )
+WORKERS = (
+    *("elastic=sim", "elastic.modelled.num_workers=2", "elastic.modelled.start_s=1", "hardware.num_nodes=null"),
+    *("placement.engine=null", "placement.trainer=null", "engine.num_engines=2", "trainer.tensor_parallel=1"),
+)
 
 
 def name(number: int) -> RequestId:
@@ -205,6 +209,21 @@ def test_nearly_all_next_turns_run_on_the_engine_of_the_last_one_which_has_the_c
         is_same += [last[launch.request] == launch.engine for launch in launches]
     assert len(is_same) > 400
     assert statistics.fmean(is_same) > 0.95
+
+
+@pytest.mark.parametrize("system", ["verl", "tail", "flash"])
+@pytest.mark.parametrize("num_lost", [0, 1])
+def test_rollout_workers_generate_turns_beside_the_run_s_own_engines_and_each_prompt_is_trained_once(
+    system, num_lost, tmp_path
+):
+    loss = f"elastic.modelled.losses=[{{step: 2, num_workers: {num_lost}, delay_s: 10, away_s: 5}}]"
+    train(tmp_path, f"system={system}", *WORKERS, *([loss] if num_lost else ()))
+    steps = read_frame(tmp_path, "steps")
+    assert steps["num_members_lost"].sum() == num_lost
+    assert (steps["tokens_of_members"] > 0).all()
+    prompts = accepted(tmp_path).groupby(["step", "prompt"]).size()
+    assert list(prompts) == [4] * 24
+    assert prompts.index.get_level_values("prompt").is_unique
 
 
 def composed_section() -> ModelledEnvironmentSection:
