@@ -3,7 +3,8 @@
 A trajectory is one request: a policy writes a turn, its environment answers, and the policy goes on from the tokens so
 far. Batching and evaluation know it as a request that runs until it has finished, so races, long rounds, dynamic
 sampling and asynchronous steps treat it as any other. The router holds it while an engine generates a turn, and no
-engine has anything of it while its environment acts: its slot is another's.
+engine has anything of it while its environment acts: its slot is another's. Its next turn prefers the engine of its
+last one, whose prefix cache may still hold the conversation (`core.load_order`).
 
     queued ──fewer than `max_open` are open──> acting ──EnvironmentStepped──> generating ──TurnFinished──> acting
                                                  │
@@ -161,7 +162,7 @@ class Environments:
         is_over = event.is_done or event.num_tokens_left <= 0 or trajectory.num_turns >= self._settings.max_turns
         if not is_over:
             trajectory.stage = Stage.GENERATING
-            return tuple(router.launch([event.request]))
+            return tuple(router.launch([event.request], trajectory.turn.engine if trajectory.turn else None))
         if trajectory.turn is None:  # the policy has written nothing that could be trained
             return self._fail(event.request, NO_TURN, conclude)
         commands = conclude(_finish_of(event.request, trajectory.turn))

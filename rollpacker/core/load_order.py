@@ -5,6 +5,9 @@ engine), in which entries are passed over when they are out of date. Each open e
 is kept up while engines are closed or may be full, and else made anew for each launch, since then finishes need not be
 noted.
 
+A next turn prefers the engine of the last one, where the conversation is cached (vLLM's prefix caching): any other
+would prefill it again. It gets that engine if it is open, has room, and its load is at most the least plus one.
+
 In a run with rollout workers (`core.elastic`) an engine has room for its slots and some more; its slots are fewer if
 others have a larger KV cache, in proportion. While others are about to join, none has room that has its share of all
 that is in flight, were they there already.
@@ -117,13 +120,20 @@ class LoadOrder:
             heapq.heappop(heap)
         return False
 
-    def take(self, num_requests: int) -> EngineId | None:
-        """Name the engine that is next, and that gets so many more; None if none has room."""
+    def take(self, num_requests: int, preferred: EngineId | None = None) -> EngineId | None:
+        """Name the engine that gets so many more: the preferred one or that which is next; None if none has room."""
         if not self.has_room():
             return None
-        _, place, engine = self._heap[0]
+        least, place, engine = self._heap[0]
+        if preferred is not None and self._is_near(preferred, least):
+            heapq.heappush(self._heap, (self._load(preferred, num_requests), self._places[preferred], preferred))
+            return preferred
         heapq.heapreplace(self._heap, (self._load(engine, num_requests), place, engine))
         return engine
+
+    def _is_near(self, engine: EngineId, least: float) -> bool:
+        """Tell whether an engine has room, and a load of at most one more than the least."""
+        return engine in self._held and self._is_free(engine) and self._load(engine) <= least + 1
 
     def _load(self, engine: EngineId, num_more: int = 0) -> float:
         load = len(self._held[engine]) + num_more

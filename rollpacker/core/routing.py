@@ -289,15 +289,15 @@ class Router:
 
     # Requests
 
-    def launch(self, requests: Sequence[RequestId]) -> list[Launch]:
-        """Give each request to the open engine with the fewest in flight; without one, let them wait."""
+    def launch(self, requests: Sequence[RequestId], preferred: EngineId | None = None) -> list[Launch]:
+        """Give each request to the open engine with the fewest in flight, or to the preferred one; or let them wait."""
         self._in_flight.update(dict.fromkeys(requests))
         self._by_load.begin()
-        launches = self._launch_each(requests)
+        launches = self._launch_each(requests, preferred)
         self._by_load.end()
         return launches
 
-    def _launch_each(self, requests: Sequence[RequestId]) -> list[Launch]:
+    def _launch_each(self, requests: Sequence[RequestId], preferred: EngineId | None = None) -> list[Launch]:
         if self.is_suspended:
             requests = [request for request in requests if not self._is_held_back(request)]
         if self._by_load.room and self._waiting.are_behind(requests):
@@ -305,12 +305,12 @@ class Router:
             return []
         if self._together:
             groups = itertools.groupby(requests, key=lambda request: request.prompt)
-            return [launch for _, group in groups for launch in self._launch_on_one(tuple(group))]
-        return [launch for request in requests for launch in self._launch_on_one((request,))]
+            return [launch for _, group in groups for launch in self._launch_on_one(tuple(group), preferred)]
+        return [launch for request in requests for launch in self._launch_on_one((request,), preferred)]
 
-    def _launch_on_one(self, requests: Sequence[RequestId]) -> list[Launch]:
+    def _launch_on_one(self, requests: Sequence[RequestId], preferred: EngineId | None = None) -> list[Launch]:
         """Launch some on the engine that is next; without one that has room they wait."""
-        engine = self._by_load.take(len(requests))
+        engine = self._by_load.take(len(requests), preferred)
         if engine is None:
             self._is_overflowing = True
             return []

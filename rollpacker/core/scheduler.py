@@ -197,7 +197,8 @@ class Scheduler:
         """Count in a trajectory of several turns that has finished, or will not."""
         if isinstance(event, GivenUp):
             return self._carry_out(self._batching.handle(event))
-        return self._carry_out(self._machine_of(event.request).handle(event))
+        commands = self._carry_out(self._machine_of(event.request).handle(event))
+        return commands if is_held_out(event.request) else commands + self._beside.count_finish(event.num_tokens)
 
     def _reward(self, event: RewardComputed) -> tuple[Command, ...]:
         self._beside.validate_reward(event)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rollpacker.core.commands import EndRound, Evict, Launch, MeasureProgress, SetTimer
+from rollpacker.core.commands import EndRound, Evict, Launch, MeasureProgress, OpenEnvironment, SetTimer
 from rollpacker.core.elastic_settings import BalanceSettings
+from rollpacker.core.environment_events import EnvironmentStepped, TurnFinished
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import (
     EngineProgress,
@@ -16,11 +17,13 @@ from rollpacker.core.events import (
     RunningRequest,
     WorkerLeft,
 )
-from rollpacker.core.ids import EngineId, PromptId, RequestId, member_of
+from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan, member_of
 from rollpacker.core.load_order import Room
 from rollpacker.core.pass_times import PassTimes
 from rollpacker.core.routing import Router
+from rollpacker.core.settings import EnvironmentSettings
 from tests.core.test_fleet import ELASTIC, LOCAL, SETTINGS, A, ElasticPlayer, of_kind, on
+from tests.core.turns import RULES
 
 MEMBER = member_of(A, 0)
 BALANCE = BalanceSettings(num_slots=4, max_pending=4, max_moves=1, every_s=5.0, gain_s=5.0, max_response_tokens=1000)
@@ -30,16 +33,24 @@ TIMER = "balance of round 0"
 class BalancePlayer(ElasticPlayer):
     """A round that began before its worker served."""
 
-    def __init__(self, **balance: float) -> None:
-        super().__init__(replace(SETTINGS, elastic=replace(ELASTIC, balance=replace(BALANCE, **balance))))
+    def __init__(self, *, environment: EnvironmentSettings | None = None, **balance: float) -> None:
+        elastic = replace(ELASTIC, balance=replace(BALANCE, **balance))
+        super().__init__(replace(SETTINGS, elastic=elastic, environment=environment))
         self.publish()
-        self.held = {LOCAL: [each.request for each in of_kind(self.begin(0), Launch)], MEMBER: []}
+        begun = self.begin(0)
+        for order in of_kind(begun, OpenEnvironment):
+            begun += self.observe(order.request, 0)
+        self.held = {LOCAL: [each.request for each in of_kind(begun, Launch)], MEMBER: []}
         self.num_tokens = dict.fromkeys(self.held[LOCAL], 0)
 
     def go_on(self, num_tokens: int = 100, seconds: float = 5.0) -> None:
         """Each request has so many tokens more."""
         self.now += seconds
         self.num_tokens = {request: before + num_tokens for request, before in self.num_tokens.items()}
+
+    def observe(self, request: RequestId, call: int, *, is_done: bool = False):
+        """An environment answers."""
+        return self.tell(EnvironmentStepped(request=request, call=call, num_tokens_left=900, is_done=is_done))
 
     def measure(self):
         engines = tuple(
@@ -102,6 +113,17 @@ def test_a_request_moves_no_more_often_than_it_may():
     player.go_on()
     assert player.fire(TIMER)[0] == MeasureProgress(round=0)
     assert of_kind(player.measure(), Evict) == [], "those on the worker have moved once"
+
+
+@pytest.mark.parametrize(("num_tokens", "moves"), [(120, False), (900, True)])
+def test_finished_trajectories_tell_how_much_the_others_have_before_them(num_tokens, moves):
+    player = BalancePlayer(environment=replace(RULES, max_open=100))
+    player.serve(A)
+    ended = player.held[LOCAL].pop()
+    spans = (VersionSpan(player.version, num_tokens),)
+    player.tell(TurnFinished(request=ended, engine=LOCAL, num_tokens=num_tokens, spans=spans))
+    player.observe(ended, 1, is_done=True)
+    assert bool(of_kind(player.look_twice(), Evict)) is moves
 
 
 def test_nothing_moves_that_gains_too_little():

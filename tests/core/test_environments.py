@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import math
 from collections import Counter
 from typing import Any
@@ -20,25 +22,29 @@ from rollpacker.core.commands import (
     SetTimer,
     StepEnvironment,
 )
+from rollpacker.core.engine_states import Closing
 from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.environments import TIMER
 from rollpacker.core.errors import ImpossibleEvent
-from rollpacker.core.events import RewardComputed, TimerFired
-from rollpacker.core.ids import RequestId, VersionSpan
+from rollpacker.core.events import EngineLost, RewardComputed, TimerFired
+from rollpacker.core.ids import EngineId, RequestId, VersionSpan
+from rollpacker.core.load_order import Room
+from rollpacker.core.routing import Router
 from rollpacker.core.scheduler import Scheduler
 from tests.core import turns
 from tests.core.player import Player, make_settings, prompt
 from tests.core.turns import RULES, TurnsWorld
 
 ROOMY = dataclasses.replace(RULES, max_open=100)
+ENGINES = (EngineId("engine-0"), EngineId("engine-1"))
 
 
 class TurnsPlayer(Player):
     """A scheduler of a run with environments, played by hand."""
 
-    def __init__(self, *, num_prompts: int = 1, **changes: Any) -> None:
+    def __init__(self, *, num_prompts: int = 1, num_engines: int = 1, **changes: Any) -> None:
         values = {"batching": "plain", "environment": ROOMY, "num_prompts": num_prompts, **changes}
-        super().__init__(make_settings(**values))
+        super().__init__(make_settings(**values), num_engines=num_engines)
         self.call: Counter[RequestId] = Counter()
 
     def tell(self, event: Any) -> tuple[Command, ...]:
@@ -76,6 +82,11 @@ def only(commands: tuple[Command, ...], kind: type) -> list[Any]:
     return [command for command in commands if isinstance(command, kind)]
 
 
+def launch_of(commands: tuple[Command, ...]) -> Launch:
+    [launch] = only(commands, Launch)
+    return launch
+
+
 def test_a_trajectory_goes_from_reset_to_turns_to_its_reward():
     player = TurnsPlayer()
     begun = player.start(0)
@@ -98,6 +109,74 @@ def test_while_an_environment_acts_its_slot_is_anothers():
     assert player.scheduler._router.holders.keys() == {first(0), first(1)}
     player.end_turn(first(0))
     assert player.scheduler._router.holders.keys() == {first(1)}
+
+
+@pytest.fixture
+def three_on_each() -> tuple[TurnsPlayer, list[RequestId], list[RequestId]]:
+    """Two engines, and the first turns that each of them generates."""
+    player = TurnsPlayer(num_prompts=3, num_engines=2)
+    player.start(0)
+    for key, sample in itertools.product(("math-0", "math-1", "math-2"), (0, 1)):
+        player.answer_call(first(sample, key))
+    one, other = ([each for each, engine in player.engine_of.items() if engine == name] for name in ENGINES)
+    assert len(one) == len(other) == 3
+    return player, one, other
+
+
+@pytest.mark.parametrize("num_left", [3, 2, 1, 0])
+def test_a_next_turn_goes_to_the_engine_of_the_last_one_unless_that_has_two_more_than_another(three_on_each, num_left):
+    player, mine, others = three_on_each
+    for request in (mine[0], *others[num_left:]):
+        player.end_turn(request)
+    player.scheduler = Scheduler.restore(player.settings, json.loads(json.dumps(player.scheduler.snapshot())))
+    assert launch_of(player.answer_call(mine[0])) == Launch(request=mine[0], engine=ENGINES[num_left == 0])
+
+
+def test_of_equally_loaded_engines_a_next_turn_goes_to_that_of_the_last_one_and_not_to_the_first(three_on_each):
+    player, one, other = three_on_each
+    player.end_turn(one[0])
+    player.end_turn(other[0])
+    assert launch_of(player.answer_call(other[0])) == Launch(request=other[0], engine=ENGINES[1])
+
+
+def test_a_next_turn_whose_last_engine_is_lost_goes_to_another(three_on_each):
+    player, _, other = three_on_each
+    for request in other:
+        player.end_turn(request)
+    player.tell(EngineLost(engine=ENGINES[1]))
+    assert launch_of(player.answer_call(other[0])) == Launch(request=other[0], engine=ENGINES[0])
+
+
+def test_a_trajectory_that_begins_again_prefers_no_engine(three_on_each):
+    player, one, other = three_on_each
+    player.end_turn(one[0])
+    player.end_turn(other[0])
+    player.crash(other[0])
+    assert launch_of(player.answer_call(other[0])) == Launch(request=other[0], engine=ENGINES[0])
+
+
+@pytest.mark.parametrize("reason", Closing)
+def test_a_closed_engine_is_not_preferred(reason):
+    router = joined_router()
+    router.close([ENGINES[1]], reason)
+    assert router.launch([first()], ENGINES[1]) == [Launch(request=first(), engine=ENGINES[0])]
+    router.check([first()])
+
+
+def test_an_engine_without_room_is_not_preferred():
+    router = joined_router()
+    router.limit(Room(num_slots=1, max_pending=0, num_expected=0))
+    assert router.launch([first(0)], ENGINES[1]) == [Launch(request=first(0), engine=ENGINES[1])]
+    router.check([first(0)])
+    assert router.launch([first(1)], ENGINES[1]) == [Launch(request=first(1), engine=ENGINES[0])]
+    router.check([first(0), first(1)])
+
+
+def joined_router() -> Router:
+    router = Router()
+    for engine in ENGINES:
+        router.join(engine, 0, 0)
+    return router
 
 
 @pytest.mark.parametrize("end", [{"is_done": True}, {"left": 0}])

@@ -361,10 +361,10 @@ def world_of(seed: int) -> tuple[World, ModelledEnvironmentSection]:
     world = replace(
         world,
         stream=False,
-        planner=False,
+        escalates=False,
         evaluate="alone",
         draft_acceptance=None,
-        num_engines=min(world.num_engines, 3),
+        num_engines=world.num_engines if world.planner else min(world.num_engines, 3),
         num_epochs=world.num_epochs or 1,
         num_steps=MOST_STEPS,
         max_launch_factor=1000.0,

@@ -11,12 +11,12 @@ import pytest
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
 from rollpacker.config.sections.modelled_environment import ModelledEnvironmentSection
-from rollpacker.core.commands import CloseEnvironment, OpenEnvironment
+from rollpacker.core.commands import CloseEnvironment, Launch, OpenEnvironment
 from rollpacker.core.environment_events import EnvironmentFailed, TurnFinished
 from rollpacker.core.environments import FINISHED
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.events import StepStarted
-from rollpacker.core.ids import ENVIRONMENT, PromptId, RequestId, VersionSpan
+from rollpacker.core.ids import ENVIRONMENT, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.metrics.event_log import attempt_path, read_event_log
 from rollpacker.metrics.tables import read_frame
 from rollpacker.protocols.environment import EnvironmentReset
@@ -32,6 +32,10 @@ RUN = (
     *("rollout.num_prompts=4", "rollout.num_responses=4", "hardware.num_nodes=1"),
     *("placement.engine=all", "placement.trainer=all", "run.num_epochs=null"),
     *("workload.environment.turns_mean=5", "workload.environment.turns_std=2"),
+)
+WORKERS = (
+    *("elastic=sim", "elastic.modelled.num_workers=2", "elastic.modelled.start_s=1", "hardware.num_nodes=null"),
+    *("placement.engine=null", "placement.trainer=null", "engine.num_engines=2", "trainer.tensor_parallel=1"),
 )
 
 
@@ -193,6 +197,33 @@ def test_trajectories_have_the_turns_that_were_drawn_and_each_prompt_is_trained_
     assert set(prompts) == {4}
     assert prompts.index.get_level_values("prompt").is_unique
     assert len(prompts) == 6 * 4
+
+
+def test_nearly_all_next_turns_run_on_the_engine_of_the_last_one_which_has_the_conversation_cached(tmp_path):
+    last: dict[RequestId, EngineId] = {}
+    is_same = []
+    for record in train(tmp_path, "system=tail"):
+        if isinstance(record.event, TurnFinished):
+            last[record.event.request] = record.event.engine
+        launches = [each for each in record.commands if isinstance(each, Launch) and each.request in last]
+        is_same += [last[launch.request] == launch.engine for launch in launches]
+    assert len(is_same) > 400
+    assert statistics.fmean(is_same) > 0.95
+
+
+@pytest.mark.parametrize("system", ["verl", "tail", "flash"])
+@pytest.mark.parametrize("num_lost", [0, 1])
+def test_rollout_workers_generate_turns_beside_the_run_s_own_engines_and_each_prompt_is_trained_once(
+    system, num_lost, tmp_path
+):
+    loss = f"elastic.modelled.losses=[{{step: 2, num_workers: {num_lost}, delay_s: 10, away_s: 5}}]"
+    train(tmp_path, f"system={system}", *WORKERS, *([loss] if num_lost else ()))
+    steps = read_frame(tmp_path, "steps")
+    assert steps["num_members_lost"].sum() == num_lost
+    assert (steps["tokens_of_members"] > 0).all()
+    prompts = accepted(tmp_path).groupby(["step", "prompt"]).size()
+    assert list(prompts) == [4] * 24
+    assert prompts.index.get_level_values("prompt").is_unique
 
 
 def composed_section() -> ModelledEnvironmentSection:
