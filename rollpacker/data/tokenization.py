@@ -95,9 +95,11 @@ class PromptTokenizer:
             check_template_arguments(
                 "data.template_arguments", self._section.template_arguments, str(self._tokenizer.chat_template)
             )
+        given = self._section.chat_template
+        whose = f"the chat template of the model in {model_path}" if given is None else f"data.chat_template={given}"
         if self._tools and "tools" not in _variables_of(str(self._tokenizer.chat_template)):
             raise ConfigError(
-                f"environment.tools is set, and the chat template of the model in {model_path} does not read `tools`.",
+                f"environment.tools is set, and {whose} does not read `tools`.",
                 "The template tells the model which tools there are.",
                 "Take a model that was trained with tools, or give a template by data.chat_template.",
             )

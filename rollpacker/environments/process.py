@@ -31,11 +31,15 @@ from numbers import Real
 from typing import Any
 
 from rollpacker.config.python_names import UnusableFunction, in_words, load_named
+from rollpacker.environments.numbered_actions import InTexts, is_played_in_numbers
 from rollpacker.protocols.reward import LARGEST_REWARD
 from rollpacker.rewards.processes import fork_under_keeper, limit_resource
 
 MEMORY_BYTES = 16 << 30
 """Address space of an environment: one that wants more should fail alone, not take the node's memory."""
+
+
+_AS_TEXT = " (of gymnasium's, those with a render_mode `ansi` give texts: name it in environment.arguments)"
 
 
 class Unfit(Exception):
@@ -67,7 +71,7 @@ class Environment:
             case (observation, dict()) if self._is_fit(observation):
                 return {"observation": observation, "reward": 0.0, "terminated": False, "truncated": False}
             case other:
-                raise Unfit(f"reset returned {other!r:.300}; it is an observation, a text, and a dict")
+                raise Unfit(f"reset returned {other!r:.300}; it is an observation, a text, and a dict{_AS_TEXT}")
 
     def close(self) -> None:
         """Let go of what it holds, if it has such a method, as gymnasium's have."""
@@ -125,7 +129,7 @@ def make(source: str, arguments: dict[str, Any]) -> Environment:
     for name in ("reset", "step"):
         if not callable(getattr(env, name, None)):
             raise UnusableFunction(f"{source} has no method `{name}`")
-    return Environment(env)
+    return Environment(InTexts(env) if is_played_in_numbers(env) else env)
 
 
 def main(words: list[str]) -> int:

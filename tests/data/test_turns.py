@@ -80,7 +80,7 @@ def test_a_conversation_of_sampled_and_appended_tokens_is_what_the_template_writ
     tokenizer, renderer = renderer_of(model_path, family)
     numbers = random.Random(family)
     end = tokenizer.encode_text("<|im_end|>")
-    for _ in range(40):
+    for _ in range(200):
         first = prompt(user(_words(numbers)))
         tokens = [*tokenizer.encode(first).tolist(), *renderer.observation(first, "", [])]
         messages: list[dict[str, Any]] = []

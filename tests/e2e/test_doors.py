@@ -129,3 +129,28 @@ def test_an_agent_loop_of_ones_own_is_trained_as_an_environment_is(turns_inputs,
     assert {row["reward_reason"] for row in accepted} <= {"terminated", "limit"}
     assert replay(run.run_dir).commands
     run.assert_nothing_is_left()
+
+
+ALWAYS_AT_0 = "{% for m in messages %}{{ m.content ~ '<eos>' if m.role == 'assistant' else '0 20 : ' }}{% endfor %}"
+"""A chat template that tells a model of walks the same, whatever is on the lake: its step is 1, 2 or 3, an action."""
+
+
+def test_an_environment_of_gymnasium_is_trained_as_it_is(turns_inputs, tmp_path):
+    (tmp_path / "template.jinja").write_text(ALWAYS_AT_0)
+    lines = [json.dumps({"id": str(seed), "domain": "d", "prompt": "Go.", "ground_truth": ""}) for seed in range(24)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    run = LaunchedRun(
+        tmp_path / "run",
+        *small_run(turns_inputs, "system=tail", "engine.num_engines=1", "reward=environment"),
+        *(f"run.num_steps={NUM_STEPS}", "system.stream=false", "rollout.max_response_tokens=96"),
+        *("environment=gym", "environment.env=gymnasium:make", "environment.max_turns=8", "environment.max_open=4"),
+        "environment.arguments={id: FrozenLake-v1, render_mode: ansi, is_slippery: false}",
+        *("data.plain_as_chat=true", f"data.chat_template={tmp_path}/template.jinja"),
+        f"data.path={tmp_path}/prompts.jsonl",
+    )
+    assert run.wait() == 0, run.output()
+    accepted = [row for row in rows(run.run_dir, "responses") if row["accepted"]]
+    assert len(accepted) == NUM_STEPS * 8 * 4
+    assert {row["reward_reason"] for row in accepted} & {"terminated"}, "some have fallen into a hole"
+    assert replay(run.run_dir).commands
+    run.assert_nothing_is_left()
