@@ -113,10 +113,16 @@ class JsonLine:
             remedy
             or f"Add {missing} to every line, or name the column that has it: data.columns={{{names[0]}: COLUMN}}"
         )
-        for name in names:
-            if nearest := difflib.get_close_matches(name, self.fields, n=1):
-                remedy = f"Rename `{nearest[0]}` to `{name}` in every line"
+        if misspelt := self.misspelt(names, similarity=0.6):
+            remedy = f"Rename `{misspelt[0]}` to `{misspelt[1]}` in every line"
         return self.error(f"the field {missing} is missing", f"Fields of this line: {present}", remedy)
+
+    def misspelt(self, names: Sequence[str], similarity: float) -> tuple[str, str] | None:
+        """Find a field that is called almost as one of these, and the name that was meant."""
+        for name in names:
+            if nearest := difflib.get_close_matches(name, self.fields, n=1, cutoff=similarity):
+                return nearest[0], name
+        return None
 
     def parse_text(self, name: str, text: str, allowed: str, remedy: str) -> object:
         """Parse the JSON in a field that is a text, as converted data sets often have it."""

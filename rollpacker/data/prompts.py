@@ -6,7 +6,8 @@ and of their rows. A row (see `rows`) has
 * `id` and `domain` (a file may have a default domain);
 * `messages` (a list, or a string that holds the JSON of a list) or `prompt`; with both, `messages` counts;
 * the reference of responses: `ground_truth`, an answer as text or number; or test cases (see `test_cases`); or,
-  for an LLM judge, `rubric`, `reference_answer` or both.
+  for an LLM judge, `rubric`, `reference_answer` or both. Environments, functions and servers may need none, so that
+  whether a row has what its reward needs is checked with the rewards (`rollpacker.rewards.factory.check_references`).
 
 Where there are test cases, `ground_truth` is ignored; beside a `rubric` it is the reference answer. Other fields are
 kept as the prompt's `row`, for the reward; of these, `tools` go to the chat template. Test cases are checked here and
@@ -138,7 +139,10 @@ def _read_reference(line: JsonLine) -> Reference:
             answer = _read_ground_truth(line)
         return JudgeReference(rubric=rubric, answer=answer)
     if "ground_truth" not in line.fields:
-        raise line.missing(["ground_truth", "test_cases", "rubric"])
+        references = ["ground_truth", "test_cases", "rubric"]
+        if line.misspelt(references, similarity=0.8):  # a field of an environment may be called `ground`
+            raise line.missing(references)
+        return AnswerReference(text="")
     return AnswerReference(text=_read_ground_truth(line).strip())
 
 

@@ -69,7 +69,7 @@ STEPS = TableSchema(
         count("num_prompts", "Prompts in the trained batch"),
         count("num_responses", "Responses in the trained batch"),
         count("num_prompts_launched", "Prompts launched in the round; more than num_prompts when they race"),
-        count("num_prompts_dropped", "Those that dynamic sampling dropped, as all their rewards were equal, or whose environments kept failing"),
+        count("num_prompts_dropped", "Those dropped: all their rewards were equal, or their environments failed"),
         count("num_responses_launched", "Responses launched in the round, over all prompts"),
         count("num_aborted", "Responses stopped early because the batch was complete without them"),
         count("num_truncated", "Trained responses that ended at the length limit"),

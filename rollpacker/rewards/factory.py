@@ -54,8 +54,8 @@ def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
     """Refuse the first prompt whose reward could not score its responses, and would give all of them 0.
 
     Raises:
-        DataError: Test cases for a reward that runs none, a rubric for one that reads none, neither for one that needs
-            them, an answer that the reward cannot read, or tests that import what the sandbox lacks.
+        DataError: No reference for a reward that needs one, one of another kind than it needs, an answer that it cannot
+            read, or tests that import what the sandbox lacks.
     """
     scorings = functools.cache(section.scoring_of)
     for prompt in prompts:
@@ -66,11 +66,12 @@ def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
 def _check_reference(section: RewardSection, name: CheckKind, prompt: Prompt) -> None:
     usable, in_words = _USABLE[name]
     allowed, reference = f"Allowed with {name}: {in_words}", prompt.reference
-    if name in {"math", "walk", "judge"} and reference == AnswerReference(text=""):
+    if reference == AnswerReference(text="") and _USABLE[name] is not _ANY:
         raise DataError(
-            f"{prompt.line}: the prompt {prompt.key!r} has a blank answer, which no response could give",
+            f"{prompt.line}: the prompt {prompt.key!r} has nothing that the reward of its domain `{prompt.domain}`, "
+            f"{name}, could score a response by",
             allowed,
-            "Fill it in, or leave out the prompt",
+            "Fill it in, name the column that has it (data.columns={ground_truth: COLUMN}), or leave out the prompt",
         )
     if isinstance(reference, AnswerReference) and (problem := _problem(name, reference.text)):
         raise DataError(

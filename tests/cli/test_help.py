@@ -84,7 +84,7 @@ def test_the_help_of_train_shows_a_line_of_each_kind_that_a_run_reads(
     (workdir / "shown.jsonl").write_text("\n".join(lines))
     prompts = load_prompts([PromptFile(path=workdir / "shown.jsonl")])
     kinds = [type(prompt.reference).__name__ for prompt in prompts]
-    assert kinds == ["AnswerReference", *["CodeReference"] * 3, "JudgeReference"]
+    assert kinds == ["AnswerReference", *["CodeReference"] * 3, "JudgeReference", "AnswerReference"]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

@@ -99,7 +99,6 @@ def with_messages(messages):
         ("[" * 100_000, ["cannot be read"]),
         (without("id"), ["the field `id` is missing", "`domain`, `prompt`, `ground_truth`"]),
         (without("domain"), ["the field `domain` is missing"]),
-        (without("ground_truth"), ["the field `ground_truth` or `test_cases` or `rubric` is missing"]),
         ({**without("ground_truth"), "groundtruth": "2"}, ["Rename `groundtruth` to `ground_truth`"]),
         (without("prompt"), ["the field `messages` or `prompt` is missing"]),
         ({**without("prompt"), "message": []}, ["Rename `message` to `messages`"]),

@@ -111,11 +111,28 @@ def test_a_prompt_that_its_reward_would_score_0_whatever_the_response_is_refused
         assert word in str(caught.value)
 
 
-def test_a_blank_answer_is_refused_by_rules(tmp_path):
-    line = {"id": 1, "domain": "math", "prompt": "?", "ground_truth": " "}
-    (tmp_path / "p.jsonl").write_text(json.dumps(line))
-    with pytest.raises(DataError, match=r"p\.jsonl, line 1: the prompt '1' has a blank answer"):
-        check_references(SECTION, load_prompts([PromptFile(path=tmp_path / "p.jsonl")]))
+@pytest.mark.parametrize("name", ["math", "walk", "judge", "sandbox"])
+@pytest.mark.parametrize("fields", [{}, {"ground_truth": " "}, {"truth": "7"}], ids=["none", "blank", "another"])
+def test_a_reference_is_asked_for_where_the_reward_needs_one(tmp_path, name, fields):
+    (tmp_path / "p.jsonl").write_text(json.dumps({"id": 1, "domain": "d", "prompt": "?", **fields}))
+    prompts = load_prompts([PromptFile(path=tmp_path / "p.jsonl")])
+    words = rf"p\.jsonl, line 1: the prompt '1' has nothing that the reward of its domain `d`, {name}, could score"
+    with pytest.raises(DataError, match=words):
+        check_references(RewardSection.model_construct(name=name, domains={}, sandbox=SandboxSection()), prompts)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"name": "environment"}, {"name": "modelled"}, {"function": "reward.py:score"}, {"url": "http://localhost:8000"}],
+    ids=str,
+)
+def test_an_environment_a_function_and_a_server_need_no_reference(tmp_path, monkeypatch, fields):
+    monkeypatch.chdir(tmp_path)
+    Path("reward.py").write_text("def score(response):\n    return 1.0\n")
+    Path("p.jsonl").write_text(json.dumps({"id": 1, "domain": "d", "prompt": "?", "number": 7}))
+    [prompt] = load_prompts([PromptFile(path=Path("p.jsonl"))])
+    check_references(RewardSection(**fields), [prompt])
+    assert prompt.row == {"number": 7}
 
 
 MATH, WALK = "as text, LaTeX or a number", "start and target"
@@ -135,7 +152,7 @@ UNANSWERABLE = [
         for name in ("math", "walk", "judge")
         for truth in (True, None, ["7"], {"answer": 7})
     ),
-    *((name, "  \n", "blank answer") for name in ("math", "walk", "judge")),
+    *((name, "  \n", "has nothing that") for name in ("math", "walk", "judge")),
     *(("sandbox", truth, "test cases") for truth in ("7", 7, "")),
 ]
 

@@ -35,10 +35,10 @@ class EnvironmentSection(Section):
     `loop`: an agent loop of your own, with verl's names (see rollpacker.environments.agent_loop).
     `verifiers`: a taskset of the package `verifiers`, 0.4 or later, as it is published; its own rewards count."""
     env: str | None = None
-    """The class, or a function that makes one: my_env.py:Maze, package.module:Maze or gymnasium:make. The package has, in
-    rollpacker.environments, walk_turns:WalkTurns, frozen_lake:FrozenLake, sokoban_mini:SokobanMini, and delayed:Delayed,
-    which makes another one slow, hang or crash. With environment=verifiers the id of a taskset, as vf-eval takes it:
-    reverse-text."""
+    """The class, or a function that makes one: my_env.py:Maze, package.module:Maze or gymnasium:make. The package has,
+    in rollpacker.environments, walk_turns:WalkTurns, frozen_lake:FrozenLake, sokoban_mini:SokobanMini, and
+    delayed:Delayed, which makes another one slow, hang or crash; calculator and python_tool are for environment=tools.
+    With environment=verifiers the id of a taskset, as vf-eval takes it: reverse-text."""
     python: Annotated[str | None, OnlyWith("environment.name", "gym", "verifiers"), NOT_IN_FINGERPRINT] = None
     """The interpreter that environments run in, where they need other packages than engines do, as `verifiers` does:
     DIR/bin/python. null is the run's own."""
