@@ -97,8 +97,9 @@ class InvariantChecker(WorkerObserver):
         """Of all attempts."""
         self.is_closed = False
         """After a kill nothing counts any more."""
-        self._at_step: dict[int, bytes] = {}
-        """The history as it stood before each step."""
+        self._at_step: dict[tuple[int, bool], bytes] = {}
+        """The history as it stood before each step, and whether after its evaluation, during which asynchronous rewards
+        come: a checkpoint may be of before one that has ended."""
         self._seed_of: dict[RequestId, int] = {}
         self._request_of: dict[int, RequestId] = {}
         self._rewards: dict[RequestId, float] = {}
@@ -127,8 +128,8 @@ class InvariantChecker(WorkerObserver):
 
     def watch(self, scheduler: Scheduler, settings: SchedulerSettings, first_step: int) -> OnEvent:
         """Go back to how things stood before the first step of an attempt, and check every decision from there."""
-        self._go_back(first_step)
         evaluation = scheduler.snapshot()["evaluation"]
+        self._go_back(first_step, is_evaluated=evaluation is not None and evaluation["last"] == first_step)
         if self.history is None and evaluation is not None:
             self.history = History(settings, model_of(settings))
         if self.history is not None:
@@ -142,11 +143,11 @@ class InvariantChecker(WorkerObserver):
 
         return on_event
 
-    def _go_back(self, first_step: int) -> None:
+    def _go_back(self, first_step: int, *, is_evaluated: bool) -> None:
         if first_step == 0:
             self.history = None  # a checkpoint comes after a step
-        elif first_step in self._at_step:
-            history: History = pickle.loads(self._at_step[first_step])  # noqa: S301 - our own, from this process
+        elif kept := self._at_step.get((first_step, is_evaluated)):
+            history: History = pickle.loads(kept)  # noqa: S301 - our own, from this process
             self.history = history
         else:
             raise InvariantViolated(f"The run was resumed at step {first_step}, which nobody had come to.")
@@ -156,7 +157,10 @@ class InvariantChecker(WorkerObserver):
         history = self.history
         is_evaluating = history is not None and history.reference.evaluation.is_open
         if history is not None and history.reference.step + 1 == len(history.batches) and not is_evaluating:
-            self._at_step[len(history.batches)] = pickle.dumps(history)
+            self._keep(history, len(history.batches))
+
+    def _keep(self, history: History, step: int) -> None:
+        self._at_step[step, history.reference.evaluation.last == step] = pickle.dumps(history)
 
     # Scheduler
 
@@ -175,7 +179,7 @@ class InvariantChecker(WorkerObserver):
             history = self.history = History(settings, model_of(settings))
         if isinstance(event, StepStarted | EvaluationOffered) and history.reference.step < event.step:
             # the last evaluation comes after the start of a step that found no data: no checkpoint is between them
-            self._at_step[event.step] = pickle.dumps(history)
+            self._keep(history, event.step)
         if isinstance(event, StepStarted):
             self._check_between_steps(scheduler, event)
         history.events.append((now, event))

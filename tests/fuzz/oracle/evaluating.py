@@ -68,6 +68,11 @@ class EvaluationModel:
     def is_open(self) -> bool:
         return self._is_open
 
+    @property
+    def last(self) -> int:
+        """The step of the last evaluation; -1 before the first."""
+        return self._last
+
     def has_filled(self, step: int) -> bool:
         """Whether an evaluation ran beside the round of a step, the last one."""
         return self._fills and step == self._last
