@@ -23,6 +23,7 @@ IN_TURNS = (
     *("system=tail-reward-planner", "reward=environment", "reward.function=null"),
     *("environment=gym", "environment.nodes=all", "environment.env=rollpacker.environments.delayed:Delayed"),
     "environment.arguments={env: 'rollpacker.environments.walk_turns:WalkTurns', median_s: 0.1}",
+    "environment.pass_variables=[SLURMD_NODENAME]",  # so that their processes say where they are
 )
 LOST = "node2 is lost: Ray there has ended. The run goes on without its engines."
 

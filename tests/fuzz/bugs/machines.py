@@ -49,9 +49,9 @@ def _close_and_launch(close, router, engines, reason):
     return orders
 
 
-def _forget_homeless(launch, router, requests):
+def _forget_homeless(launch, router, requests, *preferred):
     if router._by_load.has_room():
-        return launch(router, requests)
+        return launch(router, requests, *preferred)
     for request in requests:
         router._in_flight.pop(request, None)
     return []
