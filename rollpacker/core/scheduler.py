@@ -270,7 +270,6 @@ class Scheduler:
 
     def _change_fleet(self, event: EngineUpdated | EngineJoined | EngineLost | EngineRetired) -> tuple[Command, ...]:
         launches: list[Launch] = []
-        is_loss = isinstance(event, EngineLost) and event.engine in self._router.engines
         match event:
             case EngineUpdated():
                 self._router.update(event.engine, event.policy_version)
@@ -288,7 +287,7 @@ class Scheduler:
         self._beside.follow_fleet(event)
         if isinstance(event, EngineJoined):
             self._restarts.join(event.engine)
-        return *launches, *(self._require_engine() if is_loss else ())
+        return *launches, *(self._require_engine() if isinstance(event, EngineLost) else ())
 
     # Slots of engines
 

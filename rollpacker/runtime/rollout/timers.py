@@ -32,20 +32,24 @@ class Timers:
         self._last_number: dict[str, int] = {}
         """Of every timer that is set."""
         self._wake_up: asyncio.TimerHandle | None = None
+        self._has_stopped = False
 
     def set(self, name: str, at_s: float) -> None:
-        """Have a timer fire, or move it.
+        """Have a timer fire, or move it; nothing once they have stopped.
 
         Args:
             name: Of the timer.
             at_s: Seconds since the run began.
         """
+        if self._has_stopped:
+            return
         self._last_number[name] = number = next(self._numbers)
         heapq.heappush(self._heap, (self._loop.time() + at_s - self._clock.now(), number, name))
         self._plan()
 
     def stop(self) -> None:
-        """Fire no timer any more."""
+        """Fire no timer any more, whatever is set after this."""
+        self._has_stopped = True
         self._heap.clear()
         self._last_number.clear()
         if self._wake_up is not None:
