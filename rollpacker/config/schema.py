@@ -197,13 +197,6 @@ class RunConfig(Section):
                 "It limits what dynamic sampling launches; engine.max_num_seqs limits what an engine runs at a time.\n"
                 "Set system.dynamic_sampling=true, or leave it out."
             )
-        if system.dynamic_sampling and system.stream and self.run.num_epochs is not None:
-            raise ValueError(
-                f"system.stream=true with system.dynamic_sampling=true and run.num_epochs={self.run.num_epochs}.\n"
-                "The loss of a group that streams is divided by the size of its batch, and where the data ends it "
-                "is not known how many of the last prompts have rewards that differ.\n"
-                "Set run.num_epochs=null and end the run by run.num_steps, or set system.stream=false."
-            )
         return self
 
     @model_validator(mode="after")

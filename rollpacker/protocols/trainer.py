@@ -35,7 +35,8 @@ class BatchShape:
     """What a trainer must know of a batch before its first group, so that groups may stream in.
 
     The loss is a sum over samples divided by a constant from here; nothing else of the batch may enter it
-    (paper, section 4.4: that is what makes a streamed step equal the unstreamed one).
+    (paper, section 4.4: that is what makes a streamed step equal the unstreamed one). A batch that turns out smaller
+    has another constant: the sum is scaled once, at the end.
     """
 
     step: int
@@ -46,7 +47,7 @@ class BatchShape:
     """The same as `policy_version` unless stale tokens are trained (`system.max_staleness`)."""
     num_groups: int
     num_responses: int
-    """Of the whole batch."""
+    """Of the whole batch; `finish_step` may say that it has fewer."""
     max_response_tokens: int
     keeps_cache: bool = False
     """Whether what an earlier step began was continued over the cache of its version: then no policy alone gives the
@@ -116,8 +117,13 @@ class Trainer(Protocol):
             ForeignVersion: A token is of another policy version than the step trains.
         """
 
-    async def finish_step(self) -> UpdateMetrics:
-        """Clip, update, advance the schedule. Raises `ImpossibleEvent` unless the whole batch was accumulated."""
+    async def finish_step(self, num_responses: int | None = None) -> UpdateMetrics:
+        """Clip, update, advance the schedule. Raises `ImpossibleEvent` unless the whole batch was accumulated.
+
+        Args:
+            num_responses: Of the whole batch, at least one and no more than announced; None: as announced. Loss and
+                gradient become those of a batch that was announced with so many.
+        """
 
     async def export_weights(self) -> Weights: ...
 

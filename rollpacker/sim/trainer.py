@@ -1,7 +1,7 @@
 """A modelled trainer: learns nothing, in the time that it would take, and refuses what a real one refuses.
 
-Invariant: a step takes in exactly the batch that was announced, of one policy version; the admission is the real
-trainer's own. Its whole state is the number of its steps.
+Invariant: a step takes in exactly its batch, as it was announced or smaller, of the announced policy versions; the
+admission is the real trainer's own. Its whole state is the number of its steps.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class ModelledTrainer:
         num_replicas = None if gpus is None else len(gpus) // self._costs.gpus_per_replica
         await asyncio.sleep(self._costs.passes_s(lengths[True], num_replicas, forward_only=lengths[False]))
 
-    async def finish_step(self) -> UpdateMetrics:
-        self._open().require_complete()
+    async def finish_step(self, num_responses: int | None = None) -> UpdateMetrics:
+        self._open().require_complete(num_responses)
         self._admission = None
         await asyncio.sleep(self._costs.update_s() + (0.0 if self._num_steps else self._costs.first_step_s))
         self._num_steps += 1

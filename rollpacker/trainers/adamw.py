@@ -31,8 +31,10 @@ def make_adamw(parameters: Iterable[nn.Parameter], section: TrainerSection) -> t
     )
 
 
-def clip_and_step(optimizer: torch.optim.Optimizer, max_grad_norm: float, learning_rate: float) -> float:
-    """Clip the gradients and update; returns their norm before clipping.
+def clip_and_step(
+    optimizer: torch.optim.Optimizer, max_grad_norm: float, learning_rate: float, gradient_scale: float = 1.0
+) -> float:
+    """Scale and clip the gradients and update; returns their norm before clipping.
 
     A norm that is not finite is returned as it is, and no weight was changed.
     """
@@ -41,6 +43,8 @@ def clip_and_step(optimizer: torch.optim.Optimizer, max_grad_norm: float, learni
         if parameter.grad is None:
             # AdamW skips a parameter without a gradient. A batch without any signal must still be an update.
             parameter.grad = torch.zeros_like(parameter)
+        elif gradient_scale != 1:
+            parameter.grad.mul_(gradient_scale)
     norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
     total = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if not math.isfinite(total):

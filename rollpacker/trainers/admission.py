@@ -35,13 +35,14 @@ class Admission:
                 _REPORT,
             )
         self.shape = shape
+        self.num_responses = 0
+        """Admitted so far."""
         self._prompts: set[PromptId] = set()
-        self._num_responses = 0
 
     def admit(self, groups: Sequence[RolloutGroup]) -> None:
         """Take groups, or raise `ForeignVersion` or `ImpossibleEvent` and take none."""
         prompts = set(self._prompts)
-        num_responses = self._num_responses
+        num_responses = self.num_responses
         for group in groups:
             self._check_group(group)
             if group.prompt in prompts:
@@ -58,14 +59,17 @@ class Admission:
                 f"Its batch was announced with {self.shape.num_groups} groups and {self.shape.num_responses} responses",
                 _REPORT,
             )
-        self._prompts, self._num_responses = prompts, num_responses
+        self._prompts, self.num_responses = prompts, num_responses
 
-    def require_complete(self) -> None:
-        """Raise `ImpossibleEvent` unless the whole batch was admitted."""
-        if len(self._prompts) != self.shape.num_groups or self._num_responses != self.shape.num_responses:
+    def require_complete(self, num_responses: int | None = None) -> None:
+        """Raise `ImpossibleEvent` unless the whole batch was admitted, which may be smaller than announced."""
+        shape = self.shape
+        num_responses = shape.num_responses if num_responses is None else num_responses
+        lacks_groups = num_responses == shape.num_responses and len(self._prompts) < shape.num_groups
+        if lacks_groups or not 0 < num_responses == self.num_responses:
             raise ImpossibleEvent(
-                f"Step {self.shape.step} was to finish after {len(self._prompts)} of {self.shape.num_groups} groups "
-                f"and {self._num_responses} of {self.shape.num_responses} responses",
+                f"Step {shape.step} was to finish after {len(self._prompts)} of {shape.num_groups} groups "
+                f"and {self.num_responses} of {num_responses} responses",
                 "A step finishes when its whole batch was accumulated",
                 _REPORT,
             )

@@ -7,7 +7,7 @@ How `accumulate` treats its groups follows from the objective (`objective.py`):
 
 * It **streams** with one optimizer update per step and a weight per token that is known in advance: forward and
   backward at once, nothing is kept. The gradient of a batch is the same in whatever split its groups come, to fp32
-  rounding.
+  rounding. That of a batch which turns out smaller than was announced is scaled to its size before the update.
 * `loss_normalisation=token_mean` waits: the weight is known only when the last response is there, so groups are held
   and `finish_step` trains them. The split then changes nothing at all.
 * `num_minibatches > 1` waits as well, because every proximal log-probability must come from the policy before the first
@@ -131,13 +131,13 @@ class GrpoTrainer:
         """
         await self._run(lambda: self._accumulate(groups, gpus))
 
-    async def finish_step(self) -> UpdateMetrics:
+    async def finish_step(self, num_responses: int | None = None) -> UpdateMetrics:
         """Update and close the step. Loss and gradient norm of several updates are their means.
 
         Raises `PolicyDiverged`, on all ranks, where loss, gradient or a new weight is not finite: such weights
         reach neither an engine nor a checkpoint.
         """
-        return await self._run(self._finish_step)
+        return await self._run(lambda: self._finish_step(num_responses))
 
     async def export_weights(self) -> Weights:
         """Copy the policy to CPU tensors in the model's dtype; later updates do not change them.
@@ -238,13 +238,15 @@ class GrpoTrainer:
         step.held.extend(samples)
         step.rewards.extend(group.rewards for group in groups)
 
-    def _finish_step(self) -> UpdateMetrics:
+    def _finish_step(self, num_responses: int | None) -> UpdateMetrics:
         step = self._open_step()
-        step.admission.require_complete()
+        step.admission.require_complete(num_responses)
         rate = learning_rate(self._section, step.admission.shape.step, self._num_steps)
         grad_norms: list[float] = []
         if self._objective.streams:
-            grad_norms.append(self._update(step, rate))
+            scale = step.admission.shape.num_responses / step.admission.num_responses
+            step.sums.loss *= scale
+            grad_norms.append(self._update(step, rate, scale))
         else:
             step.held = self._objective.with_batch_advantages(step.held, step.rewards)
             for minibatch in step.shares.minibatches(step.held):
@@ -351,9 +353,9 @@ class GrpoTrainer:
             for microbatch, reference_N in zip(microbatches, self._policy.score_reference(microbatches), strict=True)
         ]
 
-    def _update(self, step: _Step, rate: float) -> float:
+    def _update(self, step: _Step, rate: float, gradient_scale: float = 1.0) -> float:
         """Make an optimizer update; returns the gradient's norm before clipping."""
-        norm = self._policy.update(rate)
+        norm = self._policy.update(rate, gradient_scale)
         if not math.isfinite(norm):
             raise _diverged(step, f"the norm of its gradient is {norm}")
         return norm

@@ -182,7 +182,7 @@ class Objective:
     def divisors(self, shape: BatchShape, samples: Sequence[Sample]) -> Divisors:
         """Return those of an update on some samples, which are all of it unless it streams."""
         return Divisors(
-            num_responses=shape.num_responses if self._section.num_minibatches == 1 else len(samples),
+            num_responses=shape.num_responses if self.streams else len(samples),
             max_response_tokens=shape.max_response_tokens,
             num_tokens=(
                 None if self.streams else sum(sample.num_trained for sample in samples if not sample.is_masked)

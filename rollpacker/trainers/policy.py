@@ -86,8 +86,8 @@ class Policy(Protocol):
         The replicas of one copy call it together, as they do `score` and `score_reference`.
         """
 
-    def update(self, learning_rate: float) -> float:
-        """Sum gradients over the replicas, clip, step, clear; returns the gradient's norm before clipping.
+    def update(self, learning_rate: float, gradient_scale: float = 1.0) -> float:
+        """Sum gradients over the replicas, scale, clip, step, clear; returns the gradient's norm before clipping.
 
         A norm that is not finite is returned as it is, and no weight was changed. The same on all ranks.
         """

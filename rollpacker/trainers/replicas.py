@@ -82,7 +82,7 @@ class StepShares:
         """Cut a batch into minibatches as equal in groups as possible; a small last batch has fewer of them.
 
         Args:
-            num_groups: Of the batch.
+            num_groups: Of the batch, as it was announced.
             num_minibatches: Optimizer updates that it is cut into.
             num_replicas: Data-parallel.
             replica: That of this rank.
@@ -92,14 +92,15 @@ class StepShares:
         """
         self._replica, self._part, self._num_parts = replica, part, num_parts
         self._whole_up_to = whole_up_to
-        num_minibatches = min(num_minibatches, num_groups)
-        self._bounds = [number * num_groups // num_minibatches for number in range(num_minibatches + 1)]
-        self._trained = [Balance(num_replicas) for _ in range(num_minibatches)]
+        self._num_minibatches = num_minibatches
+        self._bounds = _bounds(num_groups, num_minibatches)
+        self._trained = [Balance(num_replicas) for _ in self._bounds[1:]]
         self._observed = Balance(num_replicas)
 
     def minibatches(self, groups: Sequence[Group]) -> list[Sequence[Group]]:
-        """Return the groups of the whole batch by minibatch."""
-        return [groups[start:end] for start, end in itertools.pairwise(self._bounds)]
+        """Return the groups of the whole batch by minibatch; it may be smaller than was announced."""
+        bounds = _bounds(len(groups), self._num_minibatches)
+        return [groups[start:end] for start, end in itertools.pairwise(bounds)]
 
     def trained(self, samples: Sequence[Sample], replicas: Sequence[int]) -> list[Sample]:
         """Return the rank's share of samples with a gradient; the batch is one minibatch."""
@@ -146,6 +147,12 @@ class StepShares:
             else:
                 del own[index]
         return own
+
+
+def _bounds(num_groups: int, num_minibatches: int) -> list[int]:
+    """Return where the minibatches of a batch begin, and where the last one ends."""
+    num_minibatches = min(num_minibatches, num_groups)
+    return [number * num_groups // num_minibatches for number in range(num_minibatches + 1)]
 
 
 def replicas_on(

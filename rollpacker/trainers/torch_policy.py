@@ -105,8 +105,8 @@ class TorchPolicy:
             loss = loss_of(microbatch, self._score(self._model, microbatch))
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward unannotated
 
-    def update(self, learning_rate: float) -> float:
-        norm = clip_and_step(self._optimizer, self._section.max_grad_norm, learning_rate)
+    def update(self, learning_rate: float, gradient_scale: float = 1.0) -> float:
+        norm = clip_and_step(self._optimizer, self._section.max_grad_norm, learning_rate, gradient_scale)
         if math.isfinite(norm):
             self.clear_gradients()
         return norm

@@ -38,11 +38,11 @@ def test_every_option_of_every_group_composes_and_our_experiments_set_no_key_wit
     needed = {("reward", "modelled"): ["backend=sim"]} | dict.fromkeys(
         [("reward", "judge"), ("experiment", "mixed"), ("setup", "tiny")], judge
     )
-    environment = ["environment=gym", "environment.env=package.module:Env", "system.stream=false"]
+    environment = ["environment=gym", "environment.env=package.module:Env"]
     needed |= {("environment", "gym"): environment[1:], ("reward", "environment"): environment}
-    needed[("environment", "loop")] = ["environment.loop=package.module:Loop", "system.stream=false"]
-    needed[("environment", "verifiers")] = ["environment.env=reverse-text", "system.stream=false"]
-    needed[("environment", "tools")] = ["environment.tools=[package.module:tool]", "system.stream=false"]
+    needed[("environment", "loop")] = ["environment.loop=package.module:Loop"]
+    needed[("environment", "verifiers")] = ["environment.env=reverse-text"]
+    needed[("environment", "tools")] = ["environment.tools=[package.module:tool]"]
     needed |= {(each, name): ["backend=sim"] for each, name in OPTIONS if each == "variant"}
     config = compose([*INPUTS, *needed.get((group, option), []), f"{group}={option}"])
     section = getattr(config, group, None)

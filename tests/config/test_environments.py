@@ -7,7 +7,7 @@ import pytest
 from rollpacker.core.errors import ConfigError
 from tests.sim.composed import composed
 
-REAL = ("model.path=model", "data.path=prompts.jsonl", "system=verl", "system.stream=false")
+REAL = ("model.path=model", "data.path=prompts.jsonl", "system=verl")
 GYM, TOOLS, LOOP = "environment.env=own.py:Maze", "environment.tools=[own.py:search]", "environment.loop=own.py:Guess"
 
 
@@ -34,7 +34,6 @@ def test_what_answers_is_named_by_the_key_of_its_kind(words: tuple[str, ...]):
         (("environment=tools", "environment.tools=[search]"), "names nothing in Python by search"),
         (("environment=tools", TOOLS, "reward=environment"), "Tools give no reward"),
         (("environment=tools", TOOLS, "environment.tool_parser=hermess"), "hermes"),
-        (("environment=loop", LOOP, "system.stream=true", "system=tail"), r"environment=loop with system\.stream=true"),
         (("environment=gym", GYM, "reward=math"), r"Choose reward=environment"),
         (("environment=gym", GYM, "data.path=null"), r"data\.path=null with backend\.name=ray"),
         (("environment=gym", GYM, "environment.pass_variables=[my-key]"), "names no variable by 'my-key'"),
@@ -56,6 +55,6 @@ def test_another_name_or_reward_is_refused_with_what_to_choose(words: tuple[str,
 
 
 def test_a_run_without_prompt_file_takes_the_prompts_that_verifiers_has():
-    words = ("model.path=model", "system.stream=false", "environment=verifiers", "environment.env=reverse-text")
+    words = ("model.path=model", "environment=verifiers", "environment.env=reverse-text")
     assert composed(*words).takes_prompts_of_environment
     assert not composed(*words, "data.path=own.jsonl").takes_prompts_of_environment

@@ -20,13 +20,13 @@ WALK = "rollpacker.environments.walk_turns:WalkTurns"
 
 
 @pytest.mark.parametrize(
-    ("system", "advantage", "nodes"), [("tail", "gigpo", "all"), ("flash", "step_reinforce", "first")]
+    ("system", "advantage", "nodes"), [("rlhfuse", "gigpo", "all"), ("flash", "step_reinforce", "first")]
 )
 def test_environments_that_hang_and_crash_cost_no_prompt_and_no_run(turns_inputs, tmp_path, system, advantage, nodes):
     run = LaunchedRun(
         tmp_path / "run",
         *small_run(turns_inputs, f"system={system}", "engine.num_engines=1", "reward=environment"),
-        *(f"run.num_steps={NUM_STEPS}", "system.stream=false", "rollout.max_response_tokens=96"),
+        *(f"run.num_steps={NUM_STEPS}", "rollout.max_response_tokens=96"),
         *("environment=gym", "environment.env=rollpacker.environments.delayed:Delayed", "environment.max_turns=12"),
         *("environment.turn_timeout_s=2", "environment.reset_timeout_s=30", "environment.max_open=12"),
         f"environment.nodes={nodes}",
@@ -44,6 +44,7 @@ def test_environments_that_hang_and_crash_cost_no_prompt_and_no_run(turns_inputs
     (evaluation,) = [row for row in rows(run.run_dir, "evaluations") if row["step"] == NUM_STEPS]
     assert evaluation["is_complete"]
     assert 0 <= evaluation["reward_mean"] <= 1
+    assert any(row["tokens_streamed"] > 0 for row in rows(run.run_dir, "steps")) == (system == "rlhfuse")
     assert replay(run.run_dir).commands, "the log of its events gives the same commands again"
     run.assert_nothing_is_left()
     _assert_who_waited_for_environments_is_shown(run.run_dir, responses, tmp_path / "trace.json")

@@ -360,7 +360,6 @@ def world_of(seed: int) -> tuple[World, ModelledEnvironmentSection]:
     world = draw_world(seed)
     world = replace(
         world,
-        stream=False,
         escalates=False,
         evaluate="alone",
         draft_acceptance=None,

@@ -56,6 +56,8 @@ class WorkerObserver:
 
     def groups_were_trained(self, groups: Sequence[RolloutGroup]) -> None: ...
 
+    def step_ends(self, num_responses: int | None) -> None: ...
+
 
 class FaultyEngine:
     """An engine that crashes, hangs, slows down, and loses, delays and repeats messages."""
@@ -282,9 +284,10 @@ class FaultyTrainer:
         self._observer.groups_were_trained(groups)
         await self._trainer.accumulate(groups, gpus)
 
-    async def finish_step(self) -> UpdateMetrics:
+    async def finish_step(self, num_responses: int | None = None) -> UpdateMetrics:
         await self._answer()
-        return await self._trainer.finish_step()
+        self._observer.step_ends(num_responses)
+        return await self._trainer.finish_step(num_responses)
 
     async def export_weights(self) -> Weights:
         await self._answer()

@@ -124,6 +124,7 @@ class InvariantChecker(WorkerObserver):
         self._kept: dict[RequestId, Response] = {}
         """What requests had, as engines were last told or said."""
         self._shape: BatchShape | None = None
+        self._num_responses_told: int | None = None
         self._trained: list[PromptId] = []
 
     def watch(self, scheduler: Scheduler, settings: SchedulerSettings, first_step: int) -> OnEvent:
@@ -333,6 +334,9 @@ class InvariantChecker(WorkerObserver):
         )
         self._shape = shape
 
+    def step_ends(self, num_responses: int | None) -> None:
+        self._num_responses_told = num_responses
+
     def groups_were_trained(self, groups: Sequence[RolloutGroup]) -> None:
         if self.is_closed:
             return
@@ -376,4 +380,6 @@ class InvariantChecker(WorkerObserver):
         if self.history.batches and self._shape is not None:
             batch = self.history.batches[-1]
             require(sorted(self._trained) == sorted(batch), "the whole batch is trained")
-            require(self._shape.num_groups == len(batch), "the trainer is told the size of the batch")
+            size, most = self._num_responses_told, self._shape.num_responses
+            per_group = most // self._shape.num_groups
+            require(size == per_group * len(batch) <= most, "the trainer is told the size of the batch")

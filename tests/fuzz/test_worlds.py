@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from pydantic import ValidationError
 
 from rollpacker.metrics.tables import read_table
 from tests.fuzz.bugs import BUGS
@@ -16,7 +15,7 @@ from tests.fuzz.faults import Fault, FaultKind
 from tests.fuzz.replays import load_events, load_world, rule_broken_by, rule_broken_in
 from tests.fuzz.session import run_world
 from tests.fuzz.shrink import shortest, shrink
-from tests.fuzz.world import World, config_of, draw_world
+from tests.fuzz.world import World, draw_world
 
 CALM = replace(
     draw_world(0),
@@ -246,13 +245,20 @@ def test_a_run_of_lent_engines_ends_when_too_few_prompts_differ(tmp_path):
     assert outcome_of(tmp_path, world=hopeless).num_steps == 0
 
 
-def test_where_the_data_ends_no_world_drops_prompts_and_streams(tmp_path):
-    with pytest.raises(ValidationError, match=r"system\.stream=true with system\.dynamic_sampling=true"):
-        config_of(replace(ENDLESS, num_epochs=1), tmp_path / "run", tmp_path / "prompts.jsonl")
+@pytest.mark.parametrize("kind", [None, FaultKind.DRIVER_KILL])
+def test_a_batch_that_streamed_is_smaller_where_the_data_ends(tmp_path, kind):
+    faults = [Fault(kind=kind, at_event=MIDDLE)] if kind else []
+    outcome_of(tmp_path, *faults, world=replace(ENDLESS, num_epochs=1, max_launch_factor=1000.0))
+    rows = read_table(tmp_path / "run", "steps").to_pylist()
+    assert any(row["tokens_streamed"] > 0 for row in rows)
+    groups = [row["num_prompts"] for row in rows]
+    assert 0 < groups[-1] < groups[0]
+
+
+def test_some_worlds_drop_prompts_and_stream_until_the_data_ends():
     worlds = [draw_world(seed) for seed in range(300)]
     both = [world for world in worlds if world.stream and world.dynamic_sampling]
-    assert both
-    assert {world.num_epochs for world in both} == {None}
+    assert {world.num_epochs is None for world in both} == {False, True}
 
 
 @pytest.mark.parametrize("switch", ["sleep", "restart"])

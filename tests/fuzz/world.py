@@ -2,7 +2,7 @@
 
 Invariant: a world alone decides what happens in it. Its data ends, so that each of its runs does; every prompt is then
 to be trained, or with dynamic sampling dropped, exactly once per epoch. Only where dynamic sampling streams the data
-cannot end, and the run does after some steps, or when it finds too few prompts whose rewards differ.
+may go on, and the run ends after some steps, or when it finds too few prompts whose rewards differ.
 """
 
 from __future__ import annotations
@@ -292,13 +292,14 @@ def _with_dynamic_sampling(world: World, rng: random.Random) -> World:
     )
     if not world.stream:
         return world
-    return replace(
+    endless = replace(
         world,
         num_epochs=None,
         num_steps=rng.randint(2, 6),
         max_launch_factor=rng.choice((4.0, 20.0, 20.0)),
         solve_rate=world.solve_rate or 0.5,
     )
+    return rng.choice((endless, world))
 
 
 def _draw_fault(rng: random.Random) -> Fault:

@@ -287,10 +287,18 @@ def test_trajectories_under_way_at_a_checkpoint_begin_again_and_every_prompt_is_
     assert prompts.index.get_level_values("prompt").is_unique
 
 
+def test_groups_stream_and_a_batch_that_failing_environments_make_smaller_is_trained(tmp_path):
+    failing = ("workload.environment.fail_stop_share=0.05", "workload.environment.max_restarts=0")
+    pipeline.run(config_of(tmp_path, [*RUN, "system=rlhfuse", *failing]))
+    replay(tmp_path)
+    steps = read_frame(tmp_path, "steps")
+    streamed = steps[steps["tokens_streamed"] > 0]
+    assert any((streamed["num_prompts"] > 0) & (streamed["num_prompts"] < 4))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["workload=agents", "system.stream=true"], "with system.stream=true"),
         (["workload=agents-hangs", "workload.environment.pace=batch"], "pace=batch with"),
         (["workload=math", "workload.environment.turns_mean=3"], "workload.environment.name"),
         (["workload=agents", "workload.environment.latency=gamma"], "normal"),

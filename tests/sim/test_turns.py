@@ -115,9 +115,9 @@ class TrainerOnGround(_Delegate):
             self._ground.tell("trainer learns on lent GPUs")
         await self._other.accumulate(groups, gpus)
 
-    async def finish_step(self):
+    async def finish_step(self, num_responses=None):
         self._work("trainer learns")
-        return await self._other.finish_step()
+        return await self._other.finish_step(num_responses)
 
     async def save(self, folder) -> None:
         self._work("trainer saves")

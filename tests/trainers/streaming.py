@@ -123,14 +123,22 @@ async def _in_one_call(trainer: GrpoTrainer, batch: Sequence[RolloutGroup]) -> U
 async def _as_a_stream(
     trainer: GrpoTrainer, batch: Sequence[RolloutGroup], draw: random.Random, *, can_lend: bool
 ) -> tuple[UpdateMetrics, int, int]:
-    """In random order and calls, responses that moved among them; the first calls on one of the replicas alone."""
+    """In random order and calls, responses that moved among them; the first calls on one of the replicas alone.
+
+    Some batches are announced larger than they turn out.
+    """
     groups = [_of_version(group, trainer.policy_version, draw) for group in batch]
     draw.shuffle(groups)
     lent = draw.choice([None, *GPUS]) if can_lend else None
     if lent is not None:
         await trainer.sleep()
         await trainer.wake({lent})
-    await trainer.begin_step(_shape(groups, trainer.policy_version))
+    shape, num_missing = _shape(groups, trainer.policy_version), draw.choice([0, 1, 7])
+    await trainer.begin_step(
+        dataclasses.replace(
+            shape, num_groups=shape.num_groups + num_missing, num_responses=shape.num_responses + 3 * num_missing
+        )
+    )
     num_calls = num_alone = 0
     while groups:
         size = draw.randint(1, min(2, len(groups)))
@@ -144,7 +152,7 @@ async def _as_a_stream(
             lent = None
     if lent is not None:
         await trainer.wake()
-    return await trainer.finish_step(), num_calls, num_alone
+    return await trainer.finish_step(shape.num_responses), num_calls, num_alone
 
 
 def _of_version(group: RolloutGroup, version: int, draw: random.Random | None = None) -> RolloutGroup:

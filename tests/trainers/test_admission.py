@@ -150,6 +150,17 @@ def test_a_missing_group_or_response_leaves_the_batch_incomplete():
         gate.require_complete()
 
 
+def test_a_batch_may_turn_out_smaller_than_it_was_announced_but_not_empty_and_not_larger():
+    gate = admission(2)
+    with pytest.raises(ImpossibleEvent, match="0 of 2 groups and 0 of 0 responses"):
+        gate.require_complete(0)
+    gate.admit([group("a")])
+    gate.require_complete(2)
+    for num_responses in (1, 3, 4, 5):
+        with pytest.raises(ImpossibleEvent, match=f"2 of {num_responses} responses"):
+            gate.require_complete(num_responses)
+
+
 def test_an_empty_batch_cannot_be_announced():
     with pytest.raises(ImpossibleEvent, match="0 groups"):
         admission(0)

@@ -198,12 +198,6 @@ def check_environment(config: RunConfig) -> None:
     for key, is_set, reason, remedy in (
         *refused,
         (
-            "system.stream=true",
-            config.system.stream,
-            "A batch whose groups stream has a size that is known before, and failing environments make it smaller.",
-            "Set system.stream=false.",
-        ),
-        (
             "evaluation.when=fill",
             config.evaluation.when == "fill",
             "Held-out trajectories beside a round would take its places among the open environments.",

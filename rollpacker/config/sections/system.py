@@ -44,8 +44,7 @@ class SystemSection(Section):
     dynamic_sampling: Flag = False
     """Drops a prompt whose rewards are all equal, of which GRPO learns nothing, and launches another one at once, until
     the batch holds only prompts whose rewards differ (DAPO); with either batching. Each prompt is then trained or
-    dropped once per epoch. Not with `batching: tail` and `reward: batch`, and with `stream` only while the data does
-    not end (`run.num_epochs: null`)."""
+    dropped once per epoch. Not with `batching: tail` and `reward: batch`."""
     max_active_requests: Count | None = Field(None, ge=1)
     """With dynamic sampling: at most so many responses are generated at a time, over all engines; prompts wait for
     room before they are drawn. null: as many as the round wants."""

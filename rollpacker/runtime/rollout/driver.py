@@ -169,6 +169,11 @@ class Driver:
         """Of the fleet in use, those that are alive."""
         return self._engines.present
 
+    @property
+    def has_lent(self) -> bool:
+        """Engines sleep, whose GPUs the trainer has in the midst of a round."""
+        return self._engines.num_lent > 0
+
     def rollouts(self) -> RequestBook | None:
         """What a checkpoint needs of responses under way; None in a synchronous run, which has none between steps."""
         return self._rounds.live.copy() if self._rounds.goes_on else None

@@ -8,7 +8,9 @@
 
 Invariant: every group of the batch is accumulated exactly once, and the update comes after the last one. An accepted
 group is final, so what streamed is never taken back; and the loss is a sum over samples divided by a constant that is
-known in advance (`BatchShape`), so the streamed step equals the unstreamed one. The trainer gets one call at a time.
+known in advance (`BatchShape`), so the streamed step equals the unstreamed one. A batch may turn out smaller than was
+planned, because environments failed or the data ended: the update is told its size. The trainer gets one call at a
+time.
 
 A stream that fails is told of at once: the rollout that still runs could not be trained. Engines may take their GPUs
 back in the midst of a step: the stream ends after the call that runs, and the trainer sleeps with the gradients that it
@@ -76,6 +78,8 @@ class Learner:
         self._is_rollout_over = False
         self._has_begun = False
         """Whether the trainer is in a step."""
+        self._num_responses = 0
+        """Of the batch that was accumulated last."""
         self.num_tokens_streamed = 0
         """Response tokens of the last step that were accumulated, or begun to be, while its rollout ran."""
         self.busy_s = 0.0
@@ -106,6 +110,7 @@ class Learner:
         await self._end_stream()
         await self._begin(batch)
         self._has_begun = False
+        self._num_responses = _num_responses_of(batch)
         rest = [group for group in batch.groups() if group.prompt not in self._accumulated]
         if rest:
             await self._work("the trainer's gradients", self._trainer.accumulate(rest))
@@ -128,7 +133,7 @@ class Learner:
 
     async def update(self) -> UpdateMetrics:
         """Let the policy learn from all that was accumulated."""
-        return await self._work("the trainer's update", self._trainer.finish_step())
+        return await self._work("the trainer's update", self._trainer.finish_step(self._num_responses))
 
     async def close(self) -> None:
         """End a stream that no `accumulate` will end; what had streamed is lost with its step."""
@@ -144,14 +149,12 @@ class Learner:
         self._has_begun = True
         self._accumulated, self.num_tokens_streamed = set(), 0
         self.busy_s = self.idle_s = 0.0
-        # a batch that is complete may be smaller than was planned: dynamic sampling at the end of the data
-        num_groups = batch.begin.num_prompts_needed if batch.order is None else len(batch.order)
         shape = BatchShape(
             step=batch.begin.step,
             policy_version=batch.policy_version,
             oldest_policy_version=batch.oldest_policy_version,
-            num_groups=num_groups,
-            num_responses=num_groups * batch.begin.num_responses_needed,
+            num_groups=_num_groups_of(batch),
+            num_responses=_num_responses_of(batch),
             max_response_tokens=self._max_response_tokens,
             keeps_cache=self._keeps_cache,
         )
@@ -198,3 +201,12 @@ class Learner:
             return await self._within(self._deadline_s, what, answer)
         finally:
             self.busy_s += self._loop.time() - began
+
+
+def _num_groups_of(batch: Batch) -> int:
+    """As planned while the round runs."""
+    return batch.begin.num_prompts_needed if batch.order is None else len(batch.order)
+
+
+def _num_responses_of(batch: Batch) -> int:
+    return _num_groups_of(batch) * batch.begin.num_responses_needed

@@ -149,9 +149,9 @@ class FsdpPolicy:
             self._pass_idly()
         self._has_unreduced |= num_passes > 0 and not self._section.shard_gradients
 
-    def update(self, learning_rate: float) -> float:
+    def update(self, learning_rate: float, gradient_scale: float = 1.0) -> float:
         self._reduce_everywhere()
-        norm = clip_and_step(self._optimizer, self._section.max_grad_norm, learning_rate)
+        norm = clip_and_step(self._optimizer, self._section.max_grad_norm, learning_rate, gradient_scale)
         if np.isfinite(norm):
             self.clear_gradients()
         return norm

@@ -148,8 +148,10 @@ class MegatronPolicy:
     def accumulate(self, microbatches: Sequence[MicroBatch], loss_of: LossOf) -> None:
         self._run_schedule(self._model, microbatches, lambda microbatch, scores: (loss_of(microbatch, scores), None))
 
-    def update(self, learning_rate: float) -> float:
+    def update(self, learning_rate: float, gradient_scale: float = 1.0) -> float:
         finalize_model_grads([self._gradients])
+        if gradient_scale != 1:
+            self._gradients.scale_gradients(gradient_scale)
         norm = self._optimizer.update(learning_rate)
         self.clear_gradients()
         return norm

@@ -40,8 +40,8 @@ class ScriptedTrainer:
     async def sleep(self):
         self.calls.append(("sleep",))
 
-    async def finish_step(self):
-        self.calls.append(("finish",))
+    async def finish_step(self, num_responses=None):
+        self.calls.append(("finish", num_responses))
         return "updated"
 
 
@@ -87,7 +87,7 @@ async def test_a_batch_that_does_not_stream_is_trained_at_once(learning):
     batch = Batch()
     batch.order = tuple(PROMPTS)
     assert await learn(learner, batch) == "updated"
-    assert trainer.calls == [("begin", 7, 6, 12), ("accumulate", PROMPTS, None), ("finish",)]
+    assert trainer.calls == [("begin", 7, 6, 12), ("accumulate", PROMPTS, None), ("finish", 12)]
     assert learner.num_tokens_streamed == 0
 
 
@@ -112,6 +112,22 @@ async def test_accepted_groups_stream_to_the_lent_gpus_and_the_rest_goes_to_all(
     trainer.calls.clear()
     assert await learn(learner, batch) == "updated"  # the next step begins anew
     assert trainer.calls[1] == ("accumulate", PROMPTS, None)
+
+
+async def test_a_batch_that_streamed_and_turns_out_smaller_than_planned_is_updated_with_its_size(learning):
+    trainer, learner = learning
+    batch = Batch()
+    batch.accepted |= dict.fromkeys(PROMPTS[:2], (0, 1))
+    learner.stream(batch, None, None)
+    await turns()
+    batch.order = tuple(PROMPTS[:4])
+    assert await learn(learner, batch) == "updated"
+    assert trainer.calls == [
+        ("begin", 7, 6, 12),
+        ("accumulate", PROMPTS[:2], None),
+        ("accumulate", PROMPTS[2:4], None),
+        ("finish", 8),
+    ]
 
 
 async def test_a_trainer_with_gpus_of_its_own_takes_all_that_is_there_at_once_and_is_not_woken(learning):
