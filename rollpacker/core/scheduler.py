@@ -155,8 +155,8 @@ class Scheduler:
                 return self._start_step(event)
             case PolicyUpdated():
                 return self._suspend(event)
-            case PromptsDrawn():
-                return self._carry_out(self._batching.handle(event))
+            case PromptsDrawn():  # for prompts that were dropped, perhaps, when all engines but lent ones are lost
+                return *self._carry_out(self._batching.handle(event)), *self._require_engine()
             case DraftsMeasured():
                 self._router.is_in_fleet(event.engine)
                 self._beside.learn_drafts(event)
