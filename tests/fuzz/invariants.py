@@ -100,6 +100,8 @@ class InvariantChecker(WorkerObserver):
         self._at_step: dict[tuple[int, bool], bytes] = {}
         """The history as it stood before each step, and whether after its evaluation, during which asynchronous rewards
         come: a checkpoint may be of before one that has ended."""
+        self._resumed_from: tuple[int, bool] | None = None
+        """The key of the history that the attempt went back to: its checkpoint is not written again."""
         self._seed_of: dict[RequestId, int] = {}
         self._request_of: dict[int, RequestId] = {}
         self._rewards: dict[RequestId, float] = {}
@@ -145,6 +147,7 @@ class InvariantChecker(WorkerObserver):
         return on_event
 
     def _go_back(self, first_step: int, *, is_evaluated: bool) -> None:
+        self._resumed_from = first_step, is_evaluated
         if first_step == 0:
             self.history = None  # a checkpoint comes after a step
         elif kept := self._at_step.get((first_step, is_evaluated)):
@@ -161,7 +164,9 @@ class InvariantChecker(WorkerObserver):
             self._keep(history, len(history.batches))
 
     def _keep(self, history: History, step: int) -> None:
-        self._at_step[step, history.reference.evaluation.last == step] = pickle.dumps(history)
+        key = step, history.reference.evaluation.last == step
+        if key != self._resumed_from:
+            self._at_step[key] = pickle.dumps(history)
 
     # Scheduler
 
