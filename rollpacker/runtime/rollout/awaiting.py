@@ -25,16 +25,16 @@ class Awaiting:
         """What `until` waits for."""
         self._has_come = asyncio.Event()
         self._error: Exception | None = None
-        """What ended the driver's task."""
+        """What ended the driver's task, or work beside it."""
 
     async def until(self, is_reached: Callable[[], bool]) -> None:
-        """Wait for what the facts lead to; raises what ended the driver's task."""
-        while not is_reached():
-            if self._error is not None:
-                raise self._error
+        """Wait for what the facts lead to; raises what ended the driver's task, or work beside it, at once."""
+        while self._error is None and not is_reached():
             self._awaited = is_reached
             self._has_come.clear()
             await self._timeout.within(self._describe, self._has_come.wait())
+        if self._error is not None:
+            raise self._error
 
     def look(self) -> None:
         """Something has happened: wake the pipeline if it is what it waits for."""

@@ -146,7 +146,7 @@ class Driver:
         )
         self.leave_gpus = self._engines.leave_gpus
         self._orders = EngineOrders(self._engines, self._to_generate, on_accepted=self._wait.look, on_error=inbox.put)
-        self._aside = Aside(on_end=self._wait.look, on_error=inbox.put)
+        self._aside = Aside(on_end=self._wait.look, on_error=self._wait.fail)
         self._to_score: list[ScoreResponse] = []
         self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
         self._meter = RoundMeter(self._engines, self._members)
