@@ -6,20 +6,38 @@ text, these say what is wrong with it: a model can learn from that, and a broken
 * `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them; the last tag may be missing.
 * `llama3_json`: `{"name": ..., "parameters": {...}}` from the beginning of the turn on, perhaps after `<|python_tag|>`,
   several with `;` between. Without the tag, an object without `name` is no call: answers may be JSON.
+* `qwen3_coder`: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, any number of
+  them. Values are plain text; what they mean is for the function's type hints to say.
+* `pythonic`: the turn is a list of calls in Python, `[f(a=1), g()]`, perhaps between `<|python_start|>` and
+  `<|python_end|>`, with keywords and constants alone; JSON's `true`, `false` and `null` are constants, too.
+* `deepseek_v3`, `deepseek_v31`: between DeepSeek's tokens for the begin and the end of a call, any number of them,
+  `function`, its separator, the name and a block of JSON; or the name, the separator and JSON. Each name reads both.
 
 What stands before `</think>` is no call. Text around calls is for no one.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
 _FORM = 'it is JSON: {"name": NAME, "arguments": {...}}'
+_XML_FORM = "it is <function=NAME><parameter=KEY>VALUE</parameter></function>"
+_FUNCTION = re.compile(r"\s*<function=([^>]+)>(.*?)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>]+)>(.*?)</parameter>\s*", re.DOTALL)
+_PYTHONIC_FORM = "it is [NAME(KEY=CONSTANT, ...), ...]"
+_PYTHONIC = re.compile(r"(?:<\|python_start\|>)?\s*(\[\s*[A-Za-z_]\w*\(.*)", re.DOTALL)
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+_BEGIN, _SEPARATOR, _END = (f"<\uff5ctool\u2581{name}\uff5c>" for name in ("call\u2581begin", "sep", "call\u2581end"))
+_DEEPSEEK = re.compile(rf"{_BEGIN}(.*?)(?:{_END}|\Z)", re.DOTALL)
+_DEEPSEEK_FORM = f"it is NAME{_SEPARATOR}{{...}}, or function{_SEPARATOR}NAME and a block of JSON"
+_BLOCK = re.compile(r"([^\n]*)\n```json\n(.*)\n```\s*", re.DOTALL)
 
 
 class MalformedCallError(Exception):
@@ -31,6 +49,8 @@ class Call(NamedTuple):
 
     name: str
     arguments: Mapping[str, Any]
+    are_texts: bool = False
+    """The model writes every argument as plain text, be it a number or a list."""
 
 
 def parse_hermes(text: str) -> list[Call]:
@@ -40,7 +60,7 @@ def parse_hermes(text: str) -> list[Call]:
         MalformedCallError: What stands between them is no call.
     """
     found = []
-    for body in _HERMES.findall(_said(text)):
+    for body in _TAGGED.findall(_said(text)):
         try:
             found.append(_call_of(json.loads(body)))
         except (ValueError, RecursionError) as error:
@@ -74,7 +94,65 @@ def parse_llama3_json(text: str) -> list[Call]:
     return found
 
 
-PARSERS: Mapping[str, Callable[[str], list[Call]]] = {"hermes": parse_hermes, "llama3_json": parse_llama3_json}
+def parse_qwen3_coder(text: str) -> list[Call]:
+    """Find functions with their parameters between tags.
+
+    Raises:
+        MalformedCallError: What stands between the tags is no such function.
+    """
+    found = []
+    for body in _TAGGED.findall(_said(text)):
+        function = _FUNCTION.fullmatch(body)
+        parameters = _PARAMETER.findall(function[2]) if function else []
+        if function is None or _PARAMETER.sub("", function[2]).strip():
+            raise MalformedCallError(f"a call cannot be read, {_XML_FORM}, not {body.strip():.200}")
+        arguments = {key.strip(): value.removeprefix("\n").removesuffix("\n") for key, value in parameters}
+        found.append(Call(function[1].strip(), arguments, are_texts=True))
+    return found
+
+
+def parse_pythonic(text: str) -> list[Call]:
+    """Find the calls of a turn that is a list of them.
+
+    Raises:
+        MalformedCallError: It begins with a call in a list, and is none.
+    """
+    begun = _PYTHONIC.match(_said(text).strip())
+    if begun is None:
+        return []
+    written = begun[1][: begun[1].rfind("]") + 1]
+    try:
+        return _calls_in_python(written)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise MalformedCallError(f"a call cannot be read, {_PYTHONIC_FORM}: {error}") from error
+
+
+def parse_deepseek(text: str) -> list[Call]:
+    """Find calls between tags.
+
+    Raises:
+        MalformedCallError: What stands between them is no call.
+    """
+    found = []
+    for body in _DEEPSEEK.findall(_said(text)):
+        first, _, rest = body.partition(_SEPARATOR)
+        block = _BLOCK.fullmatch(rest)
+        name, arguments = (block[1], block[2]) if block else (first, rest)
+        try:
+            found.append(_call_of({"name": name.strip(), "arguments": json.loads(arguments)}))
+        except (ValueError, RecursionError, MalformedCallError) as error:
+            raise MalformedCallError(f"a call cannot be read, {_DEEPSEEK_FORM}: {error}") from error
+    return found
+
+
+PARSERS: Mapping[str, Callable[[str], list[Call]]] = {
+    "hermes": parse_hermes,
+    "llama3_json": parse_llama3_json,
+    "qwen3_coder": parse_qwen3_coder,
+    "pythonic": parse_pythonic,
+    "deepseek_v3": parse_deepseek,
+    "deepseek_v31": parse_deepseek,
+}
 """By vLLM's names."""
 
 
@@ -87,3 +165,29 @@ def _call_of(value: object) -> Call:
         case {"name": str(name), "arguments": dict(arguments)} | {"name": str(name), "parameters": dict(arguments)}:
             return Call(name, arguments)
     raise MalformedCallError(f"a call cannot be read, {_FORM}, not {json.dumps(value):.200}")
+
+
+def _calls_in_python(written: str) -> list[Call]:
+    with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # of escapes in a text, say
+        body = ast.parse(written, mode="eval").body
+    match body:
+        case ast.List(elts=elements):
+            return [_call_in_python(each) for each in elements]
+    raise ValueError(f"not {written:.200}")
+
+
+def _call_in_python(node: ast.expr) -> Call:
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if all(each.arg for each in keywords):
+            return Call(name, {str(each.arg): ast.literal_eval(_with_constants(each.value)) for each in keywords})
+    raise ValueError(f"not {ast.unparse(node):.200}")
+
+
+def _with_constants(node: ast.expr) -> ast.expr:
+    """Put Python's constants in the place of JSON's names."""
+
+    class Constants(ast.NodeTransformer):
+        def visit_Name(self, name: ast.Name) -> ast.expr:
+            return ast.Constant(_JSON_NAMES[name.id]) if name.id in _JSON_NAMES else name
+
+    return cast("ast.expr", Constants().visit(node))

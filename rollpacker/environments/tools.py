@@ -9,11 +9,13 @@ or crashes the process is: the trajectory begins again.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from rollpacker.config.python_names import UnusableFunction, in_words, load_named
 from rollpacker.environments.tool_calls import PARSERS, Call, MalformedCallError
@@ -78,7 +80,7 @@ class Tools:
         if function is None:
             return f"Error: there is no tool {call.name}; there are {', '.join(self._functions)}"
         try:
-            result = function(**call.arguments)
+            result = function(**(_as_hinted(call.arguments, function) if call.are_texts else call.arguments))
             return result if isinstance(result, str) else json.dumps(result)
         except Exception as error:  # noqa: BLE001 a call's boundary: the model is told, and may call again
             return f"Error: {in_words(error, __file__)}"
@@ -86,3 +88,18 @@ class Tools:
 
 def _message(name: str, content: str) -> dict[str, str]:
     return {"role": "tool", "content": content} | ({"name": name} if name else {})
+
+
+def _as_hinted(texts: Mapping[str, str], function: Callable[..., object]) -> dict[str, object]:
+    """Give a function what arguments that were written as plain text stand for, where it takes something else."""
+    hints = get_type_hints(function)
+    return {key: _value_of(text, hints.get(key, str)) for key, text in texts.items()}
+
+
+def _value_of(text: str, hint: object) -> object:
+    if str in {hint, *get_args(hint)}:
+        return text
+    for read in (json.loads, ast.literal_eval):  # models write `true` and `True`
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            return read(text)
+    return text

@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import json
+import keyword
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.environments.tool_calls import PARSERS, Call, MalformedCallError, parse_hermes, parse_llama3_json
+from rollpacker.config.sections.environment import EnvironmentSection
+from rollpacker.environments.tool_calls import (
+    PARSERS,
+    Call,
+    MalformedCallError,
+    parse_deepseek,
+    parse_hermes,
+    parse_llama3_json,
+    parse_pythonic,
+    parse_qwen3_coder,
+)
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-CALLS = st.lists(
-    st.builds(Call, name=st.text(), arguments=st.dictionaries(st.text(), VALUES, max_size=3)), min_size=1, max_size=3
-)
+KEYS = st.from_regex(r"[A-Za-z_][A-Za-z_0-9]{0,8}", fullmatch=True).filter(lambda key: not keyword.iskeyword(key))
+
+
+def calls_of(keys: st.SearchStrategy[str], values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Call]]:
+    arguments = st.dictionaries(keys, values, max_size=3)
+    return st.lists(st.builds(Call, keys, arguments, are_texts=st.just(value=False)), min_size=1, max_size=3)
+
+
+CALLS = calls_of(st.text(), VALUES)
 TEXTS = st.text().filter(lambda text: "<tool_call>" not in text and "</think>" not in text)
+
+
+def token(name: str) -> str:
+    """One of DeepSeek's, in ordinary letters."""
+    return f"<{name}>".replace("<", "<\uff5c").replace(">", "\uff5c>").replace("_", "\u2581")
 
 
 def written(call: Call, key: str) -> str:
@@ -40,15 +62,54 @@ def test_what_llama_writes_is_read_from_the_beginning_of_the_turn_on(calls: list
     assert parse_llama3_json(tag + "; ".join(written(each, key) for each in calls) + "<|eom_id|>") == calls
 
 
+@given(calls_of(KEYS, st.text(alphabet="ab1 .,:{}[]'\"\\\n")), TEXTS)
+def test_what_qwen3_coder_writes_is_read_as_plain_texts(calls: list[Call], before: str):
+    text = before
+    for call in calls:
+        parameters = (f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in call.arguments.items())
+        text += f"<tool_call>\n<function={call.name}>\n{''.join(parameters)}</function>\n</tool_call>\n"
+    assert parse_qwen3_coder(f"{text}<|im_end|>") == [call._replace(are_texts=True) for call in calls]
+
+
+@given(calls_of(KEYS, VALUES), st.sampled_from([("", "<|eot|>"), ("<|python_start|>", "<|python_end|><|eot|>")]))
+def test_what_llama_4_writes_is_read_as_python(calls: list[Call], around: tuple[str, str]):
+    text = ", ".join(
+        f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})" for call in calls
+    )
+    assert parse_pythonic(f"[{text}]".join(around)) == calls
+
+
+def test_constants_of_json_are_constants_of_a_call_in_python():
+    assert parse_pythonic("[f(a=true, b=[null, {'c': false}])]") == [Call("f", {"a": True, "b": [None, {"c": False}]})]
+
+
+@given(
+    calls_of(KEYS, VALUES), st.sampled_from(["function{sep}{name}\n```json\n{json}\n```", "{name}{sep}{json}"]), TEXTS
+)
+def test_what_deepseek_writes_is_read_in_both_forms(calls: list[Call], form: str, before: str):
+    text = before + token("tool_calls_begin")
+    for name, arguments, _ in calls:
+        body = form.format(name=name, sep=token("tool_sep"), json=json.dumps(arguments))
+        text += token("tool_call_begin") + body + token("tool_call_end")
+    assert parse_deepseek(text + token("tool_calls_end")) == calls
+
+
+def test_the_parsers_are_those_that_may_be_chosen():
+    chosen = get_type_hints(EnvironmentSection)["tool_parser"]
+    assert set(get_args(chosen)) == set(PARSERS)
+
+
+@pytest.mark.parametrize("parser", sorted(set(PARSERS) - {"llama3_json"}))
 @given(TEXTS)
-def test_a_text_without_a_tag_is_an_answer(text: str):
-    assert parse_hermes(text) == []
+def test_a_text_without_a_tag_is_an_answer(parser: str, text: str):
+    assert PARSERS[parser](text) == []
 
 
 @pytest.mark.parametrize("parse", PARSERS.values(), ids=PARSERS)
 @given(st.text(alphabet='<tool_cal>/{}[]":,;1 name\\|python_tag'))
 def test_no_text_raises_anything_but_what_the_model_is_told(parse: Any, text: str):
-    for each in (text, f"<tool_call>{text}", f"<|python_tag|>{text}", '{"name": ' + text):
+    begun = f"<tool_call>{text}", f"<|python_tag|>{text}", '{"name": ' + text, f"[f({text}", f"[f(a={text})]"
+    for each in (text, *begun, token("tool_call_begin") + text, f"<tool_call><function={text}"):
         calls: list[Call] = []
         with suppress(MalformedCallError):
             calls = parse(each)
@@ -67,6 +128,17 @@ def test_of_llama_json_that_names_no_function_and_braces_in_a_text_are_answers(t
         ("hermes", '<tool_call>{"name": "f"}</tool_call>'),
         ("hermes", "<tool_call>[1]</tool_call>"),
         ("hermes", "<tool_call>" + "[" * 100_000),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</function></tool_call>"),
+        ("qwen3_coder", "<tool_call><function=f>a=1</function></tool_call>"),
+        ("qwen3_coder", '<tool_call>{"name": "f"}</tool_call>'),
+        ("pythonic", "[f(1)]"),
+        ("pythonic", "[f(a=g())]"),
+        ("pythonic", "[f(a=1), 2]"),
+        ("pythonic", "[f(a=1"),
+        ("pythonic", "[f(**{'a': 1})]"),
+        ("pythonic", f"[f(a={'-' * 10_000}1)]"),
+        ("deepseek_v3", f"{token('tool_call_begin')}function{token('tool_sep')}f\n```json\n{{\n```"),
+        ("deepseek_v31", f"{token('tool_call_begin')}f{{}}"),
         ("llama3_json", '{"name": "f", "parameters": {'),
         ("llama3_json", '{"name": "f"}'),
         ("llama3_json", "<|python_tag|>f()"),
@@ -74,5 +146,5 @@ def test_of_llama_json_that_names_no_function_and_braces_in_a_text_are_answers(t
     ],
 )
 def test_a_call_that_cannot_be_read_is_said_to_the_model(parser: str, text: str):
-    with pytest.raises(MalformedCallError, match=r'"name": NAME, "arguments"'):
+    with pytest.raises(MalformedCallError, match=r"a call cannot be read, it is .*NAME"):
         PARSERS[parser](text)

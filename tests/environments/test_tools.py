@@ -105,3 +105,23 @@ def test_python_runs_in_the_sandbox_and_shows_what_it_prints_its_last_value_and_
     finally:
         python_tool._supervisor().close()
         python_tool._supervisor.cache_clear()
+
+
+def test_what_a_model_writes_as_plain_text_is_what_the_function_is_hinted_to_take(tmp_path: Path):
+    (tmp_path / "typed.py").write_text(
+        "def kinds(number: int, text: str, some: list[int], flag: bool, maybe: str | None = None):\n"
+        '    """Say them."""\n'
+        "    return [number, text, some, flag, maybe]\n"
+    )
+    tools = Tools([f"{tmp_path}/typed.py:kinds"], "qwen3_coder")
+
+    def answer(**arguments: str) -> str:
+        parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+        (content,) = contents(tools, f"<tool_call>\n<function=kinds>\n{parameters}</function>\n</tool_call>")
+        return content
+
+    given = answer(number="3", text="3", some="[1, 2]", flag="True", maybe="null")
+    assert json.loads(given) == [3, "3", [1, 2], True, "null"]
+    assert json.loads(answer(number="three", text="", some="[1", flag="false")) == ["three", "", "[1", False, None]
+    assert "missing" in answer(number="3")
+    assert "unexpected" in answer(number="3", other="1")

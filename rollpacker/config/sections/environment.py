@@ -57,9 +57,13 @@ class EnvironmentSection(Section):
     rollpacker.environments.calculator:calculate and rollpacker.environments.python_tool:python. The chat template tells
     the model of each what its type hints and its Google docstring say. What a call returns, or why it failed, is the
     next message; a call that never returns ends the trajectory's attempt after turn_timeout_s."""
-    tool_parser: Annotated[Literal["hermes", "llama3_json"], OnlyWith("environment.name", "tools")] = "hermes"
+    tool_parser: Annotated[
+        Literal["hermes", "llama3_json", "qwen3_coder", "pythonic", "deepseek_v3", "deepseek_v31"],
+        OnlyWith("environment.name", "tools"),
+    ] = "hermes"
     """How the model writes calls, by vLLM's names. `hermes`: JSON between <tool_call> tags, as Qwen2.5, Qwen3 and
-    Hermes do. `llama3_json`: JSON from the beginning of the turn on, as Llama 3 does."""
+    Hermes do. `llama3_json`: JSON from the beginning of the turn on, as Llama 3 does. `qwen3_coder`: <function=...> and
+    <parameter=...> tags, as Qwen3-Coder does. `pythonic`: a list of calls in Python, as Llama 3.2 and 4 do."""
     loop: str | None = None
     """The class: my_loop.py:Guess, or package.module:Guess. It has `async def run(self, sampling_params, **kwargs)`,
     which calls `await self.server_manager.generate(prompt_ids=..., sampling_params=sampling_params)` for each turn and
