@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import ConfigError, EngineFailed
@@ -31,10 +32,11 @@ LOAD_LIMIT_S = 600.0
 
 
 def try_environment(config: RunConfig, prompt: Prompt) -> None:
-    """Make one in a process of its own and reset it, as often as a trajectory may begin.
+    """Make one in a process of its own and reset it, as often as a trajectory may begin; one of gym takes a step.
 
     Raises:
-        ConfigError: It cannot be made, or no reset gives an observation.
+        ConfigError: It cannot be made, no reset gives an observation, or the step returns something else than a step.
+            That a step raises, or takes too long, may be because of the turn, which no model wrote.
     """
     section = config.environment
     assert section is not None
@@ -42,16 +44,19 @@ def try_environment(config: RunConfig, prompt: Prompt) -> None:
     try:
         start = {"seed": 0, "options": dict(prompt.options), "messages": prompt.messages, "text": prompt.text}
         line = json.dumps({"reset": start})
-        problem = "its process died or hung"
+        problem = "its process died"
         for _ in range(section.max_restarts + 1):
             try:
                 answer: dict[str, Any] = process.ask(line, section.reset_timeout_s)
-            except EngineFailed:
+            except EngineFailed as error:
+                if isinstance(error.__cause__, TimeoutError):
+                    problem = f"there was none after {section.reset_timeout_s:g} s"
                 process.restart()
                 if process.start_failure():
                     break
                 continue
             if "failure" not in answer:
+                _try_step(config, process)
                 return
             problem = str(answer["failure"])
         raise ConfigError(
@@ -63,6 +68,17 @@ def try_environment(config: RunConfig, prompt: Prompt) -> None:
         )
     finally:
         process.close()
+
+
+def _try_step(config: RunConfig, process: SupervisorProcess) -> None:
+    section = config.environment
+    assert section is not None
+    if section.name != "gym":
+        return
+    with suppress(EngineFailed):
+        answer = process.ask(json.dumps({"step": {"text": "0"}}), section.turn_timeout_s)
+        if str(answer.get("failure", "")).startswith("step returned"):
+            raise _unusable(config, answer["failure"])
 
 
 def tool_schemas(config: RunConfig) -> list[dict[str, Any]]:

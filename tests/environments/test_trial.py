@@ -55,6 +55,28 @@ def test_one_that_cannot_be_made_or_reset_is_refused_with_the_reason(env: str, a
         try_it(env, arguments)
 
 
+def test_a_step_that_returns_no_step_is_refused_and_one_that_raises_may_be_for_the_turn(tmp_path: Path):
+    step = "return 'go on', 0.0, False, {}"
+    own = "class Env:\n    def reset(self):\n        return 'go', {{}}\n    def step(self, action):\n        {}\n"
+    (tmp_path / "old.py").write_text(own.format(step))
+    with pytest.raises(ConfigError, match=r"old\.py:Env cannot be used.*step returned \('go on', 0\.0, False"):
+        try_it(f"{tmp_path}/old.py:Env", {})
+    (tmp_path / "strict.py").write_text(own.format("raise ValueError(action)"))
+    try_it(f"{tmp_path}/strict.py:Env", {})
+
+
+def test_a_reset_that_hangs_is_told_from_one_that_dies():
+    words = ("environment=gym", f"environment.env={DELAYED}", "environment.max_restarts=0")
+    hanging = f"environment.arguments={{env: '{WALK}', p_hang: 1.0}}"
+    config = config_of(*words, hanging, "environment.reset_timeout_s=1", "environment.turn_timeout_s=1")
+    try_environment(config, prompt())  # the step hangs, which may be for the turn
+    sleeping = config_of(
+        *words, f"environment.arguments={{env: '{WALK}', median_s: 100}}", "environment.reset_timeout_s=1"
+    )
+    with pytest.raises(ConfigError, match="there was none after 1 s"):
+        try_environment(sleeping, prompt())
+
+
 def test_a_prompt_that_it_does_not_take_is_named():
     with pytest.raises(ConfigError, match=r"the first prompt, 'p'.*start and target"):
         try_it(WALK, {}, answer="no walk")
