@@ -380,9 +380,9 @@ class InvariantChecker(WorkerObserver):
         self._check_kept(response)
 
     def check_trained(self) -> None:
-        """Check, when a step is over, that its batch was trained whole."""
+        """Check, when a step is over, that its batch was trained whole; a last one may have come to nothing."""
         assert self.history is not None
-        if self.history.batches and self._shape is not None:
+        if self._shape is not None and self._shape.step + 1 == len(self.history.batches):
             batch = self.history.batches[-1]
             require(sorted(self._trained) == sorted(batch), "the whole batch is trained")
             size, most = self._num_responses_told, self._shape.num_responses
