@@ -5,9 +5,9 @@ the closing of its socket. A keeper sees to that (`fork_under_keeper`): the envi
 
 Both sides speak JSON lines. Requests are `{"reset": {"seed": ..., "options": ..., ...}}` and `{"step": {"text": ...}}`,
 with the fields of `rollpacker.protocols.environment`; responses `{observation, reward, terminated, truncated, time_s}`,
-or `{failure}` where the environment raised or answered otherwise. `{"tool_schemas": true}` asks for `{tool_schemas}`,
-and `{"prompts": NUMBER}` for the rows of that many prompts, null for all. It first sends `{"is_ready": true}`, or
-`{"failure": ...}` and ends.
+or `{failure}` where the environment raised, `{failure, is_unfit}` where it answered otherwise.
+`{"tool_schemas": true}` asks for `{tool_schemas}`, and `{"prompts": NUMBER}` for the rows of that many prompts, null for
+all. It first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
 
 An observation is a text, or a list of chat messages. An environment with `takes_tokens` gets all of a turn, as a dict,
 and may answer with a list of tokens.
@@ -156,6 +156,7 @@ def main(words: list[str]) -> int:
             except Exception as error:  # noqa: BLE001 a trajectory's boundary: what an environment raises ends no run
                 is_told = isinstance(error, Unfit | UnusableFunction)
                 answer = {"failure": str(error) if is_told else f"it raised {in_words(error)}"}
+                answer |= {"is_unfit": True} if isinstance(error, Unfit) else {}
             _send(requests, answer | {"time_s": time.monotonic() - started_s})
     environment.close()
     return 0

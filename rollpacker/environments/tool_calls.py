@@ -23,7 +23,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
@@ -179,15 +179,12 @@ def _calls_in_python(written: str) -> list[Call]:
 def _call_in_python(node: ast.expr) -> Call:
     match node:
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if all(each.arg for each in keywords):
-            return Call(name, {str(each.arg): ast.literal_eval(_with_constants(each.value)) for each in keywords})
+            return Call(name, {str(each.arg): ast.literal_eval(_JsonNames().visit(each.value)) for each in keywords})
     raise ValueError(f"not {ast.unparse(node):.200}")
 
 
-def _with_constants(node: ast.expr) -> ast.expr:
-    """Put Python's constants in the place of JSON's names."""
+class _JsonNames(ast.NodeTransformer):
+    """Puts Python's constants in the place of JSON's names."""
 
-    class Constants(ast.NodeTransformer):
-        def visit_Name(self, name: ast.Name) -> ast.expr:
-            return ast.Constant(_JSON_NAMES[name.id]) if name.id in _JSON_NAMES else name
-
-    return cast("ast.expr", Constants().visit(node))
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node

@@ -77,7 +77,7 @@ def _try_step(config: RunConfig, process: SupervisorProcess) -> None:
         return
     with suppress(EngineFailed):
         answer = process.ask(json.dumps({"step": {"text": "0"}}), section.turn_timeout_s)
-        if str(answer.get("failure", "")).startswith("step returned"):
+        if answer.get("is_unfit"):
             raise _unusable(config, answer["failure"])
 
 

@@ -42,7 +42,7 @@ TEXTS = st.text().filter(lambda text: "<tool_call>" not in text and "</think>" n
 
 def token(name: str) -> str:
     """One of DeepSeek's, in ordinary letters."""
-    return f"<{name}>".replace("<", "<\uff5c").replace(">", "\uff5c>").replace("_", "\u2581")
+    return "<\uff5c" + name.replace("_", "\u2581") + "\uff5c>"
 
 
 def written(call: Call, key: str) -> str:

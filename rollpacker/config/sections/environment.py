@@ -63,7 +63,8 @@ class EnvironmentSection(Section):
     ] = "hermes"
     """How the model writes calls, by vLLM's names. `hermes`: JSON between <tool_call> tags, as Qwen2.5, Qwen3 and
     Hermes do. `llama3_json`: JSON from the beginning of the turn on, as Llama 3 does. `qwen3_coder`: <function=...> and
-    <parameter=...> tags, as Qwen3-Coder does. `pythonic`: a list of calls in Python, as Llama 3.2 and 4 do."""
+    <parameter=...> tags, as Qwen3-Coder does. `pythonic`: a list of calls in Python, as Llama 3.2 and 4 do.
+    `deepseek_v3`, `deepseek_v31`: JSON between DeepSeek's own tags."""
     loop: str | None = None
     """The class: my_loop.py:Guess, or package.module:Guess. It has `async def run(self, sampling_params, **kwargs)`,
     which calls `await self.server_manager.generate(prompt_ids=..., sampling_params=sampling_params)` for each turn and

@@ -69,7 +69,7 @@ from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.rollout.aside import Aside
 from rollpacker.runtime.rollout.awaiting import Awaiting
 from rollpacker.runtime.rollout.batch import Batch
-from rollpacker.runtime.rollout.costs import RoundCosts, RoundMeter, Turnover, measurements
+from rollpacker.runtime.rollout.costs import RoundCosts, RoundMeter, measurements
 from rollpacker.runtime.rollout.elastic import Elastic, ElasticCommand
 from rollpacker.runtime.rollout.engines import Engines
 from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
@@ -145,6 +145,8 @@ class Driver:
             note=listeners.note,
         )
         self.leave_gpus = self._engines.leave_gpus
+        self.turnover = self._engines.turnover
+        self.take_evaluation = self._rounds.take_evaluation
         self._orders = EngineOrders(self._engines, self._to_generate, on_accepted=self._wait.look, on_error=inbox.put)
         self._aside = Aside(on_end=self._wait.look, on_error=self._wait.fail)
         self._to_score: list[ScoreResponse] = []
@@ -224,20 +226,18 @@ class Driver:
         self._rounds.batch = None
         self._take(StepStarted(step=step, policy_version=self._engines.policy_version))
         await self._wait.until(lambda: self._is_run_over or self._rounds.is_batch_complete)
-        return None if self._is_run_over else self._rounds.batch
+        if not self._is_run_over:
+            return self._rounds.batch
+        await self._wait.until(lambda: not self._aside.is_any)  # engines may be about to be lent
+        return None
 
     async def evaluate(self, step: int, *, is_last: bool) -> EvaluationRecord | None:
         """Generate and score the held-out responses after so many steps; None when no evaluation of its own is due."""
-        version = self._engines.policy_version
-        self._take(EvaluationOffered(step=step, policy_version=version, is_last=is_last))
+        self._take(EvaluationOffered(step=step, policy_version=self._engines.policy_version, is_last=is_last))
         record = self._rounds.evaluation
         if record is not None:
             await self._wait.until(lambda: record.is_over)
             await self._meter.begin()
-        return self._rounds.take_evaluation()
-
-    def take_evaluation(self) -> EvaluationRecord | None:
-        """Give the evaluation that filled the last round, if one did; after `quiesce`."""
         return self._rounds.take_evaluation()
 
     async def quiesce(self, *, empties_engines: bool = False, settles_rewards: bool = False) -> None:
@@ -283,10 +283,6 @@ class Driver:
     def longest_switch_s(self) -> float:
         """How long `publish` may change the degree; 0 where it does not, or if no process starts."""
         return self._engines.longest_switch_s
-
-    def turnover(self) -> Turnover:
-        """Count the engines that were lost and replaced since the last call."""
-        return self._engines.turnover()
 
     # Facts in
 
@@ -362,8 +358,7 @@ class Driver:
             commands = self._scheduler.handle(event, now)
             self._listeners.on_event(event, now, commands)
             for command in commands:
-                answer = self._carry_out(command, now)
-                if answer is not None:
+                if (answer := self._carry_out(command, now)) is not None:
                     events.append(answer)
         if self._sending is None:  # what the facts of this pass of the event loop lead to is sent together
             self._sending = asyncio.get_running_loop().call_soon(self._send)

@@ -83,7 +83,7 @@ class Engines:
         self._interval_log = interval_log
         self._note = note
         self._max_restarts = parts.engine.max_restarts
-        self._replacements = Replacements(
+        self._replacements = replacements = Replacements(
             parts.replace_engine,
             StartLimits(
                 start_s=deadlines.start_s,
@@ -94,6 +94,7 @@ class Engines:
             on_failed=self._note_failed_start,
             on_error=inbox.put,
         )
+        self.start_engine, self.cancel_start = replacements.starts.begin, replacements.starts.cancel
         self.next_tensor_parallel = scheduler.beside.tensor_parallel or self.tensor_parallel
         """The degree after the next `publish`, or `switch`."""
         self.policy_version = 0
@@ -207,14 +208,6 @@ class Engines:
     def _what_follows(self, engine_id: EngineId) -> str:
         most = self._max_restarts if self._replacements.can_replace else None
         return what_follows(self._scheduler.restarts, engine_id, setting="engine.max_restarts", max_restarts=most)
-
-    def start_engine(self, slot: EngineId, engine_id: EngineId) -> None:
-        """Start a fresh engine in a slot, beside all else."""
-        self._replacements.starts.begin(slot, engine_id)
-
-    def cancel_start(self, engine_id: EngineId) -> None:
-        """Give up the start of an engine."""
-        self._replacements.starts.cancel(engine_id)
 
     def _note_ready(self, engine_id: EngineId) -> None:
         self._report_aside(EngineStarted(engine=engine_id))

@@ -78,17 +78,16 @@ class TrainingRun:
         self._outputs.progress.stage("rollout")
         self._step, self._costs = step, None
         batch = await self._driver.next_batch(step)
-        if batch is None and self.config.system.stream and not self.config.system.is_async:
+        if batch is None and self._driver.has_lent:
             await self._take_lent_gpus_back()
         return batch
 
     async def _take_lent_gpus_back(self) -> None:
-        """Have engines serve again lent to a batch that has come to nothing: all its prompts were dropped."""
+        """Have engines serve again that were lent to a batch which has come to nothing: its prompts were dropped."""
         await self._driver.quiesce()
-        if self._driver.has_lent:
-            await self._handover.to_trainer()
-            await self._learner.close()
-            await self.publish_weights()
+        await self._handover.to_trainer()
+        await self._learner.close()
+        await self.publish_weights()
 
     async def evaluate(self, step: int, *, is_last: bool = False) -> None:
         """Evaluate the policy after so many steps on the held-out sets, where there are any and it is due.
