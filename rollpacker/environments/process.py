@@ -6,8 +6,8 @@ the closing of its socket. A keeper sees to that (`fork_under_keeper`): the envi
 Both sides speak JSON lines. Requests are `{"reset": {"seed": ..., "options": ..., ...}}` and `{"step": {"text": ...}}`,
 with the fields of `rollpacker.protocols.environment`; responses `{observation, reward, terminated, truncated, time_s}`,
 or `{failure}` where the environment raised, `{failure, is_unfit}` where it answered otherwise.
-`{"tool_schemas": true}` asks for `{tool_schemas}`, and `{"prompts": NUMBER}` for the rows of that many prompts, null for
-all. It first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
+`{"tool_schemas": true}` asks for `{tool_schemas}`, and `{"prompts": NUMBER}` for the rows of that many prompts, null
+for all. It first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
 
 An observation is a text, or a list of chat messages. An environment with `takes_tokens` gets all of a turn, as a dict,
 and may answer with a list of tokens.
