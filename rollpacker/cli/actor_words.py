@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.protocols.backend import ModelledCluster
@@ -11,6 +12,9 @@ from rollpacker.runtime.placing.actors import ClusterSize, planned_actors
 from rollpacker.runtime.placing.host import usable_cpus, visible_gpus
 from rollpacker.runtime.placing.planning import placed_actors
 from rollpacker.trainers.replicas import whole_up_to
+
+if TYPE_CHECKING:
+    from rollpacker.launch.shape import JobShape
 
 
 def actor_words(config: RunConfig, cluster: ClusterSize | ModelledCluster, *, is_job: bool) -> str:
@@ -47,18 +51,27 @@ def job_words(config: RunConfig) -> str:
 
     shape = job_shape(config)
     cluster = shape.cluster
-    node = _resources(cluster.cpus_per_node, cluster.gpus_per_node)
-    memory = cluster.memory_gb_per_node
-    of_memory = "Slurm's default of memory" if memory is None else f"{memory:g} GB" if memory else "all memory"
-    limit = "the partition's default time" if cluster.time_limit_min is None else f"{cluster.time_limit_min} minutes"
     lines = [
-        f"{plural(shape.num_nodes, 'node')} x {node} and {of_memory}" + (", exclusively" if cluster.exclusive else ""),
-        f"in {cluster.partition or 'the default partition'}, for {limit}"
+        _component_words(shape),
+        f"in {cluster.partition or 'the default partition'}, for "
+        + ("the partition's default time" if cluster.time_limit_min is None else f"{cluster.time_limit_min} minutes")
         + ("; requeued when it is preempted or reaches its limit" if cluster.requeue else "; not requeued"),
     ]
+    if (beside := shape.beside) is not None:
+        where = beside.cluster.partition or "the default partition"
+        lines.append(f"beside them for environments {_component_words(beside)}, in {where}")
     if cluster.container.image is not None:
         lines.append(f"every rank in {cluster.container.image}, by {cluster.container.runtime}")
     return "\n".join(lines)
+
+
+def _component_words(shape: JobShape) -> str:
+    """Nodes of one kind, and what is taken of each."""
+    cluster = shape.cluster
+    memory = cluster.memory_gb_per_node
+    of_memory = "Slurm's default of memory" if memory is None else f"{memory:g} GB" if memory else "all memory"
+    node = _resources(cluster.cpus_per_node, cluster.gpus_per_node)
+    return f"{plural(shape.num_nodes, 'node')} x {node} and {of_memory}{', exclusively' * cluster.exclusive}"
 
 
 def _real_actors(config: RunConfig, cluster: ClusterSize, *, is_job: bool) -> str:

@@ -13,6 +13,7 @@ from rollpacker.launch.elastic_script import elastic_script, end_of_array, porte
 from rollpacker.launch.points import Point
 from rollpacker.launch.sbatch_script import job_word, sbatch_text
 from rollpacker.launch.shape import JobShape, job_shape
+from rollpacker.runtime.placing.actors import counted
 
 FOLDER = ".submitit"
 """Below the folder that the points share: scripts, pickled calls, logs of the ranks."""
@@ -28,15 +29,17 @@ class Batch:
     @property
     def nodes(self) -> str:
         """How many each job has, as text."""
-        return "1 node" if self.shape.num_nodes == 1 else f"{self.shape.num_nodes} nodes"
+        text, of_environments = counted(self.shape.num_nodes, "node"), self.shape.of_environments
+        return f"{text} and {of_environments.num_nodes} for environments" if of_environments else text
 
 
 def batches(points: Sequence[Point]) -> list[Batch]:
-    """Put points of equal shapes together, in the order of the points."""
+    """Put points of equal shapes together, in the order of the points; alone those that Slurm takes into no array."""
     found: list[tuple[JobShape, list[Point]]] = []
     for point in points:
         shape = job_shape(point.config)
-        members = next((members for known, members in found if known == shape), None)
+        can_share = shape.of_environments is None
+        members = next((members for known, members in found if known == shape and can_share), None)
         if members is None:
             found.append((shape, members := []))
         members.append(point)
@@ -59,6 +62,7 @@ def batch_script(batch: Batch, settings: LauncherSettings, sweep_folder: Path) -
         name=f"rollpacker-{sweep_folder.resolve().name}",
         folder=batch_folder(sweep_folder),
         python=_python(batch, sweep_folder),
+        of_environments=_python(batch, sweep_folder, has_gpus=False),
         num_jobs=len(batch.points),
         array_parallelism=settings.array_parallelism,
         **_for_workers(batch, sweep_folder),
@@ -86,15 +90,15 @@ def _for_workers(batch: Batch, sweep_folder: Path) -> dict[str, list[str]]:
     return {"before": porter(batch_folder(sweep_folder), own, max(intervals)), "after": end_of_array()}
 
 
-def _python(batch: Batch, sweep_folder: Path) -> Sequence[str]:
-    """The command that runs Python on a node: of this environment, or of the image."""
+def _python(batch: Batch, sweep_folder: Path, *, has_gpus: bool = True) -> Sequence[str]:
+    """The command that runs Python on a node, with what GPUs it has: of this environment, or of the image."""
     cluster = batch.shape.cluster
     if cluster.container.image is None:
         return [sys.executable]
     read = dict.fromkeys(path for point in batch.points for path in paths_to_read(point.config))
     return container_command(
         cluster.container,
-        has_gpus=cluster.gpus_per_node > 0,
+        has_gpus=has_gpus and cluster.gpus_per_node > 0,
         run_dir=sweep_folder.resolve(),
         read_paths=tuple(read),
         scratch=cluster.scratch,

@@ -5,6 +5,9 @@
     srun               the same program once per node, perhaps in a container
     teardown           outside again: requeues the job when rank 0 has asked for it, else ends with the ranks' exit code
 
+Nodes of environments are the second component of a heterogeneous job, whose ranks follow those of the first. Asked for
+one job, squeue prints both components; Slurm has no arrays of such jobs.
+
 An element of an array is asked for and requeued as 12_3, never by its SLURM_JOB_ID: that of the last element is the
 array's own number, by which Slurm means all of them.
 """
@@ -45,6 +48,10 @@ OWN_OPTIONS = {
 }
 """Options of sbatch that are not for `cluster.sbatch`, and the key of each; empty for those that cannot be set."""
 
+ENVIRONMENTS_LOG_SUFFIX = "_environments.out"
+"""Of the log of a rank that runs environments alone: `<job>_<node><suffix>`. Slurm numbers ranks of a second component
+otherwise in names of files."""
+
 REQUEUE_WAIT_S = 60
 """The script waits for Slurm to end it, which takes a moment; were it to end first, the job would be over."""
 _USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -68,6 +75,7 @@ def sbatch_text(
     name: str,
     folder: Path,
     python: Sequence[str],
+    of_environments: Sequence[str] = (),
     num_jobs: int = 1,
     array_parallelism: int | None = None,
     before: Sequence[str] = (),
@@ -80,7 +88,8 @@ def sbatch_text(
         name: As squeue shows it.
         folder: Absolute and shared; takes the logs, and has the pickled calls.
         python: The command that runs Python on a node, in a container where the shape has one.
-        num_jobs: Above 1 it is an array.
+        of_environments: The same for nodes of environments, where the shape has them.
+        num_jobs: Above 1 it is an array; 1 where the shape has nodes of environments.
         array_parallelism: Jobs of the array that run at the same time; None does not limit them.
         before: Further lines ahead of the ranks; in them `job_word` names the job.
         after: Further lines behind them, unless the job is requeued.
@@ -89,14 +98,21 @@ def sbatch_text(
 
     is_array = num_jobs > 1
     job = job_word(is_array=is_array)
+    command = f"-u -m submitit.core._submit {shlex.quote(str(folder))}"
+    ranks, lines = f"{shlex.join(python)} {command}", []
+    if (beside := shape.beside) is not None:
+        log = f'{shlex.quote(str(folder))}/"{job}"_%N{ENVIRONMENTS_LOG_SUFFIX}'
+        options = ["--het-group=1", f"--output={log}", *_srun_options(beside.cluster)]
+        ranks = " ".join([ranks, ":", *options, shlex.join(of_environments), command])
+        lines = _environment_nodes(beside.cluster, name)
     text = _make_sbatch_string(
-        command=f"{shlex.join(python)} -u -m submitit.core._submit {shlex.quote(str(folder))}",
+        command=ranks,
         folder=folder,
         job_name=name,
         stderr_to_stdout=True,
         map_count=num_jobs if is_array else None,
         array_parallelism=array_parallelism or num_jobs,
-        setup=[*_setup(shape.cluster, folder, job), *before],
+        setup=[*lines, *_setup(shape.cluster, folder, job), *before],
         teardown=_teardown(shape.cluster, job, after),
         **_requests(shape),
     )
@@ -111,11 +127,21 @@ def job_word(*, is_array: bool) -> str:
 def _requests(shape: JobShape) -> dict[str, Any]:
     """What the job asks for, under submitit's names; None is left to Slurm."""
     cluster = shape.cluster
+    return {
+        **_nodes(cluster),
+        "wckey": None,
+        "additional_parameters": _further_options(cluster),
+        "srun_args": [*(["--het-group=0"] if shape.of_environments else []), *_srun_options(cluster)],
+    }
+
+
+def _nodes(cluster: ClusterSection) -> dict[str, Any]:
+    """The nodes of a job, or of a component of one."""
     memory = memory_mb(cluster)
     return {
         "partition": cluster.partition,
         "time": cluster.time_limit_min,
-        "nodes": shape.num_nodes,
+        "nodes": cluster.num_nodes,
         "ntasks_per_node": 1,
         "cpus_per_task": cluster.cpus_per_node,
         "gpus_per_node": _gpus(cluster),
@@ -124,15 +150,25 @@ def _requests(shape: JobShape) -> dict[str, Any]:
         "constraint": cluster.constraint,
         "exclusive": cluster.exclusive or None,
         "mem": None if memory is None else f"{memory}M" if memory else "0",
-        "wckey": None,
-        "additional_parameters": _further_options(cluster),
-        "srun_args": [
-            "--open-mode=append",
-            f"--cpus-per-task={cluster.cpus_per_node}",  # srun takes it neither from sbatch nor from the script's lines
-            "--kill-on-bad-exit=0",  # rank 0 may still write its checkpoint
-            "--wait=0",  # the run may go on without the node of a rank that ended
-        ],
     }
+
+
+def _srun_options(cluster: ClusterSection) -> list[str]:
+    return [
+        "--open-mode=append",
+        f"--cpus-per-task={cluster.cpus_per_node}",  # srun takes it neither from sbatch nor from the script's lines
+        "--kill-on-bad-exit=0",  # rank 0 may still write its checkpoint
+        "--wait=0",  # the run may go on without the node of a rank that ended
+    ]
+
+
+def _environment_nodes(cluster: ClusterSection, name: str) -> list[str]:
+    """Lines that ask for the second component of a job."""
+    from submitit.slurm.slurm import _as_sbatch_flag
+
+    options = {"job-name": name, **_nodes(cluster), **_further_options(cluster)}
+    flags = (_as_sbatch_flag(key, options[key]) for key in sorted(options) if options[key] is not None)
+    return ["#SBATCH hetjob", *flags, ""]
 
 
 def _gpus(cluster: ClusterSection) -> str | None:
@@ -155,7 +191,7 @@ def job_environment(cluster: ClusterSection, job: str) -> list[str]:
         f'export PATH="$PATH:{_USUAL_PATH}" # where it was submitted from, there may be no other command than sbatch',
         *cluster.setup,
         *(f"export {name}={shlex.quote(value)}" for name, value in cluster.environment.items()),
-        f'{end}="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="{job}" --format=%e)"',
+        f'{end}="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="{job}" --format=%e | head -n 1)"',
         f'[[ "${end}" =~ ^[0-9]+$ ]] || {end}="" # no limit',
         f'{grace}="$(scontrol show partition "$SLURM_JOB_PARTITION" | {_FIND_GRACE_TIME})"',
         f"export {end} {grace}",
@@ -179,7 +215,7 @@ def _teardown(cluster: ClusterSection, job: str, after: Sequence[str]) -> list[s
     file = REQUEUE_FILE_VARIABLE
     return [
         "exit_code=$?",
-        f'if [[ -e "${file}" && "$(squeue --noheader --jobs="{job}" --format=%T)" == RUNNING ]]; then',
+        f'if [[ -e "${file}" && "$(squeue --noheader --jobs="{job}" --format=%T | head -n 1)" == RUNNING ]]; then',
         f'    rm --force "${file}"',
         f'    scontrol requeue "{job}" && sleep {REQUEUE_WAIT_S}',
         "fi",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import LARGEST
 from rollpacker.config.sections.cluster import ClusterSection
+from rollpacker.config.sections.environment_job import EnvironmentJobSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.placing.actors import ClusterSize, planned_actors
 from rollpacker.runtime.placing.capacity import Capacity, check_capacity
@@ -24,10 +25,26 @@ class JobShape:
     num_nodes: int
     cluster: ClusterSection
     """Everything else; `num_nodes` in it is what the user gave, and counts no more."""
+    of_environments: EnvironmentJobSection | None = None
+    """Nodes that the job has beside; None where it has none."""
+    section: str = "cluster"
+    """Of the configuration, whose keys a message about the job names."""
 
     def __post_init__(self) -> None:
         """Forget how the number of nodes was found, so that shapes compare by what Slurm is asked for."""
         object.__setattr__(self, "cluster", self.cluster.model_copy(update={"num_nodes": self.num_nodes}))
+
+    @property
+    def beside(self) -> JobShape | None:
+        """The job's second component: nodes of environments; None where it has none."""
+        job = self.of_environments
+        if job is None:
+            return None
+        own = {key: value for key in ("partition", "account", "qos") if (value := getattr(job, key)) is not None}
+        sizes = {key: getattr(job, key) for key in ("cpus_per_node", "memory_gb_per_node", "constraint", "sbatch")}
+        nothing = {"gpus_per_node": 0, "gpu_type": None, "exclusive": False}
+        cluster = self.cluster.model_copy(update=own | sizes | nothing)
+        return JobShape(num_nodes=job.num_nodes, cluster=cluster, section="environment.job")
 
 
 def job_shape(config: RunConfig) -> JobShape:
@@ -40,7 +57,12 @@ def job_shape(config: RunConfig) -> JobShape:
     assert cluster is not None
     if config.backend.name == "sim":  # one process, which needs no GPU and no other node
         return JobShape(num_nodes=cluster.num_nodes or 1, cluster=cluster)
-    return JobShape(num_nodes=cluster.num_nodes or _fewest_nodes(config, cluster), cluster=cluster)
+    environment = config.environment
+    return JobShape(
+        num_nodes=cluster.num_nodes or _fewest_nodes(config, cluster),
+        cluster=cluster,
+        of_environments=environment.job if environment is not None and environment.job.num_nodes else None,
+    )
 
 
 def ray_size(config: RunConfig) -> ClusterSize:

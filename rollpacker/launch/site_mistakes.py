@@ -21,8 +21,10 @@ _MOST_LISTED = 20
 
 def site_mistakes(shape: JobShape, site: Site) -> Iterator[ConfigError]:
     """What the cluster cannot give to a job of this shape."""
+    if shape.beside is not None:
+        yield from site_mistakes(shape.beside, site)
     try:
-        partition = partition_of(shape.cluster, site)
+        partition = partition_of(shape.cluster, site, shape.section)
     except ConfigError as mistake:
         yield mistake
         return
@@ -30,13 +32,13 @@ def site_mistakes(shape: JobShape, site: Site) -> Iterator[ConfigError]:
         yield ConfigError(
             f"Partition `{partition.name}` is {partition.state}.",
             "It accepts no new jobs.",
-            "Choose another cluster.partition.",
+            f"Choose another {shape.section}.partition.",
         )
     yield from job_mistakes(shape, partition, site)
 
 
-def partition_of(cluster: ClusterSection, site: Site) -> Partition:
-    """The partition of a job.
+def partition_of(cluster: ClusterSection, site: Site, section: str = "cluster") -> Partition:
+    """The partition of a job, which this section of the configuration names.
 
     Raises:
         ConfigError: Slurm does not have it.
@@ -48,13 +50,15 @@ def partition_of(cluster: ClusterSection, site: Site) -> Partition:
     listed = f"The partitions are {_listed(names)}."
     if cluster.partition is None:
         raise ConfigError(
-            "cluster.partition=null, and this Slurm has no default partition.", listed, "Write cluster.partition=..."
+            f"{section}.partition=null, and this Slurm has no default partition.",
+            listed,
+            f"Write {section}.partition=...",
         )
     close = nearest(cluster.partition, names)
     raise ConfigError(
-        f"cluster.partition={cluster.partition} is not a partition of this Slurm.",
+        f"{section}.partition={cluster.partition} is not a partition of this Slurm.",
         listed,
-        f"Write cluster.partition={close[0]}" if close else "Choose one of them.",
+        f"Write {section}.partition={close[0]}" if close else "Choose one of them.",
     )
 
 
@@ -62,24 +66,24 @@ def job_mistakes(shape: JobShape, partition: Partition, site: Site) -> Iterator[
     """What a partition does not allow, or its nodes do not have."""
     yield from _partition_mistakes(shape, partition)
     yield from _node_mistakes(shape, partition, site.nodes_of(partition))
-    yield from _feature_mistakes(shape.cluster, site)
+    yield from _feature_mistakes(shape, site)
 
 
 def _partition_mistakes(shape: JobShape, partition: Partition) -> Iterator[ConfigError]:
-    cluster, name = shape.cluster, partition.name
+    cluster, section, name = shape.cluster, shape.section, partition.name
     longest = partition.max_time_min
     if longest is not None and cluster.time_limit_min is not None and cluster.time_limit_min > longest:
         yield ConfigError(
             f"cluster.time_limit_min={cluster.time_limit_min} is more than partition `{name}` allows.",
             f"It allows {longest} minutes.",
             f"Set cluster.time_limit_min={longest} or lower (a run that needs longer is requeued and goes on), or "
-            "choose another cluster.partition.",
+            f"choose another {section}.partition.",
         )
     if partition.max_nodes is not None and shape.num_nodes > partition.max_nodes:
         yield ConfigError(
             f"The job asks for {shape.num_nodes} nodes, more than partition `{name}` allows.",
             f"It allows {partition.max_nodes} per job.",
-            "Choose another cluster.partition, or a run that needs fewer GPUs.",
+            f"Choose another {section}.partition, or a run that needs fewer GPUs.",
         )
     for key, value, allowed in (
         ("account", cluster.account, partition.allowed_accounts),
@@ -88,15 +92,17 @@ def _partition_mistakes(shape: JobShape, partition: Partition) -> Iterator[Confi
         if value is not None and allowed is not None and value not in allowed:
             close = nearest(value, allowed)
             yield ConfigError(
-                f"cluster.{key}={value} may not use partition `{name}`.",
+                f"{section}.{key}={value} may not use partition `{name}`.",
                 f"It is for {_listed(allowed)}.",
-                f"Write cluster.{key}={close[0]}" if close else f"Choose another cluster.{key} or cluster.partition.",
+                f"Write {section}.{key}={close[0]}"
+                if close
+                else f"Choose another {section}.{key} or {section}.partition.",
             )
 
 
 def _node_mistakes(shape: JobShape, partition: Partition, nodes: Sequence[Node]) -> Iterator[ConfigError]:
     """Compare each resource with the largest node; then enough nodes must have all of them together."""
-    cluster, is_possible = shape.cluster, True
+    cluster, section, is_possible = shape.cluster, shape.section, True
     memory = memory_mb(cluster) or 0
     gpu_types = sorted({kind for node in nodes for kind in node.gpus_by_type if kind})
     num_gpus = _num_gpus(cluster.gpu_type)
@@ -118,11 +124,11 @@ def _node_mistakes(shape: JobShape, partition: Partition, nodes: Sequence[Node])
             shown = f"{value:g}" if unit != "MiB" else f"{value:g} ({asked} MiB)"
             is_possible = False
             yield ConfigError(
-                f"cluster.{key}={shown} is more than a node of partition `{partition.name}` has.",
+                f"{section}.{key}={shown} is more than a node of partition `{partition.name}` has.",
                 f"Its largest node has {most} {unit}.",
-                f"Lower cluster.{key}, or choose another cluster.partition."
+                f"Lower {section}.{key}, or choose another {section}.partition."
                 if most or unit != "GPUs"
-                else "Choose a cluster.partition whose nodes have GPUs.",
+                else f"Choose a {section}.partition whose nodes have GPUs.",
             )
     fitting = [
         node
@@ -136,17 +142,18 @@ def _node_mistakes(shape: JobShape, partition: Partition, nodes: Sequence[Node])
         yield ConfigError(
             f"The job asks for {shape.num_nodes} nodes of at least {asked_for}.",
             f"Partition `{partition.name}` has {len(fitting)} of them.",
-            "Lower cluster.num_nodes where it is set, or choose another cluster.partition or a smaller run.",
+            f"Lower {section}.num_nodes where it is set, or choose another {section}.partition or a smaller run.",
         )
 
 
-def _feature_mistakes(cluster: ClusterSection, site: Site) -> Iterator[ConfigError]:
+def _feature_mistakes(shape: JobShape, site: Site) -> Iterator[ConfigError]:
+    constraint = shape.cluster.constraint
     known = sorted({feature for node in site.nodes for feature in node.features})
-    for name in re.findall(r"[A-Za-z_][\w.:=-]*", cluster.constraint or ""):
+    for name in re.findall(r"[A-Za-z_][\w.:=-]*", constraint or ""):
         if name not in known:
             close = nearest(name, known)
             yield ConfigError(
-                f"cluster.constraint={cluster.constraint} names `{name}`, a feature that no node has.",
+                f"{shape.section}.constraint={constraint} names `{name}`, a feature that no node has.",
                 f"The features are {_listed(known)}." if known else "No node of this Slurm has features.",
                 f"Write {close[0]} instead." if close else "Leave it out.",
             )

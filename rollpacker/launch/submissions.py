@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from rollpacker.launch.sbatch_script import ENVIRONMENTS_LOG_SUFFIX
 from rollpacker.metrics.files import make_private_folder, write_atomically
 from rollpacker.paths import read_bytes
 
@@ -27,7 +28,7 @@ class Submission:
     folder: Path
     """Of the script, the pickled call and the logs. Absolute."""
     num_nodes: int
-    """One rank and one log for each."""
+    """One rank and one log for each; those of environments come on top."""
     submitted_at: float
     """Seconds since the epoch."""
 
@@ -39,7 +40,8 @@ class Submission:
     @property
     def logs(self) -> tuple[Path, ...]:
         """Of every rank, rank 0 first; a requeued job writes on in the same files."""
-        return tuple(self.folder / f"{self.job_id}_{rank}_log.out" for rank in range(self.num_nodes))
+        ranks = (self.folder / f"{self.job_id}_{rank}_log.out" for rank in range(self.num_nodes))
+        return (*ranks, *sorted(self.folder.glob(f"{self.job_id}_*{ENVIRONMENTS_LOG_SUFFIX}")))
 
 
 _SUBMISSION = TypeAdapter(Submission)

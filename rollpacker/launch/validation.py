@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rollpacker.config.launching import LauncherSettings
@@ -113,7 +113,9 @@ def _job_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
                 "The nodes would look for its Python outside of it.",
                 f"Write hydra.launcher.container={image}",
             )
-        yield from _option_mistakes(cluster)
+        yield from _option_mistakes(cluster.sbatch, "cluster")
+        if config.environment is not None:
+            yield from _option_mistakes(config.environment.job.sbatch, "environment.job")
         yield from _time_mistakes(cluster)
         yield from check_container(cluster.container, cluster.setup)
         if site is not None:
@@ -123,20 +125,20 @@ def _job_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
                 continue  # the actors find no room, which the validation of the run reports
 
 
-def _option_mistakes(cluster: ClusterSection) -> Iterator[UserError]:
-    for name in cluster.sbatch:
+def _option_mistakes(options: Iterable[str], section: str) -> Iterator[UserError]:
+    for name in options:
         if name in OWN_OPTIONS:
             key = OWN_OPTIONS[name]
             yield ConfigError(
-                f"cluster.sbatch names --{name}, which RollPacker sets itself.",
+                f"{section}.sbatch names --{name}, which RollPacker sets itself.",
                 "It takes options of sbatch that have no key of their own.",
-                f"Write {key}=..." if key else f"Leave out cluster.sbatch.{name}",
+                f"Write {key}=..." if key and section == "cluster" else f"Leave out {section}.sbatch.{name}",
             )
         elif not re.fullmatch(r"[a-z][a-z0-9-]+", name):
             yield ConfigError(
-                f"cluster.sbatch names `{name}`.",
+                f"{section}.sbatch names `{name}`.",
                 "It takes options of sbatch by their long names, without leading dashes.",
-                "Write cluster.sbatch={reservation: maintenance}",
+                f"Write {section}.sbatch={{reservation: maintenance}}",
             )
 
 

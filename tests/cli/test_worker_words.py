@@ -30,13 +30,15 @@ def test_workers_their_source_and_what_the_own_engines_do_meanwhile_are_named(wo
 
 def test_environments_their_number_and_their_limits_are_named():
     walks = "environment.env=rollpacker.environments.walk_turns:WalkTurns"
-    config = composed(*REAL, "environment=gym", walks, "environment.max_turns=7", "system=verl", "system.stream=false")
+    config = composed(*REAL, "environment=gym", walks, "environment.max_turns=7", "system=verl")
     words = environment_words(config)
     assert "WalkTurns answers up to 7 turns of a response" in words
     assert "64 at a time" in words
     assert "begins again up to 2 times" in words
+    of_job = ("cluster=slurm", "environment.job.num_nodes=2")
+    assert "of its own, on nodes of their own" in environment_words(composed(*REAL, "environment=gym", walks, *of_job))
     tools = "environment.tools=[rollpacker.environments.calculator:calculate]"
-    words = environment_words(composed(*REAL, "environment=tools", tools, "system=verl", "system.stream=false"))
+    words = environment_words(composed(*REAL, "environment=tools", tools, "system=verl"))
     assert words.startswith("tools (rollpacker.environments.calculator:calculate) answers up to 20 turns")
 
 

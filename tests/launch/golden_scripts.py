@@ -43,6 +43,7 @@ def golden_scripts() -> dict[str, str]:
             "cluster.environment={NCCL_SOCKET_IFNAME: ib0}",
             "cluster.sbatch={reservation: night shift, get-user-env: ''}",
         ),
+        "environment-nodes.sh": _environment_nodes(),
         "elastic-run.sh": _text(*ELASTIC, before=porter(_SWEEP, job_word(is_array=False), 30), after=end_of_array()),
         "elastic-workers.sh": _workers(),
     }
@@ -51,6 +52,19 @@ def golden_scripts() -> dict[str, str]:
 def _workers() -> str:
     config = compose([*ELASTIC, "run.dir=/shared/runs/sweep", "elastic.job.sbatch={licenses: 'elastic:1'}"])
     return elastic_script(config, job_id="4711", name="workers-sweep", folder=_SWEEP, python=_PYTHON)
+
+
+def _environment_nodes() -> str:
+    overrides = [*E2E, "cluster.partition=gpu", "cluster.constraint=h800", "cluster.time_limit_min=1440"]
+    gym = ["environment=gym", "environment.env=my_env.py:Maze", "reward=environment", "reward.function=null"]
+    job = [
+        "num_nodes=4",
+        "partition=cpu",
+        "account=sandboxes",
+        "memory_gb_per_node=64",
+        "sbatch={licenses: 'x:8'}",
+    ]
+    return _text(*overrides, *gym, *(f"environment.job.{word}" for word in job))
 
 
 def _container() -> str:
@@ -80,6 +94,7 @@ def _text(
         name="rollpacker-sweep",
         folder=_SWEEP / ".submitit",
         python=python,
+        of_environments=python,
         num_jobs=num_jobs,
         array_parallelism=array_parallelism,
         before=before,

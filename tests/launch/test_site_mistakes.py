@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rollpacker.config.compose import compose
+from rollpacker.config.words import replaced
 from rollpacker.launch.shape import job_shape
 from rollpacker.launch.site import Node, Partition, Site
 from rollpacker.launch.site_mistakes import site_mistakes
@@ -122,3 +123,26 @@ def test_a_slurm_without_a_default_partition_wants_one_named() -> None:
     partitions = tuple(replace(partition, is_default=False) for partition in SITE.partitions)
     (told,) = _told(site=replace(SITE, partitions=partitions))
     assert "no default partition" in told
+
+
+ENVIRONMENTS = (
+    *("backend=ray", "model.path=m", "data.path=p", "environment=gym", "environment.env=e.py:E"),
+    *("reward=environment", "reward.function=null", "environment.job.num_nodes=1", "environment.job.partition=cpu"),
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "remedy"),
+    [
+        ("partition=cpuu", "partition=cpuu is not a partition of this Slurm", "Write environment.job.partition=cpu"),
+        ("cpus_per_node=65", "cpus_per_node=65 is more than a node", "choose another environment.job.partition"),
+        ("num_nodes=2", "asks for 2 nodes of at least 8 CPUs and 0 GPUs", "Lower environment.job.num_nodes"),
+        ("constraint=bigg", "constraint=bigg names `bigg`", "Write big instead"),
+    ],
+)
+def test_what_nodes_of_environments_ask_for_is_compared_with_their_own_partition(
+    words: str, problem: str, remedy: str
+) -> None:
+    (told,) = _told(*replaced(ENVIRONMENTS, [f"environment.job.{words}"]))
+    assert problem in told
+    assert remedy in told

@@ -17,6 +17,7 @@ from rollpacker.config.sections.base import (
     PositiveSeconds,
     Section,
 )
+from rollpacker.config.sections.environment_job import EnvironmentJobSection
 from rollpacker.config.sections.losses import TURN_ADVANTAGES
 from rollpacker.config.sections.reward_checks import NAMED_IN_PYTHON
 
@@ -94,6 +95,9 @@ class EnvironmentSection(Section):
     """`first`: processes of environments run on the first node, beside the driver. `all`: on all nodes of the run, each
     new one where the fewest are open; trajectories of a node that is lost begin again on the others. Rollout workers
     take none."""
+    job: Annotated[EnvironmentJobSection, NOT_IN_FINGERPRINT] = EnvironmentJobSection()
+    """Nodes of their own in the run's Slurm job, such as environment.job.num_nodes=2 environment.job.partition=cpu.
+    Environments then run there alone, spread as over all nodes; when the last of these is lost, the run ends."""
     starts_per_minute: Annotated[Positive | None, NOT_IN_FINGERPRINT] = None
     """Resets that begin in a minute, at most, evenly spread: for a service that bears no more. null is no limit."""
     max_restarts: Annotated[Count, NOT_IN_FINGERPRINT] = Field(2, ge=0)
@@ -228,6 +232,18 @@ def _refused_with(environment: EnvironmentSection, config: RunConfig) -> tuple[t
             environment.name == "tools" and "environment" in reward.names,
             "Tools give no reward: the answer that follows them has one.",
             "Choose the reward of the answer, such as reward=math.",
+        ),
+        (
+            f"environment.job.num_nodes={environment.job.num_nodes}",
+            environment.job.num_nodes > 0 and config.cluster is None,
+            "Nodes of their own are part of a Slurm job, which the run has not.",
+            "Choose a cluster and hydra/launcher=slurm, or set environment.job.num_nodes=0.",
+        ),
+        (
+            f"environment.nodes=all and environment.job.num_nodes={environment.job.num_nodes}",
+            environment.job.num_nodes > 0 and environment.nodes == "all",
+            "Environments run on nodes of their own, or on all nodes of the run.",
+            "Leave one of them out.",
         ),
         (
             "environment.isolation=bubblewrap and agents that run elsewhere",

@@ -26,6 +26,8 @@ where it is unknown."""
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
+_NUM_COMPONENTS = "SLURM_HET_SIZE"
+"""Set in a heterogeneous job; ours has two, the second one for environments."""
 _MEBIBYTE = 1 << 20
 _GPU_NAME = re.compile(r"\d+|(GPU|MIG)-\S+")
 """A number, or a UUID. Whatever else ends the list, as CUDA reads it: -1, or Slurm's NoDevFiles for no GPU."""
@@ -42,9 +44,9 @@ class Allocation:
     """How often Slurm has requeued the job."""
     rank: int
     node_names: tuple[str, ...]
-    """Of all nodes, by rank."""
+    """Of all nodes, by rank; those of environments come last."""
     node_name: str
-    """Of this one."""
+    """Of this one, as the network knows it."""
     num_cpus: int
     """Cores on this node."""
     gpus: tuple[str, ...]
@@ -57,6 +59,8 @@ class Allocation:
     """None without a batch script of ours: the job is not requeued."""
     grace_s: float | None = None
     """What a preempted job has until its end; None when it is unknown."""
+    num_environment_nodes: int = 0
+    """Nodes on which environments run and nothing else."""
 
     @property
     def is_head(self) -> bool:
@@ -64,7 +68,18 @@ class Allocation:
 
     @property
     def num_nodes(self) -> int:
-        return len(self.node_names)
+        """Without those of environments."""
+        return len(self.node_names) - self.num_environment_nodes
+
+    @property
+    def name(self) -> str:
+        """Of this node, as messages and logs have it."""
+        return self.node_names[self.rank]
+
+    @property
+    def is_of_environments(self) -> bool:
+        """Whether this node is one of theirs."""
+        return self.rank >= self.num_nodes
 
     @property
     def key(self) -> str:
@@ -81,21 +96,26 @@ def current_allocation(environment: Mapping[str, str]) -> Allocation | None:
     if "SLURM_JOB_ID" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
         return None
     num_tasks, node_list = int(environment["SLURM_STEP_NUM_TASKS"]), environment["SLURM_STEP_NODELIST"]
-    node_names = expand_node_list(node_list)
+    of_run, of_environments = expand_node_list(node_list), expand_node_list("")
+    rank, group = int(environment["SLURM_PROCID"]), ""
+    if _NUM_COMPONENTS in environment:
+        of_run, of_environments = (expand_node_list(environment[f"SLURM_JOB_NODELIST_HET_GROUP_{k}"]) for k in (0, 1))
+        group = f"_HET_GROUP_{int(rank >= len(of_run))}"  # without it, what the first component has
+    node_names = (*of_run, *(f"{name}-environments" for name in of_environments))  # they may share a node
     if len(node_names) != num_tasks:
         raise ConfigError(
             f"Slurm started {num_tasks} tasks on {node_list}.",
             "RollPacker runs once on each node; Ray starts the processes that it needs there.",
             "Start it by `srun --ntasks-per-node=1`.",
         )
-    memory_mb = int(environment.get("SLURM_MEM_PER_NODE", "0"))
+    memory_mb = int(environment.get(f"SLURM_MEM_PER_NODE{group}", "0"))
     end_time = environment.get(END_TIME_VARIABLE)
     requeue_file = environment.get(REQUEUE_FILE_VARIABLE)
     return Allocation(
         job_id=environment["SLURM_JOB_ID"],
         step_id=environment.get("SLURM_STEP_ID", "0"),
         restart_count=int(environment.get("SLURM_RESTART_COUNT", "0")),
-        rank=int(environment["SLURM_PROCID"]),
+        rank=rank,
         node_names=node_names,
         node_name=environment["SLURMD_NODENAME"],
         num_cpus=int(environment.get("SLURM_CPUS_PER_TASK") or environment["SLURM_CPUS_ON_NODE"]),
@@ -104,6 +124,7 @@ def current_allocation(environment: Mapping[str, str]) -> Allocation | None:
         end_time=float(end_time) if end_time else None,
         requeue_file=Path(requeue_file) if requeue_file else None,
         grace_s=float(environment.get(GRACE_VARIABLE) or 0) or None,
+        num_environment_nodes=len(of_environments),
     )
 
 

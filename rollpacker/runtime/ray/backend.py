@@ -26,7 +26,7 @@ from rollpacker.runtime.placing.fleets import costs_of, degrees_of
 from rollpacker.runtime.placing.planning import cluster_size
 from rollpacker.runtime.ray.cluster import RayCluster
 from rollpacker.runtime.ray.elastic_members import open_members
-from rollpacker.runtime.ray.environment_hosts import start_environment_hosts
+from rollpacker.runtime.ray.environment_hosts import nodes_of_environments, start_environment_hosts
 from rollpacker.runtime.ray.node import node_here
 from rollpacker.runtime.ray.placement import Actors, start_actors
 from rollpacker.runtime.ray.rendezvous import Rendezvous, rendezvous_of
@@ -65,9 +65,10 @@ class RayBackend:
             context.stage("starting engines, trainer and reward")
             size = cluster_size(config, self._allocation)
             actors = await start_actors(config, size, context)
-            hosts = await start_environment_hosts(config, size.num_nodes, context)
+            nodes = nodes_of_environments(config, self._allocation, size.num_nodes)
+            hosts = await start_environment_hosts(config, nodes, context)
             environments = make_environments(config, tokenizer, hosts) if config.environment else None
-            cluster.spare(actors.spare_nodes, context.note)
+            cluster.spare(actors.spare_nodes.union(set(nodes).difference(range(size.num_nodes))), context.note)
             takes_workers = config.elastic.is_on and config.trains
             opened = open_members(config, cluster, context) if takes_workers else nullcontext()
             members = await stack.enter_async_context(opened)

@@ -175,7 +175,7 @@ class RayCluster:
             async with asyncio.timeout(_ANSWER_S):
                 lost.update(await self._missing_nodes())
         for node in sorted(lost & self._spare - self.lost_nodes):
-            self._note(f"{self._node_names[node]} is lost: Ray there has ended. The run goes on without its engines.")
+            self._note(f"{self._node_names[node]} is lost: Ray there has ended. The run goes on without it.")
         self.lost_nodes |= lost & self._spare
         return self._lost(sorted(lost - self._spare)) if lost - self._spare else None
 

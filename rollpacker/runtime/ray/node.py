@@ -19,6 +19,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.ids import WorkerId
 from rollpacker.runtime.job.allocation import Allocation
+from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.planning import cluster_size
 from rollpacker.runtime.ray.node_address import JOINABLE_LOOPBACK, LOOPBACK, free_port, node_address
 from rollpacker.runtime.ray.private_folder import PrivateFolder, private_folder
@@ -168,14 +169,17 @@ class RayNode:
 
 
 def node_here(config: RunConfig, allocation: Allocation | None, log: Path) -> RayNode:
-    """Prepare this node of an allocation, or this machine alone."""
+    """Prepare this node of an allocation, or this machine alone; one of environments offers nothing to other actors."""
     settings = config.cluster or ClusterSection(name="none")
-    size = cluster_size(config, allocation)
-    name = allocation.node_name if allocation else socket.gethostname()
+    name = allocation.name if allocation else socket.gethostname()
+    size = ClusterSize(num_nodes=1, num_cpus=0, num_gpus=0)
+    if allocation is None or not allocation.is_of_environments:
+        size = cluster_size(config, allocation)
+    num_nodes = len(allocation.node_names) if allocation else 1
     offer = NodeOffer(
         pin=pin_of(allocation.rank if allocation else 0),
         name=name,
-        address=_address(config, allocation, is_alone=size.num_nodes == 1 and not config.elastic.is_on),
+        address=_address(config, allocation, is_alone=num_nodes == 1 and not config.elastic.is_on),
         num_cpus=size.num_cpus,
         num_gpus=size.num_gpus,
         memory_bytes=allocation.memory_bytes if allocation else None,

@@ -57,7 +57,7 @@ class _Service:
         head_address = self._wait_for_head()
         if head_address is None:
             return
-        log = self._rendezvous.log_of(self._allocation.node_name)
+        log = self._rendezvous.log_of(self._allocation.name)
         node = node_here(self._config, self._allocation, log)
         try:
             self.report("starting Ray")
@@ -67,7 +67,7 @@ class _Service:
             node.stop()
 
     def report(self, stage: str, failure: str = "") -> None:
-        report = NodeReport(node=self._allocation.node_name, stage=stage, failure=failure)
+        report = NodeReport(node=self._allocation.name, stage=stage, failure=failure)
         self._rendezvous.report(self._allocation.rank, report)
 
     def _wait_for_head(self) -> str | None:
@@ -80,7 +80,7 @@ class _Service:
             if time.monotonic() > deadline:
                 raise WorldError(
                     f"Ray's head did not appear on {self._head_name} within {start_s:g} s.",
-                    f"{self._allocation.node_name} waited for it in {self._rendezvous.folder}.",
+                    f"{self._allocation.name} waited for it in {self._rendezvous.folder}.",
                     f"Look for the output of rank 0; does {self._head_name} see the same folder?",
                 )
             time.sleep(_POLL_S)

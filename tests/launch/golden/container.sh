@@ -15,7 +15,7 @@
 
 # setup
 export PATH="$PATH:/usr/local/bin:/usr/bin:/bin" # where it was submitted from, there may be no other command than sbatch
-ROLLPACKER_JOB_END="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)"
+ROLLPACKER_JOB_END="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e | head -n 1)"
 [[ "$ROLLPACKER_JOB_END" =~ ^[0-9]+$ ]] || ROLLPACKER_JOB_END="" # no limit
 ROLLPACKER_GRACE_S="$(scontrol show partition "$SLURM_JOB_PARTITION" | sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p')"
 export ROLLPACKER_JOB_END ROLLPACKER_GRACE_S
@@ -66,7 +66,7 @@ exec "$runtime" exec "${binds[@]}" "$@"
 
 # teardown
 exit_code=$?
-if [[ -e "$ROLLPACKER_REQUEUE_FILE" && "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" == RUNNING ]]; then
+if [[ -e "$ROLLPACKER_REQUEUE_FILE" && "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T | head -n 1)" == RUNNING ]]; then
     rm --force "$ROLLPACKER_REQUEUE_FILE"
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi

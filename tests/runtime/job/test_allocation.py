@@ -48,6 +48,35 @@ def test_a_task_knows_its_rank_and_what_it_may_use():
     assert allocation.grace_s == pytest.approx(15)
 
 
+TWO_COMPONENTS = {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "cpu7,gpu[1-2]",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "gpu[1-2]",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "cpu7,gpu2",
+    "SLURM_MEM_PER_NODE": "1000",
+    "SLURM_MEM_PER_NODE_HET_GROUP_0": "1000",
+    "SLURM_MEM_PER_NODE_HET_GROUP_1": "2000",
+}
+
+
+@pytest.mark.parametrize(
+    ("rank", "node", "name", "memory_mb", "is_of_environments"),
+    [(1, "gpu2", "gpu2", 1000, False), (2, "cpu7", "cpu7-environments", 2000, True)],
+)
+def test_nodes_of_environments_follow_those_of_the_run_even_where_both_share_one(
+    rank, node, name, memory_mb, is_of_environments
+):
+    own = {"SLURM_PROCID": str(rank), "SLURMD_NODENAME": node}
+    allocation = current_allocation(STEP | TWO_COMPONENTS | own)
+    assert allocation is not None
+    assert allocation.node_names == ("gpu1", "gpu2", "cpu7-environments", "gpu2-environments")
+    assert (allocation.num_nodes, allocation.num_environment_nodes) == (2, 2)
+    assert (allocation.name, allocation.node_name) == (name, node)
+    assert allocation.memory_bytes == memory_mb << 20
+    assert allocation.is_of_environments is is_of_environments
+
+
 def test_what_slurm_does_not_limit_is_unknown():
     allocation = current_allocation(STEP | {"ROLLPACKER_JOB_END": "", "ROLLPACKER_GRACE_S": "0"})
     assert allocation is not None

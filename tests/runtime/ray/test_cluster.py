@@ -32,7 +32,7 @@ async def test_a_lost_node_ends_the_run_unless_it_can_be_spared_which_is_said_on
     cluster.missing = [2]
     assert (await cluster._find_loss(), await cluster._find_loss()) == (None, None)
     assert cluster.lost_nodes == {2}
-    assert cluster.notes == ["n2 is lost: Ray there has ended. The run goes on without its engines."]
+    assert cluster.notes == ["n2 is lost: Ray there has ended. The run goes on without it."]
     cluster.rendezvous.report(1, NodeReport(node="n1", stage="ended", failure="Ray has ended on n1."))
     loss = await cluster._find_loss()
     assert loss.problem == "n1 is lost: Ray there has ended."

@@ -1,0 +1,52 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --constraint=h800
+#SBATCH --cpus-per-task=96
+#SBATCH --exclusive
+#SBATCH --gpus-per-node=8
+#SBATCH --job-name=rollpacker-sweep
+#SBATCH --mem=0
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/runs/sweep/.submitit/%j_0_log.out
+#SBATCH --partition=gpu
+#SBATCH --requeue
+#SBATCH --signal=URG@120
+#SBATCH --time=1440
+
+# setup
+#SBATCH hetjob
+#SBATCH --account=sandboxes
+#SBATCH --cpus-per-task=8
+#SBATCH --job-name=rollpacker-sweep
+#SBATCH --licenses=x:8
+#SBATCH --mem=61035M
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --partition=cpu
+#SBATCH --requeue
+#SBATCH --signal=URG@120
+#SBATCH --time=1440
+
+export PATH="$PATH:/usr/local/bin:/usr/bin:/bin" # where it was submitted from, there may be no other command than sbatch
+ROLLPACKER_JOB_END="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e | head -n 1)"
+[[ "$ROLLPACKER_JOB_END" =~ ^[0-9]+$ ]] || ROLLPACKER_JOB_END="" # no limit
+ROLLPACKER_GRACE_S="$(scontrol show partition "$SLURM_JOB_PARTITION" | sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p')"
+export ROLLPACKER_JOB_END ROLLPACKER_GRACE_S
+export ROLLPACKER_REQUEUE_FILE=/shared/runs/sweep/.submitit/"$SLURM_JOB_ID.requeue"
+rm --force "$ROLLPACKER_REQUEUE_FILE"
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output /shared/runs/sweep/.submitit/%j_%t_log.out --het-group=0 --open-mode=append --cpus-per-task=96 --kill-on-bad-exit=0 --wait=0 /shared/venv/bin/python -u -m submitit.core._submit /shared/runs/sweep/.submitit : --het-group=1 --output=/shared/runs/sweep/.submitit/"$SLURM_JOB_ID"_%N_environments.out --open-mode=append --cpus-per-task=8 --kill-on-bad-exit=0 --wait=0 /shared/venv/bin/python -u -m submitit.core._submit /shared/runs/sweep/.submitit
+
+
+# teardown
+exit_code=$?
+if [[ -e "$ROLLPACKER_REQUEUE_FILE" && "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T | head -n 1)" == RUNNING ]]; then
+    rm --force "$ROLLPACKER_REQUEUE_FILE"
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60
+fi
+exit "$exit_code"
