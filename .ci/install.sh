@@ -76,3 +76,6 @@ esac
 mapfile -t source < <(torch_source)
 say "installing what $PURPOSE needs, torch by ${source[*]}"
 .venv/bin/uv pip install --python .venv/bin/python --constraints .ci/constraints.txt "${source[@]}" "${what[@]}"
+if [[ "$PURPOSE" == test ]]; then # a test reads TRL's chat templates, which needs nothing of what TRL needs
+    .venv/bin/uv pip install --python .venv/bin/python --no-deps "$(grep '^trl==' .ci/constraints.txt)"
+fi

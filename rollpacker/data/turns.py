@@ -54,7 +54,8 @@ class TurnRenderer:
             return tokenizer.encode_text("\n".join(message["content"] for message in messages))
         if not turn:
             return tokenizer.encode_text(self._opening(prompt, messages))
-        return tokenizer.encode_text(self._reply(prompt, messages, tokenizer.token_texts(turn[-1:])))
+        following = tokenizer.encode_text(self._reply(prompt, messages, opens_answer=True))
+        return following[self._num_written(prompt, list(turn), following) :]
 
     def _opening(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]]) -> str:
         """What follows a prompt that opens no answer yet."""
@@ -64,14 +65,23 @@ class TurnRenderer:
             raise _not_extendable(prompt, before, whole)
         return whole.removeprefix(before)
 
-    def _reply(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]], last_token: str) -> str:
-        """What follows a turn that ends with this token."""
+    def _reply(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
+        """What the template writes behind a turn."""
         answered = [*([] if _ends_with_user(prompt) else [_user("-")]), {"role": "assistant", "content": _MARKER}]
-        whole = self._tokenizer.render(prompt, [*answered, *messages], opens_answer=True)
+        whole = self._tokenizer.render(prompt, [*answered, *messages], opens_answer=opens_answer)
         _, marker, after = whole.rpartition(_MARKER)
         if not marker:
             raise _not_extendable(prompt, _MARKER, whole)
-        return after.removeprefix(last_token)
+        return after
+
+    def _num_written(self, prompt: Prompt, turn: list[int], following: list[int]) -> int:
+        """How many of the tokens that follow a turn it has itself: those that close it."""
+        for number in range(min(len(turn), len(following)), 0, -1):
+            if turn[-number:] == following[:number]:
+                return number
+        # some templates, such as gpt-oss's, close a conversation's last turn with another token than those before
+        closing = self._tokenizer.encode_text(self._reply(prompt, [], opens_answer=False))
+        return int(turn[-1:] == closing[:1])
 
 
 def _user(text: str) -> dict[str, str]:

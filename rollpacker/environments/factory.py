@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollpacker.core.errors import DataError
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.data.turns import TurnRenderer
 from rollpacker.environments.hosts import EnvironmentHost, EnvironmentHosts
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
     from rollpacker.config.schema import RunConfig
     from rollpacker.protocols.rollout import Prompt
+
+_OBSERVATION = "RollPackerSays"
+"""A word that no template writes or changes."""
 
 GRACE_S = 10.0
 """How much longer than the scheduler's limits a call may take."""
@@ -54,12 +58,20 @@ def try_observation(config: RunConfig, tokenizer: PromptTokenizer, prompt: Promp
     """Render an observation behind a turn, where the run's environments say some.
 
     Raises:
-        DataError: The chat template does not take it.
+        DataError: The chat template does not take it, or leaves it out.
     """
     section = config.environment
-    if section is not None and section.name != "loop":  # which renders for itself
-        message = {"role": "tool" if section.name == "tools" else "user", "content": "-"}
-        TurnRenderer(tokenizer).observation(prompt, [message], [tokenizer.eos_token_id])
+    if section is None or section.name == "loop":  # which renders for itself
+        return
+    role = "tool" if section.name == "tools" else "user"
+    message = {"role": role, "content": _OBSERVATION}
+    following = TurnRenderer(tokenizer).observation(prompt, [message], [tokenizer.eos_token_id])
+    if _OBSERVATION not in (text := tokenizer.token_texts(following)):
+        raise DataError(
+            f"The chat template leaves out a message of the role `{role}` behind a turn: it writes {text[-200:]!r}.",
+            f"What environment={section.name} answers is such a message, which the model would never see.",
+            "Give another template by data.chat_template.",
+        )
 
 
 def make_tokenizer(config: RunConfig) -> PromptTokenizer:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,38 +16,76 @@ from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.data.turns import TurnRenderer
+from rollpacker.environments.factory import try_observation
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt
+from tests.sim.composed import composed
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-THINKING = (
-    "{% for m in messages %}{% set c = m.content.split('</think>')[-1] | trim %}"
-    "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ c }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-HEADERS = (
-    "{% for m in messages %}<|start|>{{ m.role }}<|end|>\n\n{{ m.content | trim }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
-)
 BRACKETS = (
     "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
     "{% else %} {{ m.content }}<|im_end|>{% endif %}{% endfor %}"
 )
-TURNS = (
-    "{% for m in messages %}<|start|>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>model\n{% endif %}"
-)
-FAMILIES = {"qwen2.5": CHATML, "qwen3": THINKING, "llama3": HEADERS, "mistral": BRACKETS, "gemma": TURNS}
+OWN = {"chatml": CHATML, "mistral": BRACKETS}
 
-SPECIAL = ("<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>")
+SPECIAL = re.compile(r"<[|\uff5c][^<>\s]*[|\uff5c]>|<(?:start|end)_of_turn>|<\|turn>|<turn\|>")
+"""Tokens of the templates, of which a tokenizer makes one piece each."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a family of models writes a turn: what the policy adds to the words, and what its template makes of that."""
+
+    template: str
+    """As TRL ships it, or of our own."""
+    end: str = "<|im_end|>"
+    opening: str = ""
+    """Before the words, by the policy; behind what the template opens an answer with."""
+    opened: str = ""
+    """The end of that, if the template writes it before the last turn alone."""
+    earlier: str = ""
+    """What it writes in the place of both before an earlier turn."""
+    earlier_end: str | None = None
+    """Where an earlier turn ends in another way."""
+
+
+THINKS, HARMONY = "hm</think>", "<|channel|>final<|message|>"
+FAMILIES = {
+    "chatml": Family("chatml"),
+    "mistral": Family("mistral", opening=" ", earlier=" "),
+    **{name: Family(name) for name in ("qwen2_5", "qwen3", "qwen3_instruct_2507", "lfm2")},
+    **{name: Family(name, end="<|eot_id|>") for name in ("llama3", "llama3_1", "llama3_2")},
+    **{name: Family(name, end="<end_of_turn>") for name in ("gemma", "gemma3")},
+    "gemma4": Family("gemma4", end="<turn|>"),
+    "cohere": Family("cohere", end="<|END_OF_TURN_TOKEN|>"),
+    "cohere2": Family("cohere2", end="<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"),
+    "qwen3_5_think": Family("qwen3_5_think", opening=f"{THINKS}\n\n", opened="<think>\n"),
+    "nemotron_3_nano": Family("nemotron_3_nano", opening=THINKS, opened="<think>\n", earlier="<think></think>"),
+    "glm4moe": Family("glm4moe", "<|user|>", f"\n<think>{THINKS}\n", earlier="\n<think></think>\n"),
+    **{
+        name: Family(name, "<\uff5cend▁of▁sentence\uff5c>", opening=THINKS, opened="<think>\n")
+        for name in ("deepseekv3", "deepseek_r1_distill")
+    },
+    "gptoss": Family("gptoss", "<|return|>", HARMONY, earlier=HARMONY, earlier_end="<|end|>"),
+}
+WITH_TOOLS = ("qwen2_5", "qwen3", "llama3_1", "lfm2", "qwen3_5_think", "nemotron_3_nano", "glm4moe")
+
+
+def template_of(name: str) -> str:
+    """A template of our own, or one of TRL's, whose package is not imported: it would want others."""
+    if name in OWN:
+        return OWN[name]
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None, "make install"
+    return (Path(next(iter(spec.submodule_search_locations or ()))) / "chat_templates" / f"{name}.jinja").read_text()
 
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A byte-level tokenizer with special tokens, as these families have."""
+    """A byte-level tokenizer with the special tokens of all families."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -52,8 +94,9 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Any:
     backend = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")  # noqa: S106  # no password
-    tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", bos_token="<|bos|>")  # noqa: S106  # no password
+    special = {token for family in FAMILIES.values() for token in SPECIAL.findall(template_of(family.template))}
+    tokenizer.add_special_tokens({"additional_special_tokens": sorted({*special, "<|start|>", "<|end|>"})})
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "qwen2"}')
@@ -70,50 +113,60 @@ def user(text: str) -> dict[str, Any]:
 
 def renderer_of(model_path: Any, family: str) -> tuple[PromptTokenizer, TurnRenderer]:
     tokenizer = PromptTokenizer(model_path, opens_answer=False)
-    tokenizer._tokenizer.chat_template = FAMILIES[family]
+    tokenizer._tokenizer.chat_template = template_of(FAMILIES[family].template)
     return tokenizer, TurnRenderer(tokenizer)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_conversation_of_sampled_and_appended_tokens_is_what_the_template_writes(model_path, family):
-    """Of turns that a template would not change: then it can be compared with the template's own conversation."""
-    tokenizer, renderer = renderer_of(model_path, family)
-    numbers = random.Random(family)
-    end = tokenizer.encode_text("<|im_end|>")
-    for _ in range(200):
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_conversation_of_sampled_and_appended_tokens_is_what_the_template_writes(model_path, name):
+    """But for what a template would make of earlier turns, which stay as they were sampled."""
+    tokenizer, renderer = renderer_of(model_path, name)
+    family, numbers = FAMILIES[name], random.Random(name)
+    for _ in range(100):
         first = prompt(user(_words(numbers)))
         tokens = [*tokenizer.encode(first).tolist(), *renderer.observation(first, "", [])]
         messages: list[dict[str, Any]] = []
         for _ in range(numbers.randrange(1, 4)):
             answer, reply = _words(numbers), _words(numbers)
-            turn = [*tokenizer.encode_text((" " if family == "mistral" else "") + answer), *end]
+            turn = tokenizer.encode_text(f"{family.opening}{answer}{family.end}")
             before = list(tokens)
             tokens += [*turn, *renderer.observation(first, reply, turn)]
             assert tokens[: len(before) + len(turn)] == before + turn, "token in, token out"
             messages += [{"role": "assistant", "content": answer}, user(reply)]
-        assert tokenizer.token_texts(tokens) == tokenizer.render(first, messages, opens_answer=True)
+        rewritten = tokenizer.token_texts(tokens)
+        if family.opening:
+            rewritten = rewritten.replace(family.opened + family.opening, family.earlier)
+        if family.earlier_end is not None:
+            rewritten = rewritten.replace(family.end, family.earlier_end)
+        assert rewritten == tokenizer.render(first, messages, opens_answer=True)
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_what_tools_return_follows_a_turn_as_the_template_writes_it_and_an_answer_begins(model_path, name):
+    tokenizer, renderer = renderer_of(model_path, name)
+    turn = tokenizer.encode_text(f"add{FAMILIES[name].end}")
+    results = [{"role": "tool", "content": "3", "name": "add"}, {"role": "tool", "content": "44", "name": "add"}]
+    following = tokenizer.token_texts(renderer.observation(prompt(user("hi")), results, turn))
+    assert not following.startswith(FAMILIES[name].end), "written once"
+    assert following.index("3") < following.index("44")
+    opened = tokenizer.render(prompt(user("hi")), [], opens_answer=True)
+    closed = tokenizer.render(prompt(user("hi")), [], opens_answer=False)
+    assert following.endswith(opened.removeprefix(closed))
 
 
 def _words(numbers: random.Random) -> str:
     return " ".join(numbers.choice(["go", "left", "3", "né", "<b>"]) for _ in range(numbers.randrange(1, 6)))
 
 
-def test_thinking_of_earlier_turns_stays_where_a_template_would_drop_it(model_path):
-    tokenizer, renderer = renderer_of(model_path, "qwen3")
-    turn = [*tokenizer.encode_text("<think>3 is odd</think>  go "), *tokenizer.encode_text("<|im_end|>")]
-    following = renderer.observation(prompt(user("hi")), "left", turn)
-    assert tokenizer.token_texts(following) == "\n<|im_start|>user\nleft<|im_end|>\n<|im_start|>assistant\n"
-
-
 def test_a_turn_that_was_cut_is_closed_as_the_template_closes_it(model_path):
-    tokenizer, renderer = renderer_of(model_path, "qwen2.5")
+    tokenizer, renderer = renderer_of(model_path, "chatml")
     cut = tokenizer.encode_text("go lef")
     following = tokenizer.token_texts(renderer.observation(prompt(user("hi")), "on", cut))
     assert following.startswith("<|im_end|>\n<|im_start|>user\non")
 
 
 def test_an_environment_that_speaks_first_is_a_message_of_the_user_before_the_answer(model_path):
-    tokenizer, renderer = renderer_of(model_path, "qwen2.5")
+    tokenizer, renderer = renderer_of(model_path, "chatml")
     system = prompt({"role": "system", "content": "play"})
     assert tokenizer.text(system) == "<|im_start|>system\nplay<|im_end|>\n"
     first = tokenizer.token_texts(renderer.observation(system, "You see a door.", []))
@@ -121,7 +174,7 @@ def test_an_environment_that_speaks_first_is_a_message_of_the_user_before_the_an
 
 
 def test_results_of_tools_are_messages_of_their_own_role_and_tokens_stay_as_they_are(model_path):
-    tokenizer, _ = renderer_of(model_path, "qwen2.5")
+    tokenizer, _ = renderer_of(model_path, "chatml")
     renderer = TurnRenderer(tokenizer, keeps_special=True)
     turn = tokenizer.encode_text("<|start|>add(1, 2)<|im_end|>")
     assert renderer.action(turn) == "<|start|>add(1, 2)<|im_end|>"
@@ -145,8 +198,17 @@ def test_tools_are_what_the_template_is_told_where_a_line_has_none(model_path):
 
 
 def test_behind_a_plain_prompt_an_observation_is_its_text(model_path):
-    tokenizer, renderer = renderer_of(model_path, "qwen2.5")
+    tokenizer, renderer = renderer_of(model_path, "chatml")
     plain = prompt(user("3 20 :"), text="3 20 :")
     assert list(renderer.observation(plain, "", [])) == []
     assert tokenizer.token_texts(renderer.observation(plain, "7", [1])) == "7"
     assert renderer.action(np.array(tokenizer.encode_text("+4 7<|im_end|>"))) == "+4 7"
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gptoss"])
+def test_a_template_without_a_place_for_results_of_tools_is_refused_before_the_run(model_path, name):
+    tools = "environment.tools=[rollpacker.environments.calculator:calculate]"
+    config = composed("environment=tools", tools, f"model.path={model_path}", "data.path=x.jsonl", "run.dir=x")
+    tokenizer, _ = renderer_of(model_path, name)
+    with pytest.raises(DataError, match=r"leaves out a message of the role `tool`|refuses the messages of prompt 'p'"):
+        try_observation(config, tokenizer, prompt(user("hi")))
