@@ -183,8 +183,11 @@ def _prompts(config: RunConfig, resolved: ResolvedRun) -> str:
     domains = resolved.num_prompts_by_domain
     by_domain = ", ".join(f"{domain} {number:,}" for domain, number in domains.items())
     files = ", ".join(file.written for file in config.data.files)
-    workload = config.workload.name if config.workload else ""
-    source = f"in {files}" if files else f"made up for the workload {workload}"
+    if config.takes_prompts_of_environment:
+        source = f"tasks of {config.environment.env}" if config.environment else ""
+    else:
+        workload = config.workload.name if config.workload else ""
+        source = f"in {files}" if files else f"made up for the workload {workload}"
     text = f"{sum(domains.values()):,} {source}: {by_domain}"
     if config.backend.name == "ray" and (config.reward.domains or config.reward.name_of() != config.reward.name):
         text += "\nrewards: " + ", ".join(f"{domain} by {config.reward.name_of(domain)}" for domain in domains)

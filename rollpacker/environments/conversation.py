@@ -27,12 +27,13 @@ class Conversation:
     """The messages of one trajectory.
 
     Args:
-        messages: Of its prompt.
+        messages: Of its prompt; None takes those of the first request.
         sampling_params: Of every turn, by OpenAI's names.
     """
 
-    def __init__(self, messages: Sequence[Mapping[str, Any]], sampling_params: Mapping[str, float]) -> None:
-        self._messages = [message_of(each) for each in messages]
+    def __init__(self, messages: Sequence[Mapping[str, Any]] | None, sampling_params: Mapping[str, float]) -> None:
+        self._messages = [message_of(each) for each in messages or ()]
+        self._has_prompt = messages is not None
         self._sampling_params = dict(sampling_params)
         self._has_begun = False
 
@@ -54,7 +55,7 @@ class Conversation:
         if len(messages) < len(known):
             raise ConversationError(f"a request leaves out message {len(messages)}, {_shown(known[len(messages)])}")
         added = messages[len(known) :]
-        if bool(added) is not self._has_begun:
+        if bool(added) is not (self._has_begun or not self._has_prompt):
             raise ConversationError(
                 "a request adds nothing to the last turn"
                 if self._has_begun

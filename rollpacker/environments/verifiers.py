@@ -57,8 +57,11 @@ class Verifiers:
     def prompts(self, most: int | None) -> list[dict[str, Any]]:
         """Give the first tasks as rows of a prompt file; None is all.
 
+        A task without a prompt, whose user opens the conversation, begins an episode: what it asks first is the prompt,
+        and has to be asked again in each episode of that task.
+
         Raises:
-            UnusableFunction: They cannot be loaded, or have no prompt.
+            UnusableFunction: They cannot be loaded, or ask for nothing.
         """
         taskset = self._env.taskset
         if most is None and not taskset.bounded:
@@ -67,7 +70,7 @@ class Verifiers:
             return [
                 {
                     "id": str(task.data.idx),
-                    "messages": _messages_of(task.data),
+                    "messages": self._opening_of(task) if task.data.prompt is None else _messages_of(task.data),
                     "ground_truth": "",
                     "task": _row_of(task),
                 }
@@ -77,6 +80,14 @@ class Verifiers:
             raise
         except Exception as error:
             raise UnusableFunction(f"loading its tasks raised {in_words(error)}") from error
+
+    def _opening_of(self, task: Any) -> list[Message]:
+        """What an episode of a task asks first."""
+        self._runner.run(self._begin(_row_of(task), Conversation(None, {}), {}))
+        if (episode := self._runner.run(self._go_on())) is not None:
+            raise UnusableFunction(f"task {task.data.idx} has no prompt and asked for no turn: {_errors_of(episode)}")
+        assert self._endpoint is not None
+        return self._endpoint.asked.result()
 
     def reset(
         self,
@@ -224,10 +235,6 @@ def _messages_of(data: Any) -> list[Message]:
     """The prompt of a task, as agents that send a conversation send it."""
     from verifiers.v1.dialects.chat import message_to_wire
 
-    if data.prompt is None:
-        raise UnusableFunction(
-            f"task {data.idx} has no prompt: its user opens the conversation, which cannot be trained"
-        )
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     wire = (
         [{"role": "user", "content": data.prompt}]
@@ -241,7 +248,7 @@ def _messages_of(data: Any) -> list[Message]:
 
 
 def _row_of(task: Any) -> dict[str, Any]:
-    row: dict[str, Any] = task.data.model_dump(mode="json", exclude_none=True)
+    row: dict[str, Any] = task.data.model_dump(mode="json")
     return row
 
 

@@ -1,6 +1,7 @@
 """Environments of the package `verifiers`, as anybody writes them, in an interpreter that has it."""
 
 import asyncio
+import dataclasses
 import subprocess
 import sys
 import sysconfig
@@ -108,6 +109,38 @@ class WalkEnv(vf.Env[vf.SingleAgentEnvConfig]):
                 said = await walk.turn(f"{place} {target} :")
 '''
 
+ASKED = '''
+"""A number to say, for which the user asks: its tasks have no prompt."""
+
+import verifiers.v1 as vf
+
+__all__ = ["AskedEnv", "AskedTaskset"]
+
+
+class AskedData(vf.TaskData):
+    number: int
+    hint: str | None
+
+
+class AskedTask(vf.Task[AskedData]):
+    pass
+
+
+class AskedTaskset(vf.Taskset[AskedTask, vf.TasksetConfig]):
+    INFINITE = True
+
+    def load(self):
+        for number in range(10):
+            yield AskedTask(AskedData(number=number, hint=None, prompt=None), self.config.task)
+
+
+class AskedEnv(vf.Env[vf.SingleAgentEnvConfig]):
+    async def run(self, task, agents):
+        async with agents.agent.interaction(task) as asked:
+            said = await asked.turn(f"Say {task.data.number}.")
+        asked.trace.record_reward("said", float(said.last_reply == str(task.data.number)), 1.0)
+'''
+
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ '<eos>' if m.role == 'assistant' else ' ' }}{% endfor %}"
 
 
@@ -130,6 +163,7 @@ def python(made_once):
         (folder / "reason").write_text(reason)
         packages.joinpath("reverse_lines.py").write_text(REVERSE)
         packages.joinpath("walk_in_turns.py").write_text(WALK)
+        packages.joinpath("asked_number.py").write_text(ASKED)
 
     folder = made_once("verifiers", make)
     if reason := (folder / "reason").read_text():
@@ -138,7 +172,7 @@ def python(made_once):
 
 
 def config_of(*words):
-    return composed("model.path=model", "system.stream=false", "environment=verifiers", *words)
+    return composed("model.path=model", "environment=verifiers", *words)
 
 
 def turn(text, finish_reason=FinishReason.STOP):
@@ -216,6 +250,18 @@ def test_what_it_says_follows_a_turn_and_after_the_last_that_may_come_it_is_scor
     assert "no walk" in breaks[1].problem
 
 
+def test_where_its_user_opens_the_conversation_what_an_episode_asks_first_is_the_prompt(python):
+    words = ("environment.env=asked-number", f"environment.python={python}", "data.max_prompts=2")
+    prompts, _ = prompts_to_train(config_of(*words))
+    assert [prompt.messages for prompt in prompts] == [({"role": "user", "content": f"Say {n}."},) for n in range(2)]
+    right, wrong = played(python, "asked-number", prompts[1], [turn("1")], [turn("2")])
+    assert (right[0].failure, right[1].reward, wrong[1].reward) == (None, 1.0, 0.0)
+    prompt = dataclasses.replace(prompts[1], messages=({"role": "user", "content": "Say it."},))
+    (other,) = played(python, "asked-number", prompt, [])
+    assert other[0].failure == "environment_error"
+    assert "message 0 of a request is 'Say 1.' of the user, and was 'Say it.'" in other[0].problem
+
+
 def prompt():
     return Prompt(key="p", domain=Domain("d"), messages=(), text="x", reference=AnswerReference(text=""))
 
@@ -243,7 +289,7 @@ def test_one_that_is_published_is_trained_as_others_are(turns_inputs, python, tm
     run = LaunchedRun(
         tmp_path / "run",
         *small_run(turns_inputs, "system=tail", "engine.num_engines=1", "reward=environment", "data.path=null"),
-        *("run.num_steps=2", "system.stream=false", "rollout.max_response_tokens=64", "environment=verifiers"),
+        *("run.num_steps=2", "rollout.max_response_tokens=64", "environment=verifiers"),
         *("environment.env=walk-in-turns", f"environment.python={python}", "environment.max_turns=8"),
         *("environment.max_open=2", f"data.chat_template={tmp_path}/template.jinja"),
     )

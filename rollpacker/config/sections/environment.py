@@ -39,7 +39,8 @@ class EnvironmentSection(Section):
     """The class, or a function that makes one: my_env.py:Maze, package.module:Maze or gymnasium:make. The package has,
     in rollpacker.environments, walk_turns:WalkTurns, frozen_lake:FrozenLake, sokoban_mini:SokobanMini, and
     delayed:Delayed, which makes another one slow, hang or crash; calculator and python_tool are for environment=tools.
-    With environment=verifiers the id of a taskset, as vf-eval takes it: reverse-text."""
+    With environment=verifiers the id of a taskset, as vf-eval takes it: reverse-text, or one of those that bring other
+    libraries' environments, textarena and openenv (pip install 'verifiers[ta,openenv]')."""
     python: Annotated[str | None, OnlyWith("environment.name", "gym", "verifiers"), NOT_IN_FINGERPRINT] = None
     """The interpreter that environments run in, where they need other packages than engines do, as `verifiers` does:
     DIR/bin/python. null is the run's own."""

@@ -341,7 +341,8 @@ def too_few_left(command: FailRun, *, has_environments: bool) -> DataError:
             f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} "
             "of them were dropped: their environments failed too often, or all their rewards were equal.",
             "A trajectory begins again environment.max_restarts times; a prompt with too few left is dropped.",
-            "Read in driver.log how environments failed, or raise environment.turn_timeout_s or max_restarts.",
+            "Read in what the run printed how they failed, or raise environment.reset_timeout_s, turn_timeout_s "
+            "or max_restarts.",
         )
     return DataError(
         f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} of "
