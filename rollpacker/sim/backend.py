@@ -127,6 +127,7 @@ class ModelledBackend:
                 switch_s=hardware.engine_switch_s,
                 draft_acceptance=workload.draft_acceptance,
                 length_of=workload.length_of,
+                keeps_prefixes=plan.keeps_prefixes,
             )
 
         return ModelledMembers(elastic, make)
@@ -157,6 +158,7 @@ class ModelledBackend:
             start_s=plan.rollout_start_s,
             draft_acceptance=workload.draft_acceptance,
             length_of=workload.length_of,
+            keeps_prefixes=plan.keeps_prefixes,
             keeps_requests=self._config.system.interrupt == "keep",
             on_sleep=members.engines_lent if members else None,
         )

@@ -18,11 +18,15 @@ to the first end of a sequence or the pass before blocks run out: with n sequenc
 tokens, and a stretch goes on in token steps, each of which takes its share of a pass (`sim.drafting`). An order in the
 middle cuts the stretch at the first boundary that follows. So a run costs so much per request and order, not per token.
 
-Invariants: blocks in use never exceed the capacity and add up over the sequences (`check`); in every counted pass busy
-plus idle slots are the slots; each added sequence ends exactly once.
+With `keeps_prefixes` a turn of a trajectory leaves its blocks cached, and the next one here is prefilled behind what is
+left of them (`sim.prefixes`).
+
+Invariants: blocks in use never exceed the capacity and add up over the sequences, and what is cached beside them lies
+in free blocks (`check`); in every counted pass busy plus idle slots are the slots; each added sequence ends exactly
+once.
 
 Deviations from vLLM, all small: a sequence takes the blocks of its whole prompt when it is admitted, not per chunk;
-there is no prefix cache, so the samples of a prompt are prefilled one by one.
+the samples of a prompt are prefilled one by one; and what was aborted or preempted leaves nothing cached.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.sim.costs import KV_BLOCK_TOKENS
 from rollpacker.sim.drafting import Drafting
 from rollpacker.sim.passes import PrefillPass, Stretch
+from rollpacker.sim.prefixes import Prefixes
 
 if TYPE_CHECKING:
     from rollpacker.core.ids import RequestId
@@ -61,7 +66,7 @@ class Generation:
     num_generated: int = 0
     """Response tokens, those of an earlier engine too; while it decodes, as of its last admission."""
     num_prefilled: int = 0
-    """Tokens of the current prefill that are done."""
+    """Tokens of the current prefill that are done, or need not be."""
     place: int = -1
     """Its offset while it decodes: cached tokens minus the decoder's pass counter."""
     admission: int = -1
@@ -69,7 +74,7 @@ class Generation:
 
     @property
     def num_known(self) -> int:
-        """What a prefill of it must compute."""
+        """What a prefill of it computes, but for what is cached."""
         return self.num_prompt_tokens + self.num_generated
 
 
@@ -83,13 +88,17 @@ class Ended(NamedTuple):
 class Decoder:
     """The batch of one engine. The caller calls `advance` at `next_at_s` and after every order, and may not be late."""
 
-    def __init__(self, costs: PassCosts, max_num_seqs: int, *, draft_acceptance: float = 0.0) -> None:
+    def __init__(
+        self, costs: PassCosts, max_num_seqs: int, *, draft_acceptance: float = 0.0, keeps_prefixes: bool = False
+    ) -> None:
         self._costs = costs
         self._max_num_seqs = max_num_seqs
         self.drafting = Drafting(costs, draft_acceptance)
         self._kv_read_s = costs.kv_read_s
         self._num_blocks = costs.num_kv_blocks
         self._free_blocks = self._num_blocks
+        """What is cached in them included."""
+        self.prefixes = Prefixes(is_on=keeps_prefixes)
         self._sequences: dict[RequestId, Generation] = {}
         self._waiting: deque[Generation] = deque()
         self._prefilling: deque[Generation] = deque()
@@ -103,6 +112,8 @@ class Decoder:
         """By the pass counter modulo the block size: decoding sequences whose blocks are full before that pass."""
         self._sum_places = 0
         self._admissions = itertools.count()
+        self._first_of_policy = 0
+        """Sequences of an earlier admission began with another policy."""
         self._orders: list[tuple[list[Generation], list[RequestId]]] = []
         self._plan: Stretch | PrefillPass | None = None
         self._is_paused = False
@@ -139,6 +150,11 @@ class Decoder:
         """Go on with what is in flight, as it is."""
         self._is_paused = False
         self._cut(now)
+
+    def forget_prefixes(self) -> None:
+        """Lose what is cached, and keep nothing of what is in flight: another policy computes otherwise."""
+        self.prefixes.forget()
+        self._first_of_policy = next(self._admissions)
 
     def _cut(self, now: float) -> None:
         """Let the next boundary be the first that can be."""
@@ -186,6 +202,7 @@ class Decoder:
     def _decode(self, num_passes: int) -> None:
         num_decoding = len(self._decoding)
         self._free_blocks -= self._blocks_needed(num_passes)
+        self.prefixes.evict(self._free_blocks)
         num_cached = self._sum_places + num_decoding * self.num_passes
         self.kv_token_steps += num_cached * num_passes + num_decoding * num_passes * (num_passes + 1) // 2
         self.waiting_request_steps += len(self._waiting) * num_passes
@@ -219,6 +236,8 @@ class Decoder:
         while self._ends and self._ends[0][0] <= self.num_passes:
             _, admission, sequence = heapq.heappop(self._ends)
             if self._is_valid_end(admission, sequence):
+                if admission >= self._first_of_policy:
+                    self.prefixes.keep(sequence.request, sequence.place + self.num_passes)
                 ended.append(Ended(sequence=self._drop(sequence.request), is_aborted=False))
 
     # Taking in and letting go
@@ -290,10 +309,12 @@ class Decoder:
             if num_blocks > self._free_blocks - self._blocks_needed(1):
                 return
             self._waiting.popleft()
+            sequence.num_prefilled = self.prefixes.take(sequence.request, sequence.num_known)
             self._free_blocks -= num_blocks
+            self.prefixes.evict(self._free_blocks)
             sequence.admission = next(self._admissions)
             self._prefilling.append(sequence)
-            room -= sequence.num_known
+            room -= sequence.num_known - sequence.num_prefilled
 
     def _prefill_room(self) -> int:
         return max(PREFILL_TOKENS_PER_PASS - len(self._decoding), 1)
@@ -406,6 +427,8 @@ class Decoder:
         used = sum(map(_num_blocks, cached)) + sum(_num_blocks(sequence.num_known) for sequence in self._prefilling)
         if used + self._free_blocks != self._num_blocks or self._free_blocks < 0:
             raise InvariantViolated(f"{used} of {self._num_blocks} blocks are used, {self._free_blocks} free.")
+        if self.prefixes.num_blocks > self._free_blocks:
+            raise InvariantViolated(f"{self.prefixes.num_blocks} blocks of {self._free_blocks} free ones are cached.")
         if sum(cached) != self._sum_places + len(cached) * self.num_passes:
             raise InvariantViolated(f"{sum(cached)} tokens are cached.")
         if len(self._decoding) + len(self._prefilling) + len(self._waiting) != len(self._sequences):

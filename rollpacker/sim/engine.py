@@ -48,6 +48,7 @@ class ModelledEngine:
         start_s: How long the first request with new weights waits.
         draft_acceptance: Probability that a drafted token is accepted.
         length_of: How each response will end.
+        keeps_prefixes: Whether the next turn of a trajectory finds in the KV cache what is left of its last one.
         keeps_requests: Whether it takes weights with requests in flight, and goes on with the KV cache that they have.
         on_sleep: Told the policy version that the engine held as it was put to sleep.
     """
@@ -63,11 +64,12 @@ class ModelledEngine:
         start_s: float = 0.0,
         draft_acceptance: float = 0.0,
         length_of: Callable[[GenerationRequest], ResponseLength],
+        keeps_prefixes: bool = False,
         keeps_requests: bool = False,
         on_sleep: Callable[[int], None] | None = None,
     ) -> None:
         self._engine = engine
-        self._decoder = Decoder(costs, max_num_seqs, draft_acceptance=draft_acceptance)
+        self._decoder = Decoder(costs, max_num_seqs, draft_acceptance=draft_acceptance, keeps_prefixes=keeps_prefixes)
         self._weight_transfer_s = weight_transfer_s
         self._switch_s = switch_s
         self._start_s = start_s
@@ -127,6 +129,7 @@ class ModelledEngine:
             await self._pause()
         await asyncio.sleep(self._weight_transfer_s)
         self._policy_version = weights.policy_version
+        self._decoder.forget_prefixes()
         self._has_started = is_kept
         if is_kept:
             self._decoder.resume(self._loop.time())
@@ -149,6 +152,7 @@ class ModelledEngine:
         if self._on_sleep is not None:
             self._on_sleep(self._policy_version)
         self._policy_version, self._stands_by = NO_VERSION, False
+        self._decoder.forget_prefixes()
         await asyncio.sleep(self._switch_s)
 
     async def stand_by(self) -> None:
@@ -196,6 +200,8 @@ class ModelledEngine:
             idle_slot_steps=decoder.idle_slot_steps,
             waiting_request_steps=decoder.waiting_request_steps,
             kv_token_steps=decoder.kv_token_steps,
+            num_prefix_query_tokens=decoder.prefixes.num_query_tokens,
+            num_prefix_hit_tokens=decoder.prefixes.num_hit_tokens,
             policy_version=self._policy_version,
             draft_passes=decoder.drafting.totals(),
         )

@@ -37,6 +37,8 @@ class ClusterPlan:
     trainer: StepCosts
     member: PassCosts
     """Of an engine of a rollout worker."""
+    keeps_prefixes: bool
+    """Whether a trajectory's next turn finds in an engine's KV cache what its last one left there."""
 
     @property
     def engine(self) -> PassCosts:
@@ -149,6 +151,9 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
         profile=profile,
         engines=engines,
         member=engine_of(member_degree),
+        keeps_prefixes=config.modelled_environment is not None
+        and config.engine.vllm.prefix_caching
+        and (profile is None or profile.engine_name == "vllm"),
         trainer=profile.trainer(len(gpus.of_trainer))
         if profile
         else TrainerCosts(

@@ -147,6 +147,11 @@ class ProfiledCluster:
         return f"{facts.hardware}, measured {facts.measured_on}"
 
     @property
+    def engine_name(self) -> str:
+        """Of `engine.name`, of which the engines were."""
+        return self._profile.facts.engine
+
+    @property
     def degrees(self) -> tuple[int, ...]:
         """Of tensor parallelism, ascending."""
         return tuple(sorted({point.tensor_parallel for point in self._profile.of("decode")}))

@@ -226,6 +226,16 @@ def test_rollout_workers_generate_turns_beside_the_run_s_own_engines_and_each_pr
     assert prompts.index.get_level_values("prompt").is_unique
 
 
+def test_turns_find_in_the_cache_what_their_engine_computed_before_and_are_the_same_without_it(tmp_path):
+    train(tmp_path / "found", "system=verl")
+    train(tmp_path / "computed", "system=verl", "engine=vllm", "engine.vllm.prefix_caching=false")
+    found, computed = (read_frame(tmp_path / run, "steps") for run in ("found", "computed"))
+    assert (found["prefix_hit_tokens"] > 0.5 * found["prefix_query_tokens"]).all()
+    assert set(computed["prefix_query_tokens"]) == {0}
+    assert found["rollout_time_s"].sum() < computed["rollout_time_s"].sum()
+    assert found["tokens_trained"].tolist() == computed["tokens_trained"].tolist()
+
+
 def composed_section() -> ModelledEnvironmentSection:
     config = compose([*RUN, "system=verl", "run.dir=x"])
     assert config.modelled_environment is not None

@@ -16,9 +16,10 @@ _FARTHEST_TURNS = 4
 class ModelledEnvironmentSection(Section):
     """What answers each turn in a modelled run: a response is then a trajectory of several turns.
 
-    The lengths of the workload are those of a turn, and each turn draws its own. An engine computes all that a
-    trajectory has before a turn anew: no cache of prefixes is modelled. A reset takes no time and says nothing, since
-    the prompt has the first observation. Environments do not slow each other down.
+    The lengths of the workload are those of a turn, and each turn draws its own. On the engine of its last turn a
+    trajectory finds what is left of it in the cache (not with `engine.vllm.prefix_caching=false`), elsewhere it is
+    computed again. A reset takes no time and says nothing, since the prompt has the first observation. Environments do
+    not slow each other down.
     """
 
     name: str
