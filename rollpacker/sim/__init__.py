@@ -11,6 +11,10 @@ same rows. The largest misses: long rounds of 7B take a quarter longer than in t
 so speedups over it are 5 to 16 % low, and short waits for rewards after a rollout are not reproduced.
 `rollout_start_s`, 45 s, has no source. Everything else (32B, other hardware) is prediction.
 
+Engines batch, page and preempt as vLLM does (`sim.decoder`). A trajectory's next turn finds what is left of its last
+one in the KV cache of the same engine (`sim.prefixes`); the samples of a prompt share nothing, and what was preempted
+or aborted is computed again as a whole.
+
 With `hardware.profile` (from `rollpacker profile`) costs are fitted to this machine, and `workload.lengths=RUN` repeats
 the lengths and rewards of a recorded run: on two cores a modelled step was off by 8 % (plain batches) and 9 % (tail
 batching) on average, the means of all steps 4 % low and 3 % high; one real run differed from the next by 10 % and 18 %

@@ -2,7 +2,8 @@
 
 The whole blocks of an ended turn are free, and hold their tokens until running sequences take them: after all free
 blocks that hold nothing, the turn that ended longest ago first, and of a turn its last tokens first. So what is left of
-a turn is a beginning of its trajectory, and the next turn computes what comes behind it.
+a turn is a beginning of its trajectory, and the next turn computes what comes behind it. A trajectory's last turn is
+kept as well: an engine does not know that none follows.
 
 Invariant: a block that is cached is free, so there are never more of them than free blocks.
 

@@ -148,7 +148,7 @@ class ProfiledCluster:
 
     @property
     def engine_name(self) -> str:
-        """Of `engine.name`, of which the engines were."""
+        """Their `engine.name`."""
         return self._profile.facts.engine
 
     @property

@@ -21,6 +21,7 @@ from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import GenerationRequest, Prompt
 from rollpacker.runtime.run.preflight import validate
 from rollpacker.sim.engine import blank_tokens
+from rollpacker.sim.plan import plan_cluster
 from rollpacker.sim.profile import CallCosts, ProfiledCluster
 from rollpacker.sim.profile_calls import CalledEngine, CalledReward
 from rollpacker.sim.virtual_time import run_in_virtual_time
@@ -153,6 +154,18 @@ def test_a_recorded_runs_rewards_come_again_whatever_the_solve_rate(inputs, tmp_
     again = train(inputs, tmp_path / "again", f"workload.lengths={first}", "workload.solve_rate=0")
     other = train(inputs, tmp_path / "other", "workload.solve_rate=0")
     assert rewards(again) == rewards(first) != rewards(other)
+
+
+@pytest.mark.parametrize(("engine", "keeps_prefixes"), [("torch", False), ("vllm", True)])
+def test_turns_find_something_in_the_cache_if_the_engines_that_were_measured_have_one(
+    inputs, tmp_path, engine, keeps_prefixes
+):
+    measured = profile()
+    write_profile(tmp_path / "profile.json", replace(measured, facts=replace(measured.facts, engine=engine)))
+    own = ("workload=agents", f"hardware.profile={tmp_path / 'profile.json'}", f"run.dir={tmp_path / 'run'}")
+    replaced = {word.partition("=")[0] for word in own}
+    others = [word for word in words(inputs) if word.partition("=")[0] not in replaced]
+    assert plan_cluster(compose([*others, *own]), needs_judge=False).keeps_prefixes is keeps_prefixes
 
 
 def test_a_profile_of_another_model_or_a_file_that_is_none_is_refused_before_anything_starts(inputs, tmp_path):
