@@ -47,7 +47,7 @@ def main(folder: Path, num_kills: int, system: str) -> int:
     run = LaunchedRun(
         folder / f"{system}-{int(time.time())}",
         *small_run(folder, f"system={system}", "engine.num_engines=1", "reward=environment"),
-        *(f"run.num_steps={NUM_STEPS}", "system.stream=false", "rollout.max_response_tokens=96"),
+        *(f"run.num_steps={NUM_STEPS}", "rollout.max_response_tokens=96"),
         *("environment=gym", "environment.env=rollpacker.environments.delayed:Delayed", "environment.max_turns=12"),
         *("environment.turn_timeout_s=2", "environment.max_open=16", "environment.max_restarts=4"),
         f"environment.arguments={{env: '{WALK}', median_s: 0.02, p99_s: 0.2, p_hang: 0.01}}",

@@ -69,7 +69,7 @@ def test_a_model_calls_a_tool_and_only_its_own_words_are_trained_and_scored(tool
     run = LaunchedRun(
         tmp_path / "run",
         *small_run(tool_inputs, "system=tail", "engine.num_engines=1", "reward=math"),
-        *(f"run.num_steps={NUM_STEPS}", "system.stream=false", f"reward.function={tool_inputs}/tools.py:is_right"),
+        *(f"run.num_steps={NUM_STEPS}", f"reward.function={tool_inputs}/tools.py:is_right"),
         *("environment=tools", f"environment.tools=[{tool_inputs}/tools.py:look_up]", "environment.max_turns=3"),
         "environment.max_open=2",  # each is a process that imports for a second or two
         *("data.plain_as_chat=true", f"data.chat_template={tool_inputs}/template.jinja"),
@@ -117,7 +117,7 @@ def test_an_agent_loop_of_ones_own_is_trained_as_an_environment_is(turns_inputs,
     run = LaunchedRun(
         tmp_path / "run",
         *small_run(turns_inputs, f"system={system}", "engine.num_engines=1", "reward=environment"),
-        *(f"run.num_steps={NUM_STEPS}", "system.stream=false", "rollout.max_response_tokens=96"),
+        *(f"run.num_steps={NUM_STEPS}", "rollout.max_response_tokens=96"),
         *("environment=loop", f"environment.loop={tmp_path}/own.py:Walk", "environment.max_turns=12"),
         f"environment.isolation={isolation}",
         "environment.max_open=2",  # each has a tokenizer, which takes seconds to import
@@ -142,7 +142,7 @@ def test_an_environment_of_gymnasium_is_trained_as_it_is(turns_inputs, tmp_path)
     run = LaunchedRun(
         tmp_path / "run",
         *small_run(turns_inputs, "system=tail", "engine.num_engines=1", "reward=environment"),
-        *(f"run.num_steps={NUM_STEPS}", "system.stream=false", "rollout.max_response_tokens=96"),
+        *(f"run.num_steps={NUM_STEPS}", "rollout.max_response_tokens=96"),
         *("environment=gym", "environment.env=gymnasium:make", "environment.max_turns=8", "environment.max_open=4"),
         "environment.arguments={id: FrozenLake-v1, render_mode: ansi, is_slippery: false}",
         *("data.plain_as_chat=true", f"data.chat_template={tmp_path}/template.jinja"),

@@ -207,7 +207,7 @@ def test_nothing_of_an_isolated_environment_outlives_its_process(curious: str, w
 
 
 def config_of(*words: str) -> Any:
-    return composed("model.path=model", "data.path=prompts.jsonl", "system.stream=false", *words)
+    return composed("model.path=model", "data.path=prompts.jsonl", *words)
 
 
 def prompt() -> Prompt:

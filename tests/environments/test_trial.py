@@ -22,7 +22,7 @@ CALCULATE = "rollpacker.environments.calculator:calculate"
 
 
 def config_of(*words: str) -> RunConfig:
-    return composed("model.path=model", "data.path=prompts.jsonl", "system.stream=false", *words)
+    return composed("model.path=model", "data.path=prompts.jsonl", *words)
 
 
 def prompt(answer: str = "3 20") -> Prompt:
