@@ -195,10 +195,7 @@ class Router:
         closed = list(engines)
         self._closed |= dict.fromkeys(closed, reason)
         self._by_load.tidy()
-        return self._order_away(closed) if evicts else []
-
-    def _order_away(self, engines: Iterable[EngineId]) -> list[Evict]:
-        return self.evict([request for engine in engines for request in self._held[engine]])
+        return self.evict([request for engine in closed for request in self._held[engine]]) if evicts else []
 
     def reopen(self, reason: Closing) -> None:
         """Launch again on the engines that were closed for a reason."""
@@ -214,7 +211,7 @@ class Router:
     def suspend(self, *, keeps: bool = False) -> list[Evict]:
         """Launch nothing until `resume`, and order away what is in flight unless it is kept; it has its tokens then."""
         self.is_suspended, self.keeps = True, keeps
-        return [] if keeps else self._order_away(self._held)
+        return [] if keeps else self.evict([request for held in self._held.values() for request in held])
 
     def resume(self, running: Iterable[RequestId]) -> list[Launch]:
         """Launch what was suspended, in the order of these requests."""
@@ -314,6 +311,8 @@ class Router:
         if engine is None:
             self._is_overflowing = True
             return []
+        for request in requests:  # in the order of launches, as `_held` is, from which a restored router makes that
+            del self._in_flight[request]
         self._in_flight.update(dict.fromkeys(requests, engine))
         self._held[engine].update(dict.fromkeys(requests))
         self._waiting.forget(requests)
