@@ -4,7 +4,6 @@ import pytest
 
 from tests.fuzz.elastic_world import ElasticWorld
 
-
 RESTORED_IN_ANOTHER_ORDER = (6579, 11447, 18328)
 """A router that was restored gave what engines had held back in another order than one that never was."""
 
