@@ -32,10 +32,11 @@ def test_blocks_that_hold_nothing_are_taken_first_and_then_the_oldest_turn_from_
     prefixes.evict(7)
     assert prefixes.num_blocks == 5
     prefixes.evict(4)
-    assert prefixes.take(request(0), 100) == 2 * KV_BLOCK_TOKENS
+    prefixes.evict(3)
+    assert prefixes.take(request(0), 100) == KV_BLOCK_TOKENS
     prefixes.evict(2)
     assert prefixes.take(request(1), 100) == 2 * KV_BLOCK_TOKENS
-    assert (prefixes.num_query_tokens, prefixes.num_hit_tokens) == (200, 4 * KV_BLOCK_TOKENS)
+    assert (prefixes.num_query_tokens, prefixes.num_hit_tokens) == (200, 3 * KV_BLOCK_TOKENS)
 
 
 def test_the_last_token_is_always_computed_and_what_was_found_is_found_once():
@@ -88,13 +89,21 @@ def test_a_turn_that_was_under_way_at_new_weights_leaves_nothing():
     assert decoder.prefixes.num_blocks == 0
 
 
-def test_a_turn_whose_blocks_others_took_is_computed_from_its_beginning():
-    def fill(decoder):
-        decoder.add([generation(1, length=100 * KV_BLOCK_TOKENS - 5)], now=1.0)
+@pytest.mark.parametrize(("num_taken", "num_left"), [(94, 6), (95, 5), (98, 2), (100, 0)])
+def test_a_turn_finds_what_others_left_of_it(num_taken, num_left):
+    def take(decoder):
+        decoder.add([generation(1, length=num_taken * KV_BLOCK_TOKENS - 5)], now=1.0)
         run_out(decoder)
 
-    times = [second_turn(Decoder(engine_costs(100), 4, keeps_prefixes=keeps), fill) for keeps in (True, False)]
-    assert times[0] == times[1]
+    costs = engine_costs(100)
+    found = second_turn(Decoder(costs, 4, keeps_prefixes=True), take)
+    assert found == pytest.approx(costs.prefill_pass_s(0, [(num_left * KV_BLOCK_TOKENS, 135)]), rel=1e-9)
+
+
+def test_a_turn_that_needs_all_blocks_finds_its_own_among_them():
+    costs = engine_costs(9)
+    found = second_turn(Decoder(costs, 4, keeps_prefixes=True))
+    assert found == pytest.approx(costs.prefill_pass_s(0, [(96, 135)]), rel=1e-9)
 
 
 class Counting(Decoder):
@@ -151,3 +160,14 @@ def test_every_token_of_a_turn_is_found_or_computed_and_jumps_end_where_single_p
     if not jumping.num_preemptions:
         assert found.num_hit_tokens + jumping.num_prefilled == found.num_query_tokens
     assert jumping.kv_tokens_used == 0
+
+
+@settings(max_examples=60)
+@given(trajectories=TRAJECTORIES, num_slots=st.integers(1, 6))
+def test_with_room_for_all_every_turn_finds_the_whole_blocks_of_the_one_before(trajectories, num_slots):
+    decoder = Decoder(engine_costs(1000), num_slots, keeps_prefixes=True)
+    ends = play_turns(decoder, trajectories)
+    last = {number: num_tokens for number, num_tokens, _ in ends}
+    # the token that a turn drew last was computed by none of its passes
+    left = [(5 + num_tokens - 1) // KV_BLOCK_TOKENS for number, num_tokens, _ in ends if num_tokens < last[number]]
+    assert decoder.prefixes.num_hit_tokens == sum(left) * KV_BLOCK_TOKENS

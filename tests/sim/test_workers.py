@@ -23,16 +23,17 @@ def weights(version: int = 3) -> Weights:
     return Weights(policy_version=version, checksum=f"{version:08x}", num_bytes=1, payload=None)
 
 
-def make_engine(lengths: dict[int, ResponseLength] | None = None) -> ModelledEngine:
+def make_engine(lengths: dict[int, ResponseLength] | None = None, **changes) -> ModelledEngine:
     fates = {request(number): fate for number, fate in (lengths or {}).items()}
-    return ModelledEngine(
-        engine=EngineId("engine-0"),
-        costs=engine_costs(1000),
-        max_num_seqs=4,
-        weight_transfer_s=2.5,
-        switch_s=0.5,
-        length_of=lambda asked: fates.get(asked.request, ResponseLength(LENGTH, is_truncated=False)),
-    )
+    settings = {
+        "engine": EngineId("engine-0"),
+        "costs": engine_costs(1000),
+        "max_num_seqs": 4,
+        "weight_transfer_s": 2.5,
+        "switch_s": 0.5,
+        "length_of": lambda asked: fates.get(asked.request, ResponseLength(LENGTH, is_truncated=False)),
+    }
+    return ModelledEngine(**(settings | changes))
 
 
 def asked(number: int) -> GenerationRequest:
@@ -266,3 +267,27 @@ async def test_a_response_that_goes_on_under_new_weights_has_a_span_of_each_vers
     await collect(fresh, 1)
     assert went_on_s < asyncio.get_running_loop().time() - began
     assert went_on_s > fresh._decoder._costs.prefill_pass_s(0, [(0, second.num_tokens)])
+
+
+@in_virtual_time
+async def test_a_next_turn_finds_what_the_last_one_left_on_its_engine_until_new_weights_come():
+    def length_of(asked):
+        return ResponseLength(LENGTH if asked.begun else 100, is_truncated=False)
+
+    def next_turn(number):
+        return replace(asked(number), begun=turns[request(number)], oldest_policy_version=0)
+
+    engine, other = (make_engine(keeps_prefixes=True, length_of=length_of) for _ in range(2))
+    for each in (engine, other):
+        await each.load_weights(weights(0))
+    await engine.generate([asked(number) for number in range(3)])
+    turns = {turn.request: turn for turn in await collect(engine, 3)}
+    for each, number in ((engine, 0), (other, 1)):
+        await each.generate([next_turn(number)])
+        [whole] = await collect(each, 1)
+        assert whole.num_tokens == LENGTH
+    assert [(await each.stats()).num_prefix_hit_tokens for each in (engine, other)] == [96, 0]
+    await engine.load_weights(weights(1))
+    await engine.generate([next_turn(2)])
+    await collect(engine, 1)
+    assert (await engine.stats()).num_prefix_hit_tokens == 96

