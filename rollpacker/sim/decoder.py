@@ -296,7 +296,6 @@ class Decoder:
             else:
                 sequence = next(reversed(self._decoding.values()))
                 self._leave_decoding(sequence)
-            sequence.num_prefilled = 0
             sequence.admission = -1
             self._waiting.appendleft(sequence)
         return has_preempted
