@@ -13,9 +13,10 @@ nodes. Unless `placement` says otherwise, trainer and reward work on the first n
 CPUs, GPUs and memory are what Slurm gave, ports and token are the job's own, so jobs on the same nodes do not
 interfere. A node that does not join, or is lost, is reported with the end of its log (`<run.dir>/jobs/`); an engine
 that dies alone is replaced. `logs/attempt-NNN/startup.json` has the duration of each phase of the start. By hand, `srun
--N2 --ntasks-per-node=1 rollpacker train ...` does the same. With `environment.job.num_nodes=N
-environment.job.partition=CPU` the job has N further nodes, on which environments run and nothing else: the second
-component of a heterogeneous job. Slurm preempts it only if both partitions are preempted in the same way.
+-N2 --ntasks-per-node=1 rollpacker train ...` does the same. With
+`cluster.environment_nodes.num_nodes=N cluster.environment_nodes.partition=CPU` the job has N further nodes, on which
+environments run and nothing else: the second component of a heterogeneous job. Slurm preempts it only if both
+partitions are preempted in the same way.
 
 **Preemption and time limits.** A run ends when Slurm signals it: after the current step or, when too little time is
 left for it, at once with a checkpoint of the step's beginning. The batch script requeues the job, and the run resumes:

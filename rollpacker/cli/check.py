@@ -183,11 +183,8 @@ def _prompts(config: RunConfig, resolved: ResolvedRun) -> str:
     domains = resolved.num_prompts_by_domain
     by_domain = ", ".join(f"{domain} {number:,}" for domain, number in domains.items())
     files = ", ".join(file.written for file in config.data.files)
-    if config.takes_prompts_of_environment:
-        source = f"tasks of {config.environment.env}" if config.environment else ""
-    else:
-        workload = config.workload.name if config.workload else ""
-        source = f"in {files}" if files else f"made up for the workload {workload}"
+    made_up = f"made up for the workload {config.workload.name if config.workload else ''}"
+    source = f"in {files}" if files else "tasks of the environment" if config.takes_prompts_of_environment else made_up
     text = f"{sum(domains.values()):,} {source}: {by_domain}"
     if config.backend.name == "ray" and (config.reward.domains or config.reward.name_of() != config.reward.name):
         text += "\nrewards: " + ", ".join(f"{domain} by {config.reward.name_of(domain)}" for domain in domains)

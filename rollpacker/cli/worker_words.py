@@ -77,8 +77,8 @@ def environment_words(config: RunConfig) -> str:
     environment = config.environment
     assert environment is not None
     named = environment.env or environment.loop or f"{environment.name} ({', '.join(environment.tools)})"
-    where = ", on nodes of their own" if environment.job.num_nodes else ""
-    where = ", on all nodes" if environment.nodes == "all" else where
+    where = ", on all nodes" if environment.nodes == "all" else ""
+    where = ", on nodes of their own" if config.num_environment_nodes else where
     isolation = (
         f"isolated by bubblewrap with{'' if environment.network else 'out'} network"
         if environment.isolation == "bubblewrap"

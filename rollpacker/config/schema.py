@@ -78,6 +78,11 @@ class RunConfig(Section):
         return self.data.path is None and self.environment is not None and self.environment.has_prompts
 
     @property
+    def num_environment_nodes(self) -> int:
+        """Nodes of the run's Slurm job on which environments run and nothing else."""
+        return self.cluster.environment_nodes.num_nodes if self.cluster and self.environment else 0
+
+    @property
     def longest_response_tokens(self) -> int:
         """Of any response that an engine is asked for, trained or held out."""
         held_out = (rule.max_response_tokens or 0 for rule in self.evaluation.rules)

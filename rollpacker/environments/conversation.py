@@ -33,9 +33,8 @@ class Conversation:
 
     def __init__(self, messages: Sequence[Mapping[str, Any]] | None, sampling_params: Mapping[str, float]) -> None:
         self._messages = [message_of(each) for each in messages or ()]
-        self._has_prompt = messages is not None
         self._sampling_params = dict(sampling_params)
-        self._has_begun = False
+        self._may_add = messages is None
 
     def take(self, request: Mapping[str, Any]) -> list[Message]:
         """Give the messages that a request adds.
@@ -55,14 +54,14 @@ class Conversation:
         if len(messages) < len(known):
             raise ConversationError(f"a request leaves out message {len(messages)}, {_shown(known[len(messages)])}")
         added = messages[len(known) :]
-        if bool(added) is not (self._has_begun or not self._has_prompt):
+        if bool(added) is not self._may_add:
             raise ConversationError(
                 "a request adds nothing to the last turn"
-                if self._has_begun
+                if self._may_add
                 else f"its first request adds {_shown(added[0])} to the prompt"
             )
         self._messages = messages
-        self._has_begun = True
+        self._may_add = True
         return added
 
     def answer(self, text: str) -> None:

@@ -29,8 +29,8 @@ class Batch:
     @property
     def nodes(self) -> str:
         """How many each job has, as text."""
-        text, of_environments = counted(self.shape.num_nodes, "node"), self.shape.of_environments
-        return f"{text} and {of_environments.num_nodes} for environments" if of_environments else text
+        text, beside = counted(self.shape.num_nodes, "node"), self.shape.beside
+        return f"{text} and {beside.num_nodes} for environments" if beside else text
 
 
 def batches(points: Sequence[Point]) -> list[Batch]:
@@ -38,7 +38,7 @@ def batches(points: Sequence[Point]) -> list[Batch]:
     found: list[tuple[JobShape, list[Point]]] = []
     for point in points:
         shape = job_shape(point.config)
-        can_share = shape.of_environments is None
+        can_share = shape.beside is None
         members = next((members for known, members in found if known == shape and can_share), None)
         if members is None:
             found.append((shape, members := []))

@@ -50,9 +50,9 @@ def topology(shape: JobShape, point: Point) -> str:
         for actor in sorted(placed, key=lambda actor: actor.role == "engine"):
             works.setdefault(actor.node, []).append(actor.name)
     num_nodes = shape.num_nodes
-    if shape.of_environments is not None:
-        works |= {num_nodes + node: ["environments"] for node in range(shape.of_environments.num_nodes)}
-        num_nodes += shape.of_environments.num_nodes
+    if shape.beside is not None:
+        works |= {num_nodes + node: ["environments"] for node in range(shape.beside.num_nodes)}
+        num_nodes += shape.beside.num_nodes
     lines = [f"  node {node}: {_work(works, node)}" for node in range(num_nodes)]
     return "\n".join([f"# {point.title} in {config.run.dir}", *(f"# {line}" for line in lines)])
 

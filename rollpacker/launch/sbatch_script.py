@@ -131,7 +131,7 @@ def _requests(shape: JobShape) -> dict[str, Any]:
         **_nodes(cluster),
         "wckey": None,
         "additional_parameters": _further_options(cluster),
-        "srun_args": [*(["--het-group=0"] if shape.of_environments else []), *_srun_options(cluster)],
+        "srun_args": [*(["--het-group=0"] if shape.beside else []), *_srun_options(cluster)],
     }
 
 

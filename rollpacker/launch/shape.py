@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import LARGEST
-from rollpacker.config.sections.cluster import ClusterSection
-from rollpacker.config.sections.environment_job import EnvironmentJobSection
+from rollpacker.config.sections.cluster import ClusterSection, EnvironmentNodesSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.placing.actors import ClusterSize, planned_actors
 from rollpacker.runtime.placing.capacity import Capacity, check_capacity
 from rollpacker.runtime.placing.planning import placed_actors
+
+_NO_NODES = EnvironmentNodesSection()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +26,6 @@ class JobShape:
     num_nodes: int
     cluster: ClusterSection
     """Everything else; `num_nodes` in it is what the user gave, and counts no more."""
-    of_environments: EnvironmentJobSection | None = None
-    """Nodes that the job has beside; None where it has none."""
     section: str = "cluster"
     """Of the configuration, whose keys a message about the job names."""
 
@@ -37,14 +36,14 @@ class JobShape:
     @property
     def beside(self) -> JobShape | None:
         """The job's second component: nodes of environments; None where it has none."""
-        job = self.of_environments
-        if job is None:
+        nodes = self.cluster.environment_nodes
+        if not nodes.num_nodes:
             return None
-        own = {key: value for key in ("partition", "account", "qos") if (value := getattr(job, key)) is not None}
-        sizes = {key: getattr(job, key) for key in ("cpus_per_node", "memory_gb_per_node", "constraint", "sbatch")}
-        nothing = {"gpus_per_node": 0, "gpu_type": None, "exclusive": False}
+        own = {key: value for key in ("partition", "account", "qos") if (value := getattr(nodes, key)) is not None}
+        sizes = {key: getattr(nodes, key) for key in ("cpus_per_node", "memory_gb_per_node", "constraint", "sbatch")}
+        nothing = {"gpus_per_node": 0, "gpu_type": None, "exclusive": False, "environment_nodes": _NO_NODES}
         cluster = self.cluster.model_copy(update=own | sizes | nothing)
-        return JobShape(num_nodes=job.num_nodes, cluster=cluster, section="environment.job")
+        return JobShape(num_nodes=nodes.num_nodes, cluster=cluster, section="cluster.environment_nodes")
 
 
 def job_shape(config: RunConfig) -> JobShape:
@@ -55,14 +54,11 @@ def job_shape(config: RunConfig) -> JobShape:
     """
     cluster = config.cluster
     assert cluster is not None
+    if not config.num_environment_nodes:
+        cluster = cluster.model_copy(update={"environment_nodes": _NO_NODES})
     if config.backend.name == "sim":  # one process, which needs no GPU and no other node
         return JobShape(num_nodes=cluster.num_nodes or 1, cluster=cluster)
-    environment = config.environment
-    return JobShape(
-        num_nodes=cluster.num_nodes or _fewest_nodes(config, cluster),
-        cluster=cluster,
-        of_environments=environment.job if environment is not None and environment.job.num_nodes else None,
-    )
+    return JobShape(num_nodes=cluster.num_nodes or _fewest_nodes(config, cluster), cluster=cluster)
 
 
 def ray_size(config: RunConfig) -> ClusterSize:

@@ -114,8 +114,7 @@ def _job_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
                 f"Write hydra.launcher.container={image}",
             )
         yield from _option_mistakes(cluster.sbatch, "cluster")
-        if config.environment is not None:
-            yield from _option_mistakes(config.environment.job.sbatch, "environment.job")
+        yield from _option_mistakes(cluster.environment_nodes.sbatch, "cluster.environment_nodes")
         yield from _time_mistakes(cluster)
         yield from check_container(cluster.container, cluster.setup)
         if site is not None:

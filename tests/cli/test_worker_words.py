@@ -35,7 +35,7 @@ def test_environments_their_number_and_their_limits_are_named():
     assert "WalkTurns answers up to 7 turns of a response" in words
     assert "64 at a time" in words
     assert "begins again up to 2 times" in words
-    of_job = ("cluster=slurm", "environment.job.num_nodes=2")
+    of_job = ("cluster=slurm", "cluster.environment_nodes.num_nodes=2")
     assert "of its own, on nodes of their own" in environment_words(composed(*REAL, "environment=gym", walks, *of_job))
     tools = "environment.tools=[rollpacker.environments.calculator:calculate]"
     words = environment_words(composed(*REAL, "environment=tools", tools, "system=verl"))

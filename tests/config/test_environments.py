@@ -38,10 +38,9 @@ def test_what_answers_is_named_by_the_key_of_its_kind(words: tuple[str, ...]):
         (("environment=gym", GYM, "data.path=null"), r"data\.path=null with backend\.name=ray"),
         (("environment=gym", GYM, "environment.pass_variables=[my-key]"), "names no variable by 'my-key'"),
         (("environment=gym", GYM, "environment.isolation=none"), "bubblewrap.*rlimits"),
-        (("environment=gym", GYM, "environment.job.num_nodes=1"), "part of a Slurm job"),
         (
-            ("environment=gym", GYM, "environment.job.num_nodes=1", "environment.nodes=all", "cluster=slurm"),
-            r"environment\.nodes=all and environment\.job\.num_nodes=1",
+            ("environment=gym", GYM, "cluster.environment_nodes.num_nodes=1", "environment.nodes=all", "cluster=slurm"),
+            r"environment\.nodes=all and cluster\.environment_nodes\.num_nodes=1",
         ),
         (
             (

@@ -127,8 +127,6 @@ class AskedTask(vf.Task[AskedData]):
 
 
 class AskedTaskset(vf.Taskset[AskedTask, vf.TasksetConfig]):
-    INFINITE = True
-
     def load(self):
         for number in range(10):
             yield AskedTask(AskedData(number=number, hint=None, prompt=None), self.config.task)

@@ -64,7 +64,7 @@ def _environment_nodes() -> str:
         "memory_gb_per_node=64",
         "sbatch={licenses: 'x:8'}",
     ]
-    return _text(*overrides, *gym, *(f"environment.job.{word}" for word in job))
+    return _text(*overrides, *gym, *(f"cluster.environment_nodes.{word}" for word in job))
 
 
 def _container() -> str:

@@ -64,11 +64,16 @@ def test_shapes_are_equal_when_slurm_is_asked_for_the_same() -> None:
 
 
 def test_nodes_of_environments_are_a_component_that_has_no_gpus_and_takes_no_features_from_the_first() -> None:
-    words = ["environment=gym", "environment.env=my.py:Maze", "reward=environment", "environment.job.num_nodes=3"]
-    more = ["cluster.partition=gpu", "cluster.qos=high", "cluster.constraint=h800", "environment.job.qos=low"]
-    beside = _shape(*REAL, *words, *more, "environment.job.cpus_per_node=32").beside
+    words = [
+        "environment=gym",
+        "environment.env=my.py:Maze",
+        "reward=environment",
+        "cluster.environment_nodes.num_nodes=3",
+    ]
+    more = ["cluster.partition=gpu", "cluster.qos=high", "cluster.constraint=h800", "cluster.environment_nodes.qos=low"]
+    beside = _shape(*REAL, *words, *more, "cluster.environment_nodes.cpus_per_node=32").beside
     assert beside is not None
     asked = beside.cluster
     assert (beside.num_nodes, asked.cpus_per_node, asked.gpus_per_node, asked.gpu_type) == (3, 32, 0, None)
     assert (asked.partition, asked.qos, asked.constraint) == ("gpu", "low", None)
-    assert _shape(*REAL).beside is None
+    assert _shape(*REAL, "cluster.environment_nodes.num_nodes=3").beside is None

@@ -127,22 +127,35 @@ def test_a_slurm_without_a_default_partition_wants_one_named() -> None:
 
 ENVIRONMENTS = (
     *("backend=ray", "model.path=m", "data.path=p", "environment=gym", "environment.env=e.py:E"),
-    *("reward=environment", "reward.function=null", "environment.job.num_nodes=1", "environment.job.partition=cpu"),
+    *(
+        "reward=environment",
+        "reward.function=null",
+        "cluster.environment_nodes.num_nodes=1",
+        "cluster.environment_nodes.partition=cpu",
+    ),
 )
 
 
 @pytest.mark.parametrize(
     ("words", "problem", "remedy"),
     [
-        ("partition=cpuu", "partition=cpuu is not a partition of this Slurm", "Write environment.job.partition=cpu"),
-        ("cpus_per_node=65", "cpus_per_node=65 is more than a node", "choose another environment.job.partition"),
-        ("num_nodes=2", "asks for 2 nodes of at least 8 CPUs and 0 GPUs", "Lower environment.job.num_nodes"),
+        (
+            "partition=cpuu",
+            "partition=cpuu is not a partition of this Slurm",
+            "Write cluster.environment_nodes.partition=cpu",
+        ),
+        (
+            "cpus_per_node=65",
+            "cpus_per_node=65 is more than a node",
+            "choose another cluster.environment_nodes.partition",
+        ),
+        ("num_nodes=2", "asks for 2 nodes of at least 8 CPUs and 0 GPUs", "Lower cluster.environment_nodes.num_nodes"),
         ("constraint=bigg", "constraint=bigg names `bigg`", "Write big instead"),
     ],
 )
 def test_what_nodes_of_environments_ask_for_is_compared_with_their_own_partition(
     words: str, problem: str, remedy: str
 ) -> None:
-    (told,) = _told(*replaced(ENVIRONMENTS, [f"environment.job.{words}"]))
+    (told,) = _told(*replaced(ENVIRONMENTS, [f"cluster.environment_nodes.{words}"]))
     assert problem in told
     assert remedy in told

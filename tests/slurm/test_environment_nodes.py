@@ -18,7 +18,11 @@ IN_TURNS = (
     *("reward=environment", "environment=gym", "environment.env=rollpacker.environments.delayed:Delayed"),
     "environment.arguments={env: 'rollpacker.environments.walk_turns:WalkTurns', median_s: 0.05}",
     *("cluster.num_nodes=1", f"cluster.partition={PREEMPTIBLE}"),
-    *("environment.job.num_nodes=1", "environment.job.cpus_per_node=2", "environment.job.memory_gb_per_node=3"),
+    *(
+        "cluster.environment_nodes.num_nodes=1",
+        "cluster.environment_nodes.cpus_per_node=2",
+        "cluster.environment_nodes.memory_gb_per_node=3",
+    ),
     *("engine.max_num_seqs=8", "run.checkpoint_every_steps=0", f"run.num_steps={NUM_STEPS}"),
 )
 

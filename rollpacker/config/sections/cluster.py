@@ -30,6 +30,31 @@ class ContainerSection(Section):
     """Variables inside the image, on top of `cluster.environment`."""
 
 
+class EnvironmentNodesSection(Section):
+    """Nodes without GPUs that the job has beside its others: the second component of a heterogeneous job.
+
+    Slurm starts, preempts and requeues both together, and preempts them only if it preempts the partitions of both in
+    the same way. A run without environments does not ask for these nodes.
+    """
+
+    num_nodes: WorkerCount = 0
+    """With 0 there are none, and `environment.nodes` says where environments run."""
+    partition: str | None = None
+    """Where these nodes are, such as a partition without GPUs; null is that of the others."""
+    account: str | None = None
+    """The account that is charged; null is that of the others."""
+    qos: str | None = None
+    """Quality of service; null is that of the others."""
+    constraint: str | None = None
+    """Features that these nodes must have, in Slurm's grammar; null asks for none."""
+    cpus_per_node: Count = Field(8, ge=1)
+    """Cores of each."""
+    memory_gb_per_node: Number | None = Field(None, ge=0)
+    """10^9 bytes; 0 asks for all of a node's memory, null leaves it to Slurm's default."""
+    sbatch: dict[str, Word] = Field(default_factory=dict)
+    """Further options of sbatch for these nodes, by their long names."""
+
+
 class ClusterSection(Section):
     """The Slurm job of one run: what it asks for, and how it handles preemption and time limits."""
 
@@ -84,3 +109,6 @@ class ClusterSection(Section):
     max_attempts_without_progress: Count = Field(2, ge=1)
     """The job is not requeued again after so many attempts in a row that finished no step."""
     container: ContainerSection = ContainerSection()
+    environment_nodes: EnvironmentNodesSection = EnvironmentNodesSection()
+    """Nodes on which environments run and nothing else: cluster.environment_nodes.num_nodes=2
+    cluster.environment_nodes.partition=cpu. When the last of them is lost, the run ends."""

@@ -17,7 +17,6 @@ from rollpacker.config.sections.base import (
     PositiveSeconds,
     Section,
 )
-from rollpacker.config.sections.environment_job import EnvironmentJobSection
 from rollpacker.config.sections.losses import TURN_ADVANTAGES
 from rollpacker.config.sections.reward_checks import NAMED_IN_PYTHON
 
@@ -95,10 +94,7 @@ class EnvironmentSection(Section):
     nodes: Annotated[Literal["first", "all"], NOT_IN_FINGERPRINT] = "first"
     """`first`: processes of environments run on the first node, beside the driver. `all`: on all nodes of the run, each
     new one where the fewest are open; trajectories of a node that is lost begin again on the others. Rollout workers
-    take none."""
-    job: Annotated[EnvironmentJobSection, NOT_IN_FINGERPRINT] = EnvironmentJobSection()
-    """Nodes of their own in the run's Slurm job, such as environment.job.num_nodes=2 environment.job.partition=cpu.
-    Environments then run there alone, spread as over all nodes; when the last of these is lost, the run ends."""
+    take none. With cluster.environment_nodes they run on nodes of their own, spread in the same way."""
     starts_per_minute: Annotated[Positive | None, NOT_IN_FINGERPRINT] = None
     """Resets that begin in a minute, at most, evenly spread: for a service that bears no more. null is no limit."""
     max_restarts: Annotated[Count, NOT_IN_FINGERPRINT] = Field(2, ge=0)
@@ -235,14 +231,8 @@ def _refused_with(environment: EnvironmentSection, config: RunConfig) -> tuple[t
             "Choose the reward of the answer, such as reward=math.",
         ),
         (
-            f"environment.job.num_nodes={environment.job.num_nodes}",
-            environment.job.num_nodes > 0 and config.cluster is None,
-            "Nodes of their own are part of a Slurm job, which the run has not.",
-            "Choose a cluster and hydra/launcher=slurm, or set environment.job.num_nodes=0.",
-        ),
-        (
-            f"environment.nodes=all and environment.job.num_nodes={environment.job.num_nodes}",
-            environment.job.num_nodes > 0 and environment.nodes == "all",
+            f"environment.nodes=all and cluster.environment_nodes.num_nodes={config.num_environment_nodes}",
+            config.num_environment_nodes > 0 and environment.nodes == "all",
             "Environments run on nodes of their own, or on all nodes of the run.",
             "Leave one of them out.",
         ),

@@ -96,7 +96,7 @@ def current_allocation(environment: Mapping[str, str]) -> Allocation | None:
     if "SLURM_JOB_ID" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
         return None
     num_tasks, node_list = int(environment["SLURM_STEP_NUM_TASKS"]), environment["SLURM_STEP_NODELIST"]
-    of_run, of_environments = expand_node_list(node_list), expand_node_list("")
+    of_run, of_environments = expand_node_list(node_list), tuple[str, ...]()
     rank, group = int(environment["SLURM_PROCID"]), ""
     if _NUM_COMPONENTS in environment:
         of_run, of_environments = (expand_node_list(environment[f"SLURM_JOB_NODELIST_HET_GROUP_{k}"]) for k in (0, 1))

@@ -44,6 +44,7 @@ def cluster_size(config: RunConfig, allocation: Allocation | None = None) -> Clu
         reserved = math.ceil(sum(actor.resources.num_cpus for actor in planned_actors(config)))
         num_nodes, num_cpus, num_gpus = 1, max(usable_cpus(), reserved), visible_gpus()
     else:
+        _check_environment_nodes(config, allocation)
         num_nodes, num_cpus, num_gpus = allocation.num_nodes, allocation.num_cpus, len(allocation.gpus)
     size = ClusterSize(
         num_nodes=num_nodes,
@@ -52,6 +53,16 @@ def cluster_size(config: RunConfig, allocation: Allocation | None = None) -> Clu
     )
     placed_actors(config, size)
     return size
+
+
+def _check_environment_nodes(config: RunConfig, allocation: Allocation) -> None:
+    if allocation.num_environment_nodes < config.num_environment_nodes:
+        raise ConfigError(
+            f"cluster.environment_nodes.num_nodes={config.num_environment_nodes}, and the job has "
+            f"{allocation.num_environment_nodes} of them.",
+            "They are the second component of a heterogeneous job, as hydra/launcher=slurm submits it.",
+            "Launch the run so, or set cluster.environment_nodes.num_nodes=0.",
+        )
 
 
 def held_gpus(config: RunConfig, allocation: Allocation | None) -> int:

@@ -326,7 +326,8 @@ def _stream_settings(config: RunConfig, trainer_parts: Sequence[tuple[int, ...]]
 
 def _source(config: RunConfig) -> str:
     """Where the prompts come from, in words."""
-    files = ", ".join(file.written for file in config.data.files) or "the workload"
+    others = "the environment" if config.takes_prompts_of_environment else "the workload"
+    files = ", ".join(file.written for file in config.data.files) or others
     return f"{files}, as far as data.keep_solve_rate keeps it," if config.data.solve_rates else files
 
 

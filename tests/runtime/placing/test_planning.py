@@ -92,6 +92,13 @@ def test_cores_of_an_allocation_are_shared_only_where_the_configuration_says_so(
     assert cluster_size(configured("backend.num_cpus=4"), one_core).num_cpus == 4
 
 
+def test_nodes_of_environments_that_the_job_does_not_have_are_missed_before_anything_starts(tmp_path):
+    words = ["environment=gym", "environment.env=my.py:Maze", "reward=environment", "reward.function=null"]
+    config = configured("cluster=slurm", "cluster.environment_nodes.num_nodes=2", *words)
+    with pytest.raises(ConfigError, match=r"num_nodes=2, and the job has 0 of them"):
+        cluster_size(config, allocation(tmp_path))
+
+
 def test_rays_shared_memory_fits_into_what_slurm_gave(tmp_path):
     small = allocation(tmp_path, num_cpus=8, memory_bytes=1000 << 20)
     with pytest.raises(ConfigError, match=r"object_store_mb=1000 would take all the memory.\n *The job has 1,000 MB"):
