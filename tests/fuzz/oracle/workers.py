@@ -226,7 +226,7 @@ class ElasticModel:
                 assert is_due, "engines leave that are to come back"
             case ReclaimEngines(engines=engines):
                 assert set(engines) == self.lent
-                is_enough = self._is_served(now) and self._num_serving() >= self.num_lent_to
+                is_enough = self._num_open(now) >= self.num_lent_to
                 assert not is_enough or len(self.workers) > self.wish, "taken back while as many workers serve"
                 self.is_returning = True
 
@@ -262,9 +262,9 @@ class ElasticModel:
     def _num_serving(self) -> int:
         return sum(self.serves(name) for name in self.workers)
 
-    def _is_served(self, now: float) -> bool:
-        """Whether an engine of a worker gets requests, and will a moment later."""
-        return any(self.may_get(each, now + 2 * SLACK_S) for worker in self.workers.values() for each in worker.holds)
+    def _num_open(self, now: float) -> int:
+        """Workers that get requests, and will a moment later: one that drains still serves, and gets none."""
+        return len(self.workers.keys() & {owner(engine) for engine in self.open(now)})
 
     def open(self, now: float) -> list[EngineId]:
         """The engines that certainly get requests: one that is about to drain may, or may not any more."""
