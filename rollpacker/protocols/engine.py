@@ -33,7 +33,8 @@ class EngineStats:
     """Total over decode steps of the decode slots in use."""
     idle_slot_steps: int
     """Total over decode steps of the idle decode slots; the bubble. A step has as many slots as requests were in flight
-    at most since the engine was last empty, up to its limit: slots that were never needed do not count."""
+    at most since the engine was last empty or got its weights, up to its limit: slots that were never needed do not
+    count."""
     policy_version: int
     waiting_request_steps: int = 0
     """Total over decode steps of the requests that waited."""

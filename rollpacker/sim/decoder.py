@@ -147,8 +147,9 @@ class Decoder:
         self._cut(now)
 
     def resume(self, now: float) -> None:
-        """Go on with what is in flight, as it is."""
+        """Go on with what is in flight, as it is, and with as many slots."""
         self._is_paused = False
+        self._peak_in_flight = len(self._sequences)
         self._cut(now)
 
     def forget_prefixes(self) -> None:

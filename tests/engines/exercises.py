@@ -147,6 +147,19 @@ async def check_spans_of_kept_responses(engine: Engine, model: Any) -> None:
         torch.testing.assert_close(torch.from_numpy(response.logprobs), expected, rtol=0, atol=1e-4)
 
 
+async def check_slots_of_kept_responses(engine: Engine, model: Any) -> None:
+    """What goes on with other weights has its slots; those of responses that ended before are not idle any more."""
+    short = [make_request(f"short{index}", seed=index, max_response_tokens=8) for index in range(3)]
+    await engine.load_weights(weights_of(model, 3))
+    await engine.generate([*short, make_request("long", max_response_tokens=110)])
+    await collect(engine, len(short))
+    await engine.load_weights(weights_of(model, 4))
+    num_idle = (await engine.stats()).idle_slot_steps
+    (response,) = (await collect(engine, 1)).values()
+    assert len(response.spans) == 2
+    assert (await engine.stats()).idle_slot_steps == num_idle
+
+
 async def _until_each_has_more_tokens(engine: Engine) -> None:
     """Wait until whatever is in flight is longer than it was."""
     before = {running.request: running.num_generated_tokens for running in (await engine.progress()).running}

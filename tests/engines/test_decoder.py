@@ -267,6 +267,18 @@ def test_slots_that_nobody_asked_for_are_not_idle_and_waiting_requests_leave_non
     assert decoder.idle_slot_steps == 0
 
 
+def test_what_goes_on_with_other_weights_has_its_slots_and_those_that_left_are_not_idle(model: Any) -> None:
+    decoder = make_decoder(model, max_num_seqs=8, eos=())
+    for num_tokens in (3, 5, 11):
+        decoder.add(make_request(f"p{num_tokens}", max_response_tokens=num_tokens))
+    while decoder.num_in_flight > 1:
+        decoder.step()
+    num_idle = decoder.idle_slot_steps
+    decoder.end_version(1)
+    run_all(decoder, [])
+    assert decoder.idle_slot_steps == num_idle > 0
+
+
 def test_queue_and_generation_times_follow_the_clock(model: Any) -> None:
     decoder = make_decoder(model, max_num_seqs=1, eos=())  # its clock counts how often it is read
     ended = run_all(

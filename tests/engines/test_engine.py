@@ -27,6 +27,7 @@ from rollpacker.protocols.weights import Weights
 from tests.engines.exercises import (
     check_increments,
     check_parity_over_updates,
+    check_slots_of_kept_responses,
     check_spans_of_continued_responses,
     check_spans_of_kept_responses,
     collect,
@@ -70,6 +71,7 @@ async def test_an_engine_that_keeps_requests_goes_on_with_their_cache_under_new_
 ) -> None:
     async with running(save_without_end(model, tmp_path), keeps_requests=True) as engine:
         await check_spans_of_kept_responses(engine, model)
+        await check_slots_of_kept_responses(engine, model)
 
 
 async def test_tokens_are_told_as_they_come(model: Any, model_path: Path) -> None:

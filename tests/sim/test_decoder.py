@@ -172,6 +172,19 @@ def test_busy_and_idle_slots_are_all_slots_of_all_passes(lengths, num_slots):
     assert decoder.busy_slot_steps + decoder.idle_slot_steps == min(num_slots, len(lengths)) * decoder.num_passes
 
 
+def test_what_goes_on_with_other_weights_has_its_slots_and_those_that_left_are_not_idle():
+    decoder = Decoder(engine_costs(10_000), max_num_seqs=8)
+    decoder.add([generation(number, length) for number, length in enumerate((10, 20, 400))], now=0.0)
+    while decoder.num_in_flight != 1:
+        decoder.advance()
+    decoder.pause(now=decoder.next_at_s)
+    decoder.advance()
+    num_idle = decoder.idle_slot_steps
+    decoder.resume(now=1000.0)
+    run_out(decoder)
+    assert decoder.idle_slot_steps == num_idle > 0
+
+
 @settings(max_examples=60)
 @given(lengths=st.lists(LENGTHS, min_size=1, max_size=40), num_slots=st.integers(1, 8))
 def test_a_batch_takes_no_longer_than_list_scheduling_allows(lengths, num_slots):

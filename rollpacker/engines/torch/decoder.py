@@ -128,7 +128,7 @@ class Decoder:
 
     @property
     def capacity(self) -> int:
-        """Slots that count as this batch's: the most requests in flight since the decoder was last empty.
+        """Slots that count as this batch's: the most requests in flight since it was last empty or got its weights.
 
         At most `max_num_seqs`. Slots that no request ever asked for are not idle, they are spare.
         """
@@ -183,6 +183,7 @@ class Decoder:
 
     def end_version(self, policy_version: int) -> None:
         """Note that what was generated since the last call is of a version; another one goes on over this cache."""
+        self._capacity = min(self._max_num_seqs, self.num_in_flight)
         for _, sequence, num_tokens in self._lengths():
             sequence.spans = spans_after(sequence.spans, policy_version, num_tokens)
 

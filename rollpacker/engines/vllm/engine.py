@@ -159,6 +159,7 @@ class VllmEngine:
             check_fit(self._engine, self._tensors, weights.payload)
         if is_kept:
             await self._ask(self._llm.pause_generation(mode="keep", clear_cache=False))
+            self._totals.begin_version(len(self._flights))
         self._policy_version = NO_VERSION
         checksum = await self._replace_weights(weights)
         if not self._stands_by:

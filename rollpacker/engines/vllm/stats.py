@@ -67,6 +67,10 @@ class StepTotals(StatLoggerBase):  # type: ignore[misc]  # vLLM's classes are un
         """Record the number of requests in flight, at every change."""
         self._capacity = max(self._capacity, min(self._max_num_seqs, num_requests)) if num_requests else 0
 
+    def begin_version(self, num_requests: int) -> None:
+        """Count slots anew, from the number of requests in flight: they go on with other weights."""
+        self._capacity = min(self._max_num_seqs, num_requests)
+
     def record(
         self,
         scheduler_stats: SchedulerStats | None,

@@ -28,6 +28,7 @@ from tests.engines.exercises import (
     change,
     check_increments,
     check_parity_over_updates,
+    check_slots_of_kept_responses,
     check_spans_of_continued_responses,
     check_spans_of_kept_responses,
     collect,
@@ -170,6 +171,7 @@ async def test_an_engine_that_keeps_requests_goes_on_with_their_cache_under_new_
     engine = start(folder, keeps_requests=True)
     try:
         await check_spans_of_kept_responses(engine, make_model())
+        await check_slots_of_kept_responses(engine, make_model())
     finally:
         await engine.close()
 
