@@ -112,43 +112,43 @@ def test_while_an_environment_acts_its_slot_is_anothers():
 
 
 @pytest.fixture
-def three_on_each() -> tuple[TurnsPlayer, list[RequestId], list[RequestId]]:
+def six_on_each() -> tuple[TurnsPlayer, list[RequestId], list[RequestId]]:
     """Two engines, and the first turns that each of them generates."""
-    player = TurnsPlayer(num_prompts=3, num_engines=2)
+    player = TurnsPlayer(num_prompts=6, num_engines=2)
     player.start(0)
-    for key, sample in itertools.product(("math-0", "math-1", "math-2"), (0, 1)):
+    for key, sample in itertools.product([f"math-{number}" for number in range(6)], (0, 1)):
         player.answer_call(first(sample, key))
     one, other = ([each for each, engine in player.engine_of.items() if engine == name] for name in ENGINES)
-    assert len(one) == len(other) == 3
+    assert len(one) == len(other) == 6
     return player, one, other
 
 
-@pytest.mark.parametrize("num_left", [3, 2, 1, 0])
-def test_a_next_turn_goes_to_the_engine_of_the_last_one_unless_that_has_two_more_than_another(three_on_each, num_left):
-    player, mine, others = three_on_each
+@pytest.mark.parametrize("num_left", range(7))
+def test_a_next_turn_goes_to_the_engine_of_the_last_one_unless_that_has_five_more_than_another(six_on_each, num_left):
+    player, mine, others = six_on_each
     for request in (mine[0], *others[num_left:]):
         player.end_turn(request)
     player.scheduler = Scheduler.restore(player.settings, json.loads(json.dumps(player.scheduler.snapshot())))
     assert launch_of(player.answer_call(mine[0])) == Launch(request=mine[0], engine=ENGINES[num_left == 0])
 
 
-def test_of_equally_loaded_engines_a_next_turn_goes_to_that_of_the_last_one_and_not_to_the_first(three_on_each):
-    player, one, other = three_on_each
+def test_of_equally_loaded_engines_a_next_turn_goes_to_that_of_the_last_one_and_not_to_the_first(six_on_each):
+    player, one, other = six_on_each
     player.end_turn(one[0])
     player.end_turn(other[0])
     assert launch_of(player.answer_call(other[0])) == Launch(request=other[0], engine=ENGINES[1])
 
 
-def test_a_next_turn_whose_last_engine_is_lost_goes_to_another(three_on_each):
-    player, _, other = three_on_each
+def test_a_next_turn_whose_last_engine_is_lost_goes_to_another(six_on_each):
+    player, _, other = six_on_each
     for request in other:
         player.end_turn(request)
     player.tell(EngineLost(engine=ENGINES[1]))
     assert launch_of(player.answer_call(other[0])) == Launch(request=other[0], engine=ENGINES[0])
 
 
-def test_a_trajectory_that_begins_again_prefers_no_engine(three_on_each):
-    player, one, other = three_on_each
+def test_a_trajectory_that_begins_again_prefers_no_engine(six_on_each):
+    player, one, other = six_on_each
     player.end_turn(one[0])
     player.end_turn(other[0])
     player.crash(other[0])

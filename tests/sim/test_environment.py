@@ -36,6 +36,7 @@ RUN = (
 WORKERS = (
     *("elastic=sim", "elastic.modelled.num_workers=2", "elastic.modelled.start_s=1", "hardware.num_nodes=null"),
     *("placement.engine=null", "placement.trainer=null", "engine.num_engines=2", "trainer.tensor_parallel=1"),
+    "rollout.num_responses=16",  # so many that next turns leave the engines that were there first
 )
 
 
@@ -208,7 +209,7 @@ def test_nearly_all_next_turns_run_on_the_engine_of_the_last_one_which_has_the_c
         launches = [each for each in record.commands if isinstance(each, Launch) and each.request in last]
         is_same += [last[launch.request] == launch.engine for launch in launches]
     assert len(is_same) > 400
-    assert statistics.fmean(is_same) > 0.95
+    assert statistics.fmean(is_same) > 0.99
 
 
 @pytest.mark.parametrize("system", ["verl", "tail", "flash"])
@@ -222,7 +223,7 @@ def test_rollout_workers_generate_turns_beside_the_run_s_own_engines_and_each_pr
     assert steps["num_members_lost"].sum() == num_lost
     assert (steps["tokens_of_members"] > 0).all()
     prompts = accepted(tmp_path).groupby(["step", "prompt"]).size()
-    assert list(prompts) == [4] * 24
+    assert list(prompts) == [16] * 24
     assert prompts.index.get_level_values("prompt").is_unique
 
 
