@@ -95,14 +95,14 @@ class PromptTokenizer:
             check_template_arguments(
                 "data.template_arguments", self._section.template_arguments, str(self._tokenizer.chat_template)
             )
-        given = self._section.chat_template
-        whose = f"the chat template of the model in {model_path}" if given is None else f"data.chat_template={given}"
-        if self._tools and "tools" not in _variables_of(str(self._tokenizer.chat_template)):
-            raise ConfigError(
-                f"environment.tools is set, and {whose} does not read `tools`.",
-                "The template tells the model which tools there are.",
-                "Take a model that was trained with tools, or give a template by data.chat_template.",
-            )
+        self._template_is = (
+            f"the chat template of the model in {model_path}"
+            if self._section.chat_template is None
+            else f"data.chat_template={self._section.chat_template}"
+        )
+        self._reads_tools = "tools" in _variables_of(str(self._tokenizer.chat_template))
+        if self._tools:
+            self._require_tools("environment.tools is set")
 
     @property
     def backend(self) -> Any:
@@ -112,6 +112,8 @@ class PromptTokenizer:
     def text(self, prompt: Prompt) -> str:
         """Give the prompt as the policy sees it."""
         if self.is_chat(prompt):
+            if prompt.row.get("tools"):
+                self._require_tools(f"The prompt {prompt.key!r} has `tools`", ", or call the field otherwise")
             return self.render(prompt, [], opens_answer=self._opens_answer)
         assert prompt.text is not None
         if self._tools:
@@ -121,6 +123,14 @@ class PromptTokenizer:
                 "Set data.plain_as_chat=true, or write `messages`",
             )
         return prompt.text
+
+    def _require_tools(self, why: str, also: str = "") -> None:
+        if not self._reads_tools:
+            raise ConfigError(
+                f"{why}, and {self._template_is} does not read `tools`.",
+                "The template tells the model which tools there are.",
+                f"Take a model that was trained with tools, or give a template by data.chat_template{also}.",
+            )
 
     def is_chat(self, prompt: Prompt) -> bool:
         """Whether a prompt goes through the chat template."""

@@ -3,8 +3,9 @@
     POST /v1/chat/completions ──> `asked`: what it adds to the conversation     `give` a turn ──> the response
 
 Requests come one at a time, with the token that only this process knows. Each waits for the turn that the run's policy
-writes. One that cannot be answered gets HTTP status 400, which no client sends again, and is kept as `refused`; past
-the last turn, the status says in OpenAI's words that the context is full.
+writes. Where a request has tools, calls are looked for in the turn; one that cannot be read is a call of `MALFORMED`,
+whose result is for the policy to read. A request that cannot be answered gets HTTP status 400, which no client sends
+again, and is kept as `refused`; past the last turn, the status says in OpenAI's words that the context is full.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from rollpacker.environments.conversation import Conversation, ConversationError, Message
+from rollpacker.environments.tool_calls import PARSERS, Call, MalformedCallError, value_of
 
 MODEL = "policy"
 """The name of the model."""
+
+MALFORMED = "malformed_call"
+"""Stands for the name in a call that cannot be read; its argument `problem` says why."""
 
 _PATH = "/v1/chat/completions"
 _HEAD_BYTES = 1 << 16
@@ -30,10 +35,12 @@ class ChatEndpoint:
 
     Args:
         max_turns: That it may have.
+        tool_parser: How the policy writes calls: one of `rollpacker.environments.tool_calls.PARSERS`.
     """
 
-    def __init__(self, max_turns: int) -> None:
+    def __init__(self, max_turns: int, tool_parser: str) -> None:
         self._max_turns = max_turns
+        self._calls_in = PARSERS[tool_parser]
         self.token = secrets.token_urlsafe(32)
         self._server: asyncio.Server | None = None
         self._conversation = Conversation((), {})
@@ -52,6 +59,11 @@ class ChatEndpoint:
         port = self._server.sockets[0].getsockname()[1]
         return f"http://127.0.0.1:{port}/v1"
 
+    @property
+    def tools(self) -> list[Mapping[str, Any]]:
+        """Of the trajectory's requests, as JSON schemas."""
+        return self._conversation.tools or []
+
     def begin(self, conversation: Conversation) -> None:
         """Take the next trajectory; requests of an earlier one are given up."""
         if self._turn is not None:
@@ -65,10 +77,17 @@ class ChatEndpoint:
         assert self._turn is not None
         answer, self._turn = self._turn, None
         self.asked = asyncio.get_running_loop().create_future()
-        self._conversation.answer(turn["text"])
+        completion = completion_of(turn, self._calls_of(turn["text"]) if self.tools else [])
+        self._conversation.answer(completion["choices"][0]["message"])
         if turn["finish_reason"] != "stop":
             self._num_turns_left = 0
-        answer.set_result(turn)
+        answer.set_result(completion)
+
+    def _calls_of(self, text: str) -> list[Call]:
+        try:
+            return [_as_schemed(call, self.tools) if call.are_texts else call for call in self._calls_in(text)]
+        except MalformedCallError as error:
+            return [Call(MALFORMED, {"problem": str(error)})]
 
     async def _complete(self, request: Mapping[str, Any]) -> tuple[HTTPStatus, Mapping[str, Any]]:
         if self._turn is not None:
@@ -87,7 +106,7 @@ class ChatEndpoint:
         self._num_turns_left -= 1
         self._turn = asyncio.get_running_loop().create_future()
         self.asked.set_result(added)
-        return HTTPStatus.OK, completion_of(await self._turn)
+        return HTTPStatus.OK, await self._turn
 
     # HTTP
 
@@ -116,10 +135,29 @@ class ChatEndpoint:
         return await self._complete(json.loads(body))
 
 
-def completion_of(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a turn as OpenAI's response."""
+def _as_schemed(call: Call, tools: Sequence[Mapping[str, Any]]) -> Call:
+    """Read the arguments of a call that were written as plain text, but for those that are texts."""
+    functions = {tool["function"]["name"]: tool["function"] for tool in tools if "function" in tool}
+    schemas = functions.get(call.name, {}).get("parameters", {}).get("properties", {})
+    others = {name for name, schema in schemas.items() if schema.get("type", "string") != "string"}
+    return Call(call.name, {key: value_of(text) if key in others else text for key, text in call.arguments.items()})
+
+
+def completion_of(turn: Mapping[str, Any], calls: Sequence[Call]) -> dict[str, Any]:
+    """Give a turn, and the calls in it, as OpenAI's response."""
     num_tokens = len(turn["token_ids"])
+    message: dict[str, Any] = {"role": "assistant", "content": turn["text"]}
     finish_reason = "stop" if turn["finish_reason"] == "stop" else "length"
+    if calls:
+        finish_reason = "tool_calls"
+        message["tool_calls"] = [
+            {
+                "id": f"call_{secrets.token_hex(8)}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
+            for call in calls
+        ]
     return {
         "id": f"chatcmpl-{secrets.token_hex(8)}",
         "object": "chat.completion",
@@ -128,7 +166,7 @@ def completion_of(turn: Mapping[str, Any]) -> dict[str, Any]:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": turn["text"]},
+                "message": message,
                 "finish_reason": finish_reason,
                 "logprobs": None,
             }

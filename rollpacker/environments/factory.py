@@ -63,7 +63,7 @@ def try_observation(config: RunConfig, tokenizer: PromptTokenizer, prompt: Promp
     section = config.environment
     if section is None or section.name == "loop":  # which renders for itself
         return
-    role = "tool" if section.name == "tools" else "user"
+    role = "tool" if section.name == "tools" or prompt.row.get("tools") else "user"
     message = {"role": role, "content": _OBSERVATION}
     following = TurnRenderer(tokenizer).observation(prompt, [message], [tokenizer.eos_token_id])
     if _OBSERVATION not in (text := tokenizer.token_texts(following)):

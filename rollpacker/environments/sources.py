@@ -46,7 +46,12 @@ def source_of(config: RunConfig) -> Source:
     if section.name == "verifiers":
         return Source(
             "rollpacker.environments.verifiers:Verifiers",
-            {"env": section.env, "arguments": section.arguments, "max_turns": section.max_turns},
+            {
+                "env": section.env,
+                "arguments": section.arguments,
+                "max_turns": section.max_turns,
+                "tool_parser": section.tool_parser,
+            },
         )
     return Source(section.env, section.arguments)
 

@@ -7,7 +7,7 @@ text, these say what is wrong with it: a model can learn from that, and a broken
 * `llama3_json`: `{"name": ..., "parameters": {...}}` from the beginning of the turn on, perhaps after `<|python_tag|>`,
   several with `;` between. Without the tag, an object without `name` is no call: answers may be JSON.
 * `qwen3_coder`: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, any number of
-  them. Values are plain text; what they mean is for the function's type hints to say.
+  them. Values are plain text; what they mean is for the function's type hints to say, or for its schema.
 * `pythonic`: the turn is a list of calls in Python, `[f(a=1), g()]`, perhaps between `<|python_start|>` and
   `<|python_end|>`, with keywords and constants alone; JSON's `true`, `false` and `null` are constants, too.
 * `deepseek_v3`, `deepseek_v31`: between DeepSeek's tokens for the begin and the end of a call, any number of them,
@@ -23,6 +23,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -154,6 +155,14 @@ PARSERS: Mapping[str, Callable[[str], list[Call]]] = {
     "deepseek_v31": parse_deepseek,
 }
 """By vLLM's names."""
+
+
+def value_of(text: str) -> object:
+    """Read an argument that was written as plain text, where the function takes something else."""
+    for read in (json.loads, ast.literal_eval):  # models write `true` and `True`
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            return read(text)
+    return text
 
 
 def _said(text: str) -> str:

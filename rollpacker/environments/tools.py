@@ -9,16 +9,14 @@ or crashes the process is: the trajectory begins again.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from typing import Any, get_args, get_type_hints
 
 from rollpacker.config.python_names import UnusableFunction, in_words, load_named
-from rollpacker.environments.tool_calls import PARSERS, Call, MalformedCallError
+from rollpacker.environments.tool_calls import PARSERS, Call, MalformedCallError, value_of
 
 _PREPARE = "prepare_tools"
 """A function of a tool's module that is called once, before any call, if there is one."""
@@ -93,13 +91,5 @@ def _message(name: str, content: str) -> dict[str, str]:
 def _as_hinted(texts: Mapping[str, str], function: Callable[..., object]) -> dict[str, object]:
     """Give a function what arguments that were written as plain text stand for, where it takes something else."""
     hints = get_type_hints(function)
-    return {key: _value_of(text, hints.get(key, str)) for key, text in texts.items()}
-
-
-def _value_of(text: str, hint: object) -> object:
-    if str in {hint, *get_args(hint)}:
-        return text
-    for read in (json.loads, ast.literal_eval):  # models write `true` and `True`
-        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            return read(text)
-    return text
+    takes_text = {key: str in {hint, *get_args(hint)} for key, hint in hints.items()}
+    return {key: text if takes_text.get(key, True) else value_of(text) for key, text in texts.items()}

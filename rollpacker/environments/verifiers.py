@@ -41,13 +41,14 @@ class Verifiers:
         env: Id of the taskset, as `vf-eval` takes it.
         arguments: The environment's other settings, as `vf-eval` takes them below `--env`.
         max_turns: That a policy writes.
+        tool_parser: How it writes calls of tools: one of `rollpacker.environments.tool_calls.PARSERS`.
     """
 
     takes_tokens = True
 
-    def __init__(self, env: str, arguments: Mapping[str, Any], max_turns: int) -> None:
+    def __init__(self, env: str, arguments: Mapping[str, Any], max_turns: int, tool_parser: str) -> None:
         self._env = _loaded(env, arguments, max_turns)
-        self._max_turns = max_turns
+        self._max_turns, self._tool_parser = max_turns, tool_parser
         self._runner = asyncio.Runner()
         self._endpoint: ChatEndpoint | None = None
         self._address = ""
@@ -58,7 +59,8 @@ class Verifiers:
         """Give the first tasks as rows of a prompt file; None is all.
 
         A task without a prompt, whose user opens the conversation, begins an episode: what it asks first is the prompt,
-        and has to be asked again in each episode of that task.
+        and has to be asked again in each episode of that task. So does the first task of a taskset with tools: those
+        that it has are the tools of all.
 
         Raises:
             UnusableFunction: They cannot be loaded, or ask for nothing.
@@ -67,27 +69,31 @@ class Verifiers:
         if most is None and not taskset.bounded:
             raise UnusableFunction("it makes tasks without end; say by data.max_prompts how many are trained")
         try:
+            tasks = list(itertools.islice(iter(taskset), most))
+            has_tools = bool(tasks and (taskset.toolsets(taskset.config) or tasks[0].toolsets(tasks[0].config)))
+            tools = {"tools": self._opening_of(tasks[0])[1]} if has_tools else {}
             return [
                 {
                     "id": str(task.data.idx),
-                    "messages": self._opening_of(task) if task.data.prompt is None else _messages_of(task.data),
+                    "messages": self._opening_of(task)[0] if task.data.prompt is None else _messages_of(task.data),
                     "ground_truth": "",
                     "task": _row_of(task),
+                    **tools,
                 }
-                for task in itertools.islice(iter(taskset), most)
+                for task in tasks
             ]
         except UnusableFunction:
             raise
         except Exception as error:
             raise UnusableFunction(f"loading its tasks raised {in_words(error)}") from error
 
-    def _opening_of(self, task: Any) -> list[Message]:
-        """What an episode of a task asks first."""
-        self._runner.run(self._begin(_row_of(task), Conversation(None, {}), {}))
+    def _opening_of(self, task: Any) -> tuple[list[Message], list[Mapping[str, Any]]]:
+        """What an episode of a task asks first, and with which tools."""
+        self._runner.run(self._begin(_row_of(task), Conversation(None, {}, tools=None), {}))
         if (episode := self._runner.run(self._go_on())) is not None:
-            raise UnusableFunction(f"task {task.data.idx} has no prompt and asked for no turn: {_errors_of(episode)}")
+            raise UnusableFunction(f"an episode of task {task.data.idx} asked for no turn: {_errors_of(episode)}")
         assert self._endpoint is not None
-        return self._endpoint.asked.result()
+        return self._endpoint.asked.result(), self._endpoint.tools
 
     def reset(
         self,
@@ -105,7 +111,8 @@ class Verifiers:
         if "task" not in options:
             raise EpisodeError("the prompt's line has no `task`, the data of one of the environment's tasks")
         params = dict(sampling_params or {})
-        self._runner.run(self._begin(options["task"], Conversation(messages, params), params))
+        conversation = Conversation(messages, params, options.get("tools") or ())
+        self._runner.run(self._begin(options["task"], conversation, params))
         if (episode := self._runner.run(self._go_on())) is not None:
             raise EpisodeError(f"it asked for no turn: {_errors_of(episode)}")
         return [], {}
@@ -141,7 +148,7 @@ class Verifiers:
             self._episode.cancel()
             await asyncio.wait([self._episode], timeout=_PATIENCE_S)
         if self._endpoint is None:
-            self._endpoint = ChatEndpoint(self._max_turns)
+            self._endpoint = ChatEndpoint(self._max_turns, self._tool_parser)
             self._address = await self._endpoint.start()
             os.environ[_TOKEN_VARIABLE] = self._endpoint.token
             await self._serve()

@@ -2,6 +2,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,6 +87,14 @@ def test_a_template_of_ones_own_replaces_the_models(tmp_path):
     (tmp_path / "mine.jinja").write_text(JOINING_TEMPLATE + "{% if think %}two{% endif %}")
     tokenizer = tokenizer_with(tmp_path, chat_template=tmp_path / "mine.jinja", template_arguments={"think": True})
     assert tokenizer.text(chat(("system", "one"), ("user", "."))) == "one\n.\ntwo"
+
+
+def test_tools_of_a_prompt_are_refused_where_the_template_does_not_read_them(tmp_path, templated):
+    with_tools = replace(chat(("user", "one")), row={"tools": [{"name": "add"}]})
+    with pytest.raises(ConfigError, match="The prompt 'a' has `tools`, and the chat template of the model"):
+        templated.text(with_tools)
+    (tmp_path / "mine.jinja").write_text(JOINING_TEMPLATE + "{{ tools[0].name }}")
+    assert tokenizer_with(tmp_path, chat_template=tmp_path / "mine.jinja").text(with_tools) == "one\nadd"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import subprocess
 import sys
 import sysconfig
@@ -139,6 +140,53 @@ class AskedEnv(vf.Env[vf.SingleAgentEnvConfig]):
         asked.trace.record_reward("said", float(said.last_reply == str(task.data.number)), 1.0)
 '''
 
+ADDED = '''
+"""A sum, which a tool adds up."""
+
+import verifiers.v1 as vf
+
+__all__ = ["AddedTaskset"]
+
+
+class Adder(vf.Toolset[vf.SharedToolsetConfig]):
+    TOOL_PREFIX = None
+
+    @vf.tool
+    async def add(self, first: int, second: int) -> str:
+        """Add two numbers."""
+        if second == 13:
+            raise ValueError("not that number")
+        return str(first + second)
+
+
+class AddedData(vf.TaskData):
+    result: int
+
+
+class AddedTask(vf.Task[AddedData]):
+    @vf.reward
+    async def is_right(self, trace: vf.Trace) -> float:
+        return float(trace.last_reply == str(self.data.result))
+
+
+class AddedConfig(vf.TasksetConfig):
+    tools: vf.SharedToolsetConfig = vf.SharedToolsetConfig()
+
+
+class AddedTaskset(vf.Taskset[AddedTask, AddedConfig]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Adder(config.tools)]
+
+    def load(self):
+        for number in range(24):
+            yield AddedTask(AddedData(prompt=f"What is {number} + 6?", result=number + 6), self.config.task)
+
+
+if __name__ == "__main__":
+    Adder.run()
+'''
+
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ '<eos>' if m.role == 'assistant' else ' ' }}{% endfor %}"
 
 
@@ -162,6 +210,7 @@ def python(made_once):
         packages.joinpath("reverse_lines.py").write_text(REVERSE)
         packages.joinpath("walk_in_turns.py").write_text(WALK)
         packages.joinpath("asked_number.py").write_text(ASKED)
+        packages.joinpath("added_numbers.py").write_text(ADDED)
 
     folder = made_once("verifiers", make)
     if reason := (folder / "reason").read_text():
@@ -177,12 +226,12 @@ def turn(text, finish_reason=FinishReason.STOP):
     return EnvironmentTurn(text=text, token_ids=(5, 1), logprobs=(-1.0, -1.0), finish_reason=finish_reason)
 
 
-def played(python, env, prompt, *episodes, is_isolated=False):
+def played(python, env, prompt, *episodes, is_isolated=False, tool_parser="hermes"):
     """The answers of an environment to the resets and the turns of some episodes, in one process."""
 
     async def play():
         source = "rollpacker.environments.verifiers:Verifiers"
-        arguments = {"env": env, "arguments": {}, "max_turns": 3}
+        arguments = {"env": env, "arguments": {}, "max_turns": 3, "tool_parser": tool_parser}
         starter = EnvironmentStarter(source, arguments, python=python, is_isolated=is_isolated)
         pool = EnvironmentPool(starter, limit_s=60.0, sends_tokens=True)
         sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
@@ -258,6 +307,42 @@ def test_where_its_user_opens_the_conversation_what_an_episode_asks_first_is_the
     (other,) = played(python, "asked-number", prompt, [])
     assert other[0].failure == "environment_error"
     assert "message 0 of a request is 'Say 1.' of the user, and was 'Say it.'" in other[0].problem
+
+
+def test_its_tools_are_of_the_prompts_and_what_they_give_or_why_not_follows_the_turn_that_calls(python):
+    words = ("environment.env=added-numbers", f"environment.python={python}", "data.max_prompts=2")
+    prompts, _ = prompts_to_train(config_of(*words))
+    for each in prompts:
+        (tool,) = each.row["tools"]
+        assert tool["function"]["name"] == "add"
+        assert tool["function"]["description"] == "Add two numbers."
+        assert tool["function"]["parameters"]["properties"].keys() == {"first", "second"}
+    calls, fails, names_none, is_broken, is_cut = played(
+        python,
+        "added-numbers",
+        prompts[1],
+        [turn(called("add", first=1, second=6) + called("add", first=2, second=2)), turn("7")],
+        [turn(called("add", first=1, second=13)), turn("8")],
+        [turn(called("subtract", first=1))],
+        [turn("<tool_call>{add</tool_call>")],
+        [turn(called("add", first=1, second=6), FinishReason.LENGTH)],
+    )
+    assert [each["content"] for each in calls[1].observation] == ["7", "4"]
+    assert {(each["role"], each["name"]) for each in calls[1].observation} == {("tool", "add")}
+    assert (calls[2].reward, calls[2].is_terminated) == (1.0, True)
+    assert "not that number" in fails[1].observation[0]["content"]
+    assert (fails[2].reward, fails[2].is_terminated) == (0.0, True)
+    assert names_none[1].observation[0]["content"] == "Error: there is no tool subtract; there are add"
+    assert "a call cannot be read" in is_broken[1].observation[0]["content"]
+    assert (is_cut[1].reward, is_cut[1].is_truncated) == (0.0, True)
+    written = "<function=add><parameter=first>1</parameter><parameter=second>6</parameter></function>"
+    coder = [turn(f"<tool_call>{written}</tool_call>")]
+    (as_texts,) = played(python, "added-numbers", prompts[1], coder, tool_parser="qwen3_coder")
+    assert as_texts[1].observation == [{"role": "tool", "content": "7", "name": "add"}]
+
+
+def called(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def prompt():

@@ -16,6 +16,19 @@ from rollpacker.environments.conversation import Conversation, ConversationError
 
 PROMPT = [{"role": "system", "content": "Count."}, {"role": "user", "content": "from 1"}]
 PARAMS = {"temperature": 1.0, "top_p": 1.0}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {"properties": {"first": {"type": "integer"}, "label": {"type": "string"}}},
+        },
+    }
+]
+UNREADABLE = (
+    'a call cannot be read, it is JSON: {"name": NAME, "arguments": {...}}: Expecting value: line 1 column 1 (char 0)'
+)
+CALLING = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "add"}}]}
 
 
 def said(text: str) -> dict[str, Any]:
@@ -32,7 +45,7 @@ def test_what_a_request_adds_is_all_that_follows_the_turn_that_it_answers(rounds
     messages: list[dict[str, Any]] = list(PROMPT)
     assert conversation.take({"messages": messages}) == []
     for text, added in rounds:
-        conversation.answer(text)
+        conversation.answer({"role": "assistant", "content": text})
         messages += [{"role": "assistant", "content": text}, *map(said, added)]
         assert conversation.take({"messages": messages, "temperature": 1.0}) == [said(each) for each in added]
 
@@ -50,7 +63,11 @@ ANSWERED = [*PROMPT, {"role": "assistant", "content": "<think> hm </think> 2"}]
         ({"messages": [*ANSWERED, said("on")], "temperature": 0.2}, r"temperature=0\.2, and not 1\.0"),
         ({"messages": [*ANSWERED, said("on")], "n": 2}, "n=2"),
         ({"messages": [*ANSWERED, said("on")], "stream": True}, "stream=True"),
-        ({"messages": [*ANSWERED, said("on")], "tools": [{"type": "function"}]}, "tools="),
+        ({"messages": [*ANSWERED, said("on")], "tools": TOOLS}, "has the tools add, and its prompt no tools"),
+        (
+            {"messages": [*ANSWERED, CALLING, said("on")]},
+            "adds '' of the assistant with calls, which the policy",
+        ),
         (
             {"messages": [*ANSWERED, {"role": "user", "content": [{"type": "image_url"}]}]},
             "no message with a text alone",
@@ -60,7 +77,7 @@ ANSWERED = [*PROMPT, {"role": "assistant", "content": "<think> hm </think> 2"}]
 def test_a_request_that_changes_what_was_said_or_asks_for_more_is_refused(request_: dict[str, Any], says: str):
     conversation = Conversation(PROMPT, PARAMS)
     conversation.take({"messages": PROMPT})
-    conversation.answer(ANSWERED[-1]["content"])
+    conversation.answer(ANSWERED[-1])
     with pytest.raises(ConversationError, match=says):
         conversation.take(request_)
 
@@ -68,6 +85,20 @@ def test_a_request_that_changes_what_was_said_or_asks_for_more_is_refused(reques
 def test_a_first_request_that_is_not_the_prompt_is_refused():
     with pytest.raises(ConversationError, match="its first request adds 'now' of the user to the prompt"):
         Conversation(PROMPT, PARAMS).take({"messages": [*PROMPT, said("now")]})
+
+
+@pytest.mark.parametrize("tools", [None, [{"type": "custom", "name": "patch"}]])
+def test_a_request_without_the_tools_of_its_prompt_is_refused(tools):
+    with pytest.raises(ConversationError, match="and its prompt the tools add"):
+        Conversation(PROMPT, PARAMS, TOOLS).take({"messages": PROMPT, "tools": tools})
+
+
+def test_the_first_request_says_what_prompt_and_tools_are_where_nothing_does():
+    conversation = Conversation(None, {}, tools=None)
+    assert conversation.take({"messages": PROMPT, "tools": TOOLS}) == PROMPT
+    assert conversation.tools == TOOLS
+    with pytest.raises(ConversationError, match="no tools, and its prompt the tools add"):
+        conversation.take({"messages": [*PROMPT, said("on")]})
 
 
 class Client:
@@ -83,9 +114,9 @@ class Client:
         return self
 
     async def post(
-        self, messages: Any, token: str | None = None, path: str = "/v1/chat/completions"
+        self, messages: Any, token: str | None = None, path: str = "/v1/chat/completions", **more: Any
     ) -> tuple[int, Any]:
-        body = json.dumps({"model": "policy", "messages": messages}).encode()
+        body = json.dumps({"model": "policy", "messages": messages, **more}).encode()
         head = f"POST {path} HTTP/1.1\r\nAuthorization: Bearer {token or self.endpoint.token}\r\n"
         self.writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         status = int((await self.reader.readline()).split()[1])
@@ -114,7 +145,7 @@ def talk(endpoint: ChatEndpoint, *turns: Mapping[str, Any]) -> list[tuple[int, A
 
 
 def test_a_turn_comes_back_as_an_openai_client_reads_it_and_past_the_last_one_the_context_is_full():
-    endpoint = ChatEndpoint(max_turns=2)
+    endpoint = ChatEndpoint(2, "hermes")
     (status, answer), _, (last, refusal) = talk(endpoint, turn("2"), turn("3"))
     assert status == 200
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "2"}
@@ -125,15 +156,56 @@ def test_a_turn_comes_back_as_an_openai_client_reads_it_and_past_the_last_one_th
     assert endpoint.refused is None
 
 
+@pytest.mark.parametrize(
+    ("parser", "text", "calls"),
+    [
+        (
+            "hermes",
+            '<tool_call>{"name": "add", "arguments": {"first": 1}}</tool_call>' * 2,
+            [("add", {"first": 1}), ("add", {"first": 1})],
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=add><parameter=first>1</parameter><parameter=label>1</parameter></function></tool_call>",
+            [("add", {"first": 1, "label": "1"})],
+        ),
+        ("hermes", "<tool_call>add</tool_call>", [("malformed_call", {"problem": UNREADABLE})]),
+        ("hermes", "three", []),
+    ],
+)
+def test_calls_of_tools_are_found_in_a_turn_and_what_they_give_follows_it_with_the_name(parser, text, calls):
+    async def run() -> None:
+        endpoint = ChatEndpoint(9, parser)
+        client = await Client(endpoint).connect()
+        endpoint.begin(Conversation(PROMPT, PARAMS, TOOLS))
+        asking = asyncio.create_task(client.post(PROMPT, tools=TOOLS))
+        await endpoint.asked
+        endpoint.give(turn(text))
+        choice = (await asking)[1]["choices"][0]
+        message = choice["message"]
+        assert (message["content"], choice["finish_reason"]) == (text, "tool_calls" if calls else "stop")
+        made = message.get("tool_calls", [])
+        arguments = [json.loads(each["function"]["arguments"]) for each in made]
+        assert [(each["function"]["name"], of) for each, of in zip(made, arguments, strict=True)] == calls
+        results = [{"role": "tool", "tool_call_id": each["id"], "content": str(at)} for at, each in enumerate(made)]
+        following = asyncio.create_task(client.post([*PROMPT, message, *(results or [said("on")])], tools=TOOLS))
+        added = await endpoint.asked
+        following.cancel()
+        named = [{"role": "tool", "content": str(at), "name": name} for at, (name, _) in enumerate(calls)]
+        assert added == (named or [said("on")])
+
+    asyncio.run(run())
+
+
 def test_after_a_turn_that_was_cut_off_there_is_no_other():
-    (_, answer), (last, _) = talk(ChatEndpoint(max_turns=9), turn("2", "length"))
+    (_, answer), (last, _) = talk(ChatEndpoint(9, "hermes"), turn("2", "length"))
     assert answer["choices"][0]["finish_reason"] == "length"
     assert last == 400
 
 
 def test_a_request_that_nothing_can_be_trained_of_is_answered_and_kept_as_the_reason():
     async def run() -> None:
-        endpoint = ChatEndpoint(max_turns=9)
+        endpoint = ChatEndpoint(9, "hermes")
         client = await Client(endpoint).connect()
         endpoint.begin(Conversation(PROMPT, PARAMS))
         status, answer = await client.post([said("from 7")])
@@ -147,7 +219,7 @@ def test_a_request_that_nothing_can_be_trained_of_is_answered_and_kept_as_the_re
 
 def test_two_requests_at_once_are_refused_since_a_trajectory_has_one_sequence():
     async def run() -> None:
-        endpoint = ChatEndpoint(max_turns=9)
+        endpoint = ChatEndpoint(9, "hermes")
         client = await Client(endpoint).connect()
         endpoint.begin(Conversation(PROMPT, PARAMS))
         first = asyncio.create_task(client.post(PROMPT))
@@ -163,7 +235,7 @@ def test_two_requests_at_once_are_refused_since_a_trajectory_has_one_sequence():
 @pytest.mark.parametrize(("token", "path", "status"), [("other", None, 401), (None, "/v1/models", 404)])
 def test_another_token_or_path_reaches_no_policy(token: str | None, path: str | None, status: int):
     async def run() -> None:
-        endpoint = ChatEndpoint(max_turns=9)
+        endpoint = ChatEndpoint(9, "hermes")
         client = await Client(endpoint).connect()
         endpoint.begin(Conversation(PROMPT, PARAMS))
         answered, _ = await client.post(PROMPT, token, path or "/v1/chat/completions")

@@ -39,7 +39,8 @@ class EnvironmentSection(Section):
     in rollpacker.environments, walk_turns:WalkTurns, frozen_lake:FrozenLake, sokoban_mini:SokobanMini, and
     delayed:Delayed, which makes another one slow, hang or crash; calculator and python_tool are for environment=tools.
     With environment=verifiers the id of a taskset, as vf-eval takes it: reverse-text, or one of those that bring other
-    libraries' environments, textarena and openenv (pip install 'verifiers[ta,openenv]')."""
+    libraries' environments, textarena and openenv (pip install 'verifiers[ta,openenv]'), or nemo_gym, with the address
+    of a server in environment.arguments={taskset: {dataset: FILE, task: {resources_url: ADDRESS}}}."""
     python: Annotated[str | None, OnlyWith("environment.name", "gym", "verifiers"), NOT_IN_FINGERPRINT] = None
     """The interpreter that environments run in, where they need other packages than engines do, as `verifiers` does:
     DIR/bin/python. null is the run's own."""
@@ -50,7 +51,7 @@ class EnvironmentSection(Section):
     ] = Field(default_factory=dict)
     """Given to the class by name. With environment=verifiers what vf-eval takes below --env, such as
     {taskset: {dataset_split: train}, agent: {runtime: {type: docker}}}. Unless these say otherwise, agents run on this
-    machine, and one of a taskset without tools sends its conversation straight to the policy."""
+    machine, and send their conversation, with the taskset's tools, straight to the policy."""
     tools: Annotated[
         tuple[str, ...], Kind("a list of FILE.py:NAME or MODULE:NAME"), OnlyWith("environment.name", "tools")
     ] = ()
@@ -60,12 +61,12 @@ class EnvironmentSection(Section):
     next message; a call that never returns ends the trajectory's attempt after turn_timeout_s."""
     tool_parser: Annotated[
         Literal["hermes", "llama3_json", "qwen3_coder", "pythonic", "deepseek_v3", "deepseek_v31"],
-        OnlyWith("environment.name", "tools"),
+        OnlyWith("environment.name", "tools", "verifiers"),
     ] = "hermes"
-    """How the model writes calls, by vLLM's names. `hermes`: JSON between <tool_call> tags, as Qwen2.5, Qwen3 and
-    Hermes do. `llama3_json`: JSON from the beginning of the turn on, as Llama 3 does. `qwen3_coder`: <function=...> and
-    <parameter=...> tags, as Qwen3-Coder does. `pythonic`: a list of calls in Python, as Llama 3.2 and 4 do.
-    `deepseek_v3`, `deepseek_v31`: JSON between DeepSeek's own tags."""
+    """How the model writes calls, of a taskset's tools too, by vLLM's names. `hermes`: JSON between <tool_call> tags,
+    as Qwen2.5, Qwen3 and Hermes do. `llama3_json`: JSON from the beginning of the turn on, as Llama 3 does.
+    `qwen3_coder`: <function=...> and <parameter=...> tags, as Qwen3-Coder does. `pythonic`: a list of calls in Python,
+    as Llama 3.2 and 4 do. `deepseek_v3`, `deepseek_v31`: JSON between DeepSeek's own tags."""
     loop: str | None = None
     """The class: my_loop.py:Guess, or package.module:Guess. It has `async def run(self, sampling_params, **kwargs)`,
     which calls `await self.server_manager.generate(prompt_ids=..., sampling_params=sampling_params)` for each turn and
