@@ -226,12 +226,12 @@ def turn(text, finish_reason=FinishReason.STOP):
     return EnvironmentTurn(text=text, token_ids=(5, 1), logprobs=(-1.0, -1.0), finish_reason=finish_reason)
 
 
-def played(python, env, prompt, *episodes, is_isolated=False, tool_parser="hermes"):
+def played(python, env, prompt, *episodes, is_isolated=False):
     """The answers of an environment to the resets and the turns of some episodes, in one process."""
 
     async def play():
         source = "rollpacker.environments.verifiers:Verifiers"
-        arguments = {"env": env, "arguments": {}, "max_turns": 3, "tool_parser": tool_parser}
+        arguments = {"env": env, "arguments": {}, "max_turns": 3, "tool_parser": "hermes"}
         starter = EnvironmentStarter(source, arguments, python=python, is_isolated=is_isolated)
         pool = EnvironmentPool(starter, limit_s=60.0, sends_tokens=True)
         sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
@@ -335,10 +335,6 @@ def test_its_tools_are_of_the_prompts_and_what_they_give_or_why_not_follows_the_
     assert names_none[1].observation[0]["content"] == "Error: there is no tool subtract; there are add"
     assert "a call cannot be read" in is_broken[1].observation[0]["content"]
     assert (is_cut[1].reward, is_cut[1].is_truncated) == (0.0, True)
-    written = "<function=add><parameter=first>1</parameter><parameter=second>6</parameter></function>"
-    coder = [turn(f"<tool_call>{written}</tool_call>")]
-    (as_texts,) = played(python, "added-numbers", prompts[1], coder, tool_parser="qwen3_coder")
-    assert as_texts[1].observation == [{"role": "tool", "content": "7", "name": "add"}]
 
 
 def called(name, **arguments):
