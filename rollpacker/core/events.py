@@ -373,6 +373,18 @@ class DraftsMeasured:
 WorkerEvent = WorkerArrived | NoticeGiven | WorkerLeft | PolicyPublished | FetchFailed | EnginesReturned | StepMeasured
 """What only a run with rollout workers has."""
 
+MayStrand = (
+    EngineLost
+    | EngineStartFailed
+    | EnginesReturned
+    | EnginesSwitched
+    | EnvironmentStepped
+    | PromptsDrawn
+    | ResponseEvicted
+    | SlotsChanged
+)
+"""Facts after which a request may wait for an engine while none is there, or to come."""
+
 Event = (
     EngineJoined
     | EngineUpdated

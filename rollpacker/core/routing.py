@@ -102,7 +102,7 @@ class Router:
     @property
     def is_stranded(self) -> bool:
         """True while requests wait and no engine is open."""
-        return self.is_starved and self._held.keys() <= self._closed.keys()
+        return self._held.keys() <= self._closed.keys() and self.is_starved
 
     def rooms(self, num_slots: int, max_tokens: int) -> dict[EngineId, int]:
         """How many requests more each open engine takes without one of those in flight waiting for it.

@@ -25,7 +25,7 @@ engine runs them or none is there; one of the two is at rest.
 Adding a machine
 ================
 
-One that reacts to facts of its own becomes one more of the `Companions`: its events get cases in `_decide`. One that
+One that reacts to facts of its own becomes one more of the `Companions`: its events get cases in `_answer`. One that
 refines decisions stands in `_carry_out`, as router and reward budget do. One that replaces the batching implements
 `BatchingMachine`; `core.batchings` chooses it. Machines never call each other: the scheduler passes facts and decisions
 along, in the order in which they stand here; those of rollout workers are together in `core.elastic`.
@@ -66,7 +66,6 @@ from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
     EngineRetired,
-    EnginesReturned,
     EnginesSwitched,
     EngineStarted,
     EngineStartFailed,
@@ -74,6 +73,7 @@ from rollpacker.core.events import (
     EngineUpdated,
     EvaluationOffered,
     Event,
+    MayStrand,
     PolicyUpdated,
     ProgressMeasured,
     PromptsDrawn,
@@ -87,7 +87,6 @@ from rollpacker.core.events import (
     SlotVacated,
     StepStarted,
     TimerFired,
-    WorkerEvent,
 )
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
 from rollpacker.core.restarts import RestartEvent, Restarts
@@ -131,9 +130,13 @@ class Scheduler:
         self._timers.note(commands)
         return commands
 
-    def _decide(self, event: Event, now: float) -> tuple[Command, ...]:  # noqa: C901, PLR0911, PLR0912 one case per fact
+    def _decide(self, event: Event, now: float) -> tuple[Command, ...]:
         if self._elastic and isinstance(event, OfMember) and self._elastic.fleet.is_member(event.engine):
             return self._elastic.handle(event, now)
+        commands = self._answer(event, now)
+        return commands + self._require_engine() if isinstance(event, MayStrand) else commands
+
+    def _answer(self, event: Event, now: float) -> tuple[Command, ...]:  # noqa: C901, PLR0911, PLR0912 one case per fact
         match event:
             case ResponseFinished():
                 return self._finish(event)
@@ -155,8 +158,8 @@ class Scheduler:
                 return self._start_step(event)
             case PolicyUpdated():
                 return self._suspend(event)
-            case PromptsDrawn():  # for prompts that were dropped, perhaps, when all engines but lent ones are lost
-                return *self._carry_out(self._batching.handle(event)), *self._require_engine()
+            case PromptsDrawn():
+                return self._carry_out(self._batching.handle(event))
             case DraftsMeasured():
                 self._router.is_in_fleet(event.engine)
                 self._beside.learn_drafts(event)
@@ -172,11 +175,13 @@ class Scheduler:
             case EnginesSwitched():
                 self._beside.end_switch(event, now)
                 self._router.reopen(Closing.ARRIVING)
-                return *self._router.launch(self.waiting), *self._require_engine()
+                return tuple(self._router.launch(self.waiting))
             case SlotsOpened() | SlotsChanged() | SlotVacated() | EngineStarted() | EngineStartFailed() | TimerFired():
                 return self._restart(event, now)
+            case _ if self._elastic:
+                return self._elastic.handle(event, now)
             case _:
-                return self._hear_of_worker(event, now)
+                raise ImpossibleEvent(f"It came in a run without rollout workers: {event}")
 
     # The life of a request
 
@@ -277,7 +282,7 @@ class Scheduler:
             case EngineJoined():
                 launches = self._router.join(event.engine, event.policy_version, event.kv_tokens, self._beside.closing)
             case EngineLost() if self._restarts.knows(event.engine) and event.engine not in self._router.known:
-                return self._require_engine()  # it died before it had joined
+                return ()  # it died before it had joined
             case EngineLost():
                 launches = self._router.lose(event.engine)
             case EngineRetired():
@@ -287,7 +292,7 @@ class Scheduler:
         self._beside.follow_fleet(event)
         if isinstance(event, EngineJoined):
             self._restarts.join(event.engine)
-        return *launches, *(self._require_engine() if isinstance(event, EngineLost) else ())
+        return tuple(launches)
 
     # Slots of engines
 
@@ -301,17 +306,10 @@ class Scheduler:
         orders: list[Command] = [*self._restarts.handle(event, now)]
         if self._elastic and isinstance(event, SlotsOpened):
             orders += self._elastic.begin()
-        if self._elastic and isinstance(event, TimerFired):
-            orders += self._elastic.fire(event, now)
-        cuts = self._beside.fire(event, now, self._conclude) if isinstance(event, TimerFired) else ()
-        may_be_last = isinstance(event, SlotsChanged | EngineStartFailed)
-        return *orders, *cuts, *(self._require_engine() if may_be_last else ())
-
-    def _hear_of_worker(self, event: WorkerEvent, now: float) -> tuple[Command, ...]:
-        if self._elastic:
-            commands = self._elastic.handle(event, now)
-            return commands + self._require_engine() if isinstance(event, EnginesReturned) else commands
-        raise ImpossibleEvent(f"It came in a run without rollout workers: {event}")
+        if isinstance(event, TimerFired):
+            orders += self._elastic.fire(event, now) if self._elastic else ()
+            orders += self._beside.fire(event, now, self._conclude)
+        return tuple(orders)
 
     def _require_engine(self) -> tuple[FailWithoutEngines, ...]:
         """Fail when no engine is there, or to come, for the requests that wait, or for the next round."""

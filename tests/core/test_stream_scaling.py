@@ -12,6 +12,7 @@ from rollpacker.core.commands import (
     AcceptGroup,
     Command,
     Evict,
+    FailWithoutEngines,
     Launch,
     LendEngines,
     MeasureProgress,
@@ -26,6 +27,8 @@ from rollpacker.core.events import (
     ResponseAborted,
     ResponseEvicted,
     RunningRequest,
+    SlotsOpened,
+    SlotVacated,
 )
 from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.core.settings import StreamSettings
@@ -229,3 +232,16 @@ def test_the_next_step_has_all_engines_again() -> None:
             player.reward(request)
     launches = player.start(1)
     assert {command.engine for command in launches if isinstance(command, Launch)} == set(ENGINES)
+
+
+def test_what_a_lent_engine_gives_back_ends_a_run_whose_other_engines_are_lost_for_good() -> None:
+    player = StreamPlayer()
+    player.tell(SlotsOpened(slots=ENGINES, are_replaceable=False))
+    player.lend()
+    for request in [*player.running(E2), *player.running(E3)]:
+        player.finish(request)
+    for engine in (E2, E3):
+        assert player.tell(SlotVacated(engine=engine)) + player.tell(EngineLost(engine=engine)) == (), (
+            "nothing waits yet"
+        )
+    assert player.evicted(player.running(E0)[0], E0) == (FailWithoutEngines(),)

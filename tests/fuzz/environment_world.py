@@ -242,7 +242,9 @@ class EnvironmentRun:
                 raise
         except RollpackerError as error:
             is_explained = (
-                self._injector.is_short_of_workers(can_lend=False, max_restarts=self.world.max_restarts)
+                self._injector.is_short_of_workers(
+                    can_lend=self.config.system.stream, max_restarts=self.world.max_restarts
+                )
                 if isinstance(error, EngineFailed)
                 else isinstance(error, DeadlineExceeded) and any(each.kind in SLOW for each in self._injector.happened)
             )

@@ -4,11 +4,12 @@ import pytest
 
 from tests.fuzz.environment_world import EnvironmentRun
 
-DEADLOCK, SPIN = 195, 13
-"""Worlds in which held-out trajectories once found no place among suspended ones, and in which the timer of the starts
-of a minute once came a rounding error too early for ever."""
+DEADLOCK, SPIN, STRANDED = 195, 13, 20348
+"""Worlds in which held-out trajectories once found no place among suspended ones, in which the timer of the starts of a
+minute once came a rounding error too early for ever, and in which a next turn waited although only lent engines were
+left."""
 
 
-@pytest.mark.parametrize("seed", [*range(0, 40, 4), SPIN, DEADLOCK])
+@pytest.mark.parametrize("seed", [*range(0, 40, 4), SPIN, DEADLOCK, STRANDED])
 def test_a_run_whose_environments_fail_trains_or_drops_each_prompt_once(seed, tmp_path):
     EnvironmentRun(seed, tmp_path).run()
