@@ -7,7 +7,7 @@ abort can lose the race with the last token, and the machines ignore what no lon
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan, WorkerId
@@ -373,15 +373,17 @@ class DraftsMeasured:
 WorkerEvent = WorkerArrived | NoticeGiven | WorkerLeft | PolicyPublished | FetchFailed | EnginesReturned | StepMeasured
 """What only a run with rollout workers has."""
 
-MayStrand = (
-    EngineLost
-    | EngineStartFailed
-    | EnginesReturned
-    | EnginesSwitched
-    | EnvironmentStepped
-    | PromptsDrawn
-    | ResponseEvicted
-    | SlotsChanged
+MAY_STRAND: Final = frozenset(
+    {
+        EngineLost,
+        EngineStartFailed,
+        EnginesReturned,
+        EnginesSwitched,
+        EnvironmentStepped,
+        PromptsDrawn,
+        ResponseEvicted,
+        SlotsChanged,
+    }
 )
 """Facts after which a request may wait for an engine while none is there, or to come."""
 

@@ -62,6 +62,7 @@ from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentSte
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation, EvaluationDecision
 from rollpacker.core.events import (
+    MAY_STRAND,
     DraftsMeasured,
     EngineJoined,
     EngineLost,
@@ -73,7 +74,6 @@ from rollpacker.core.events import (
     EngineUpdated,
     EvaluationOffered,
     Event,
-    MayStrand,
     PolicyUpdated,
     ProgressMeasured,
     PromptsDrawn,
@@ -134,7 +134,7 @@ class Scheduler:
         if self._elastic and isinstance(event, OfMember) and self._elastic.fleet.is_member(event.engine):
             return self._elastic.handle(event, now)
         commands = self._answer(event, now)
-        return commands + self._require_engine() if isinstance(event, MayStrand) else commands
+        return commands + self._require_engine() if type(event) in MAY_STRAND else commands
 
     def _answer(self, event: Event, now: float) -> tuple[Command, ...]:  # noqa: C901, PLR0911, PLR0912 one case per fact
         match event:
