@@ -14,7 +14,7 @@ import pytest
 from rollpacker.config.compose import compose
 from rollpacker.core.commands import EndRound, Evict, LendEngines, ReclaimEngines
 from rollpacker.core.errors import EXIT_INTERRUPTED, Preempted
-from rollpacker.core.events import EngineLost, EnginesReturned, ResponseEvicted, WorkerLeft
+from rollpacker.core.events import EngineLost, EnginesReturned, EngineUpdated, ResponseEvicted, WorkerLeft
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.pipeline import train
 from rollpacker.runtime.job.elastic_folder import ElasticFolder
@@ -157,11 +157,17 @@ class HandOvers(WatchedRun):
     def __init__(self, config) -> None:
         super().__init__(config)
         self.rounds: dict[str, list[int]] = {"lent": [], "taken back": [], "given back": [], "ended": []}
-        self.num_ended = self.num_noticed = 0
-        """Workers."""
+        self.num_noticed = 0
+        self.ended: list[Worker] = []
+        self.serving: Worker | None = None
+        """The one to end next: one that only starts would be ended by half."""
 
     def look(self, event, _now, commands):
-        if isinstance(event, EngineLost | WorkerLeft) and self.num_noticed < self.num_ended:
+        if isinstance(event, EngineUpdated):
+            living = [each for each in self.workers if each not in self.ended]
+            of_it = [each for each in living if event.engine.startswith(f"e{each.process.pid}_")]
+            self.serving = of_it[0] if of_it else self.serving
+        if isinstance(event, EngineLost | WorkerLeft) and self.num_noticed < len(self.ended):
             self.num_noticed += 1
         if isinstance(event, EnginesReturned):
             assert event.engines == ("engine-0",)
@@ -170,7 +176,7 @@ class HandOvers(WatchedRun):
             match command:
                 case LendEngines():
                     self.rounds["lent"].append(command.round)
-                    self.loop.call_later(0.1, self.end_worker, self.workers[-1])
+                    self.loop.call_later(0.1, self.end_worker)
                 case ReclaimEngines():
                     self.rounds["taken back"].append(command.round)
                 case EndRound() if command.round in self.rounds["taken back"]:
@@ -178,13 +184,14 @@ class HandOvers(WatchedRun):
                     if len(self.rounds["ended"]) == self.NUM:
                         self.end()
 
-    def end_worker(self, worker):
-        if worker is self.workers[-1]:  # not yet, if the round before was over sooner
-            if self.num_ended % 2:
+    def end_worker(self):
+        worker, self.serving = self.serving, None
+        if worker is not None:  # that one is ended is not known at once, and the next round lends engines, too
+            if len(self.ended) % 2:
                 worker.freeze()
             else:
                 worker.vanish()
-            self.num_ended += 1
+            self.ended.append(worker)
             self.begin_worker()
 
 
