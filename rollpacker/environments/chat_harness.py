@@ -18,6 +18,7 @@ from typing import Any
 
 from rollpacker.config.python_names import in_words
 from rollpacker.environments.chat_endpoint import MALFORMED
+from rollpacker.environments.tool_calls import no_tool
 
 NAME = "rollpacker_chat"
 """By which `verifiers` finds it, as if it were a package that is installed."""
@@ -89,10 +90,10 @@ class _Tools:
         if name in self._dispatch:
             try:
                 result = await call_mcp(self._servers, self._dispatch, name, arguments)
-            except Exception as error:  # noqa: BLE001 a call's boundary, as `rollpacker.environments.tools` has it
+            except Exception as error:  # noqa: BLE001 a call's boundary: the model is told, and may call again
                 result = f"Error: {in_words(error)}"
         elif name == MALFORMED:
             result = f"Error: {arguments['problem']}"
         else:
-            result = f"Error: there is no tool {name}; there are {', '.join(self._dispatch)}"
+            result = no_tool(name, self._dispatch)
         return {"role": "tool", "tool_call_id": call["id"], "content": result}

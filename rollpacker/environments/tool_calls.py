@@ -22,7 +22,7 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -155,6 +155,11 @@ PARSERS: Mapping[str, Callable[[str], list[Call]]] = {
     "deepseek_v31": parse_deepseek,
 }
 """By vLLM's names."""
+
+
+def no_tool(name: str, known: Iterable[str]) -> str:
+    """Answer a call of a tool that is not there."""
+    return f"Error: there is no tool {name}; there are {', '.join(known)}"
 
 
 def value_of(text: str) -> object:

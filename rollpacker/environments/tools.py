@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, get_args, get_type_hints
 
 from rollpacker.config.python_names import UnusableFunction, in_words, load_named
-from rollpacker.environments.tool_calls import PARSERS, Call, MalformedCallError, value_of
+from rollpacker.environments.tool_calls import PARSERS, Call, MalformedCallError, no_tool, value_of
 
 _PREPARE = "prepare_tools"
 """A function of a tool's module that is called once, before any call, if there is one."""
@@ -76,7 +76,7 @@ class Tools:
     def _result_of(self, call: Call) -> str:
         function = self._functions.get(call.name)
         if function is None:
-            return f"Error: there is no tool {call.name}; there are {', '.join(self._functions)}"
+            return no_tool(call.name, self._functions)
         try:
             result = function(**(_as_hinted(call.arguments, function) if call.are_texts else call.arguments))
             return result if isinstance(result, str) else json.dumps(result)
