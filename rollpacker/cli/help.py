@@ -7,6 +7,7 @@ commands for a word. Prose wraps at the terminal's width; command lines and JSON
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -59,6 +60,10 @@ def show_help(commands: Sequence[Command], topics: Sequence[str]) -> None:
     if not topics:
         _show_overview(commands)
         return
+    if list(topics) == ["groups"]:
+        options = facts((name, " | ".join(group.options)) for name, group in groups(TRAIN).items())
+        _print_section("Groups of train and check", [options])
+        return
     if list(topics) == ["python"]:
         _print_section("", [importlib.import_module("rollpacker.api").__doc__ or ""])
         return
@@ -101,20 +106,20 @@ def show_command(command: Command, topics: Sequence[str], commands: Iterable[Com
             _print_keys(root, section, keys)
 
 
-def _show_overview(commands: Iterable[Command]) -> None:
+def _show_overview(commands: Sequence[Command]) -> None:
     _print_section("", [Text("RL post-training that packs long-tail rollouts into rounds of their own.")])
     _print_section("Usage", ["rollpacker COMMAND [key=value | group=option] ..."])
-    _print_section("Commands", [facts((command.name, command.summary) for command in commands)])
-    of_groups = facts((name, " | ".join(group.options)) for name, group in groups(TRAIN).items())
-    _print_section("Groups of train and check", [of_groups])
-    example = f"rollpacker train {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x"
-    _print_section("Example", [example])
+    width = max(len(command.name) for command in commands)
+    for section, of_section in itertools.groupby(commands, key=lambda command: command.section):
+        _print_section(section, [facts((f"{one.name:{width}}", one.summary) for one in of_section)])
+    _print_section("Example", [f"rollpacker train {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x"])
     more = [
         ("rollpacker help COMMAND", "what a command takes"),
+        ("rollpacker help groups", "all options of system, engine and the other groups"),
         ("rollpacker help SECTION", "the keys of a section, such as engine or engine.vllm"),
         ("rollpacker help KEY", "one key, such as rollout.num_prompts"),
         ("rollpacker help /WORD", "everything that mentions a word"),
-        ("rollpacker help python", "how to train from a notebook or a script, with an example"),
+        ("rollpacker help python", "how to train from a notebook or a script"),
     ]
     _print_section("More", [facts(more)])
 

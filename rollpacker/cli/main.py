@@ -40,7 +40,10 @@ class Command:
     """One command of the command line."""
 
     name: str
+    section: str
+    """What somebody wants who needs it."""
     summary: str
+    """One line of 80 columns in the overview."""
 
     @property
     def module(self) -> str:
@@ -61,29 +64,45 @@ _MODULES = {
 }
 """Of the commands whose module is called otherwise, or is not in this package."""
 
-_SUMMARIES = {
-    "train": "Train a model by reinforcement learning, once or once per value of a sweep (-m).",
-    "init": "Print the command that trains a model on this machine, with the reason for each word.",
-    "check": "Print what `train` would do with the same arguments, and start nothing.",
-    "jobs": "Show which runs run, wait, failed or were requeued, their steps, and why they stopped.",
-    "doctor": "Check this machine, its Slurm and its files for what would stop a run, with a remedy for each.",
-    "gpu-check": "Show on this machine's GPUs what only GPUs can show, and measure them; one line per row.",
-    "plan": "Model what tail batching would save on your lengths, model and GPUs, before you ask for them.",
-    "profile": "Measure this machine's engines, trainer and transfers, for the modelled cluster.",
-    "calibrate": "Fit the modelled cluster to the paper's numbers, and print the remaining error of each.",
-    "data": "Convert published data sets that you have downloaded (gsm8k, math500, aime24, ...) into prompt files.",
-    "score": "Score given responses with a reward, to try it on your data before you train on it.",
-    "replay": "Feed a run's event log into fresh schedulers and verify that they decide the same.",
-    "report": "Write one HTML page about a run: where the time went, and what waited for what.",
-    "evaluate": "Score a run's checkpoint, or any model, on held-out prompts, and compare it with another.",
-    "show": "Print what a run's policy wrote: prompts, responses and rewards of training and of evaluations.",
-    "export": "Write the model of a checkpoint as a folder that transformers and vLLM load.",
-    "trace": "Write what every actor of a run did, and when, as a trace for ui.perfetto.dev.",
-    "analysis": "Draw the paper's tables and figures from runs, and model the runs that are missing.",
-    "demo": "Train a small model on this machine under plain and tail batching, and compare the two.",
+_SECTIONS = {
+    "Train": {
+        "train": "Train a model by reinforcement learning; -m: over listed values",
+        "init": "Write the command that trains a model on this machine",
+        "check": "Print what `train` would do with the same words; start nothing",
+        "doctor": "Check machine, Slurm and files for what would stop a run",
+        "demo": "Compare plain and tail batching on a small model made here",
+    },
+    "Prepare data and rewards": {
+        "data": "Convert published data sets (gsm8k, math500, ...) into prompts",
+        "score": "Score given responses with a reward, before you train on it",
+    },
+    "Look at runs": {
+        "jobs": "Show which runs run, wait or failed, their steps, and why",
+        "show": "Print prompts, responses and rewards",
+        "report": "Write a page: where the time went, and what waited for what",
+        "trace": "Write what every actor did, and when, for ui.perfetto.dev",
+        "replay": "Decide again by a run's event log, and compare",
+    },
+    "Use what was trained": {
+        "evaluate": "Score a checkpoint, or any model, on held-out prompts; compare",
+        "export": "Write a checkpoint's model for transformers and vLLM",
+    },
+    "Before you ask for GPUs": {
+        "plan": "Model what tail batching would save on your lengths and GPUs",
+        "profile": "Measure engines, trainer and transfers, for the modelled cluster",
+        "gpu-check": "Show on this machine's GPUs what only GPUs can show",
+    },
+    "Reproduce the paper": {
+        "analysis": "Draw tables and figures from runs, and model missing runs",
+        "calibrate": "Fit the modelled cluster to the paper's numbers",
+    },
 }
 
-COMMANDS = tuple(Command(name=name, summary=summary) for name, summary in _SUMMARIES.items())
+COMMANDS = tuple(
+    Command(name=name, section=section, summary=summary)
+    for section, summaries in _SECTIONS.items()
+    for name, summary in summaries.items()
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

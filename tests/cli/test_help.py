@@ -29,12 +29,17 @@ def _refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
-def test_the_overview_names_every_command_and_every_group(
-    argv: list[str], workdir: Path, capsys: pytest.CaptureFixture[str]
+def test_the_overview_names_every_command_in_a_line_of_80_columns(
+    argv: list[str], workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = _run(argv, capsys)
-    for command in COMMANDS:
-        assert f"{command.name} {command.summary}" in text
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(argv) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert all([command.name, command.summary] in lines for command in COMMANDS)
+
+
+def test_all_groups_are_a_topic_with_every_option(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = _run(["help", "groups"], capsys)
     for name, group in groups(TRAIN).items():
         assert f"{name} {' | '.join(group.options)}" in text
 
