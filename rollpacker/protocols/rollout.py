@@ -93,6 +93,8 @@ class GenerationRequest:
     continues it and contains it; its limit counts from the first token."""
     oldest_policy_version: int | None = None
     """The version that may have sampled its first token; None: that of the engine alone, so no response mixes them."""
+    launch: int = 0
+    """Which launch of the request this is, as its response repeats: one of an earlier launch says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,6 +114,8 @@ class Response:
     """From the call to the first forward pass."""
     generation_time_s: float
     """From the first forward pass to the last token."""
+    launch: int = 0
+    """That of the request that it answers."""
 
     @property
     def num_tokens(self) -> int:

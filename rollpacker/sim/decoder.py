@@ -61,6 +61,8 @@ class Generation:
     length_tokens: int
     """How long its response will be, at least 1."""
     asked_at_s: float
+    launch: int = 0
+    """That of its request."""
     started_at_s: float | None = None
     """Begin of the first pass that worked on it."""
     num_generated: int = 0

@@ -108,6 +108,7 @@ class ModelledEngine:
             num_prompt_tokens=len(request.prompt_token_ids),
             length_tokens=length.num_tokens,
             asked_at_s=now,
+            launch=request.launch,
             num_generated=0 if request.begun is None else request.begun.num_tokens,
         )
 
@@ -244,6 +245,7 @@ class ModelledEngine:
             spans=spans_after(self._begun.pop(sequence.request, ()), self._policy_version, num_tokens),
             queue_time_s=started_at_s - sequence.asked_at_s,
             generation_time_s=now - started_at_s,
+            launch=sequence.launch,
         )
 
 

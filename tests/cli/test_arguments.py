@@ -23,7 +23,7 @@ TWICE = [
 ]
 
 
-@pytest.mark.parametrize(("command", "words"), itertools.product([each.name for each in COMMANDS], TWICE))
+@pytest.mark.parametrize(("command", "words"), list(itertools.product([each.name for each in COMMANDS], TWICE)))
 def test_no_command_takes_a_key_twice(command: str, words: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match="is given twice") as caught:
         parse_arguments(command, [words[0], "run.dir=r", words[1]], train.HELP, can_sweep=True)

@@ -90,6 +90,7 @@ async def check_spans_of_continued_responses(engine: Engine, model: Any) -> None
                 max_response_tokens=min(limit, longest[name]),
                 begun=begun.get(name),
                 oldest_policy_version=0 if begun else None,
+                launch=version + 1,
             )
             for name, request in asked.items()
             if name not in begun
@@ -99,6 +100,7 @@ async def check_spans_of_continued_responses(engine: Engine, model: Any) -> None
         for name, response in (await collect(engine, len(going_on))).items():
             kept = begun[name].num_tokens if name in begun else 0
             assert response.token_ids[:kept].tolist() == (begun[name].token_ids.tolist() if kept else [])
+            assert response.launch == version + 1
             expected[name].append(reference_logprobs(model, asked[name], response.token_ids)[kept:])
             begun[name] = response
         change(model)

@@ -93,6 +93,7 @@ class ScriptedEngine:
             spans=(VersionSpan(policy_version=self.policy_version, num_tokens=num_tokens),),
             queue_time_s=0.0,
             generation_time_s=0.0,
+            launch=self.requests[request].launch,
         )
 
     async def abort(self, requests: Sequence[RequestId]) -> None:

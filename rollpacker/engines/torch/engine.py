@@ -273,6 +273,7 @@ class TorchEngine:
             spans=spans_after(generation.begun, self._policy_version, len(generation.token_ids)),
             queue_time_s=generation.queue_time_s,
             generation_time_s=generation.generation_time_s,
+            launch=generation.launch,
         )
 
     def _load(self, weights: Weights) -> str:

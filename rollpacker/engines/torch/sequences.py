@@ -48,6 +48,8 @@ class Generation:
     """Spans of what was generated of it before it came here, and here by earlier versions."""
     queue_time_s: float
     generation_time_s: float
+    launch: int
+    """That of its request."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -88,6 +90,7 @@ class SequenceState:
             begun=self.spans,
             queue_time_s=self.time_started - self.time_added,
             generation_time_s=now - self.time_started,
+            launch=self.request.launch,
         )
 
     def never_started(self, now: float) -> Generation:
@@ -100,6 +103,7 @@ class SequenceState:
             begun=self.spans,
             queue_time_s=now - self.time_added,
             generation_time_s=0.0,
+            launch=self.request.launch,
         )
 
 

@@ -303,6 +303,7 @@ class VllmEngine:
             spans=flight.spans,
             queue_time_s=flight.queue_time_s,
             generation_time_s=flight.generation_time_s,
+            launch=flight.request.launch,
         )
 
     # -- vLLM's end --

@@ -313,7 +313,7 @@ class Driver:
 
     def _report_response(self, engine_id: EngineId, response: Response, now: float) -> None:
         request, book = response.request, self._rounds.book_of(response.request)
-        if book.repeats(response):
+        if book.is_outdated(response):
             return
         if book.contradicts(response):
             self._engines.lose(engine_id, EngineFailed(f"{engine_id} gave {request} other tokens than it had."))

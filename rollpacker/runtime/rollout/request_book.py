@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from rollpacker.core.commands import DropPrompt
-from rollpacker.core.ids import ENVIRONMENT, EngineId, PromptId, RequestId
+from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.protocols.rollout import (
     FinishReason,
     Response,
@@ -44,6 +44,8 @@ class RequestRecord:
     launched_at_s: float
     placed_at_s: float
     """When the engine that has it now was asked for it."""
+    launch: int = 0
+    """Number of its last launch, among all of its book; 0 if that was in an earlier attempt of the run."""
     begun: Response | None = None
     """What it had when it was launched there: it was evicted before."""
     response: Response | None = None
@@ -106,13 +108,6 @@ class RequestRecord:
             place = end
         return False
 
-    def repeats(self, response: Response) -> bool:
-        """Tell whether a finished response of its engine is one that an environment has answered since."""
-        if response.finish_reason is FinishReason.ABORTED or self.begun is None:
-            return False
-        earlier, later = self.begun.spans[: len(response.spans)], self.begun.spans[len(response.spans) :]
-        return earlier == response.spans and bool(later) and later[0].policy_version == ENVIRONMENT
-
     @property
     def is_finished(self) -> bool:
         return self.response is not None and self.response.finish_reason is not FinishReason.ABORTED
@@ -159,13 +154,11 @@ class RequestBook:
     """Trajectories that did so too often."""
     openings: dict[RequestId, Response] = field(default_factory=dict)
     """What environments said before the first turn, of requests that were not launched yet."""
+    _num_launches: int = 0
     _num_scored: dict[PromptId, int] = field(default_factory=dict)
 
-    def launched(self, request: RequestId, engine: EngineId, now: float) -> Response | None:
-        """A request went to an engine: for the first time, again after its engine was lost, or on after an eviction.
-
-        Gives what it has so far, which is something only after an eviction.
-        """
+    def launched(self, request: RequestId, engine: EngineId, now: float) -> RequestRecord:
+        """A request went to an engine: for the first time, again after its engine was lost, or on with what it has."""
         earlier = self.requests.get(request)
         begun = earlier.kept if earlier else self.openings.pop(request, None)
         if earlier and earlier.response is None:
@@ -185,10 +178,16 @@ class RequestBook:
                     num_tokens=(begun.num_tokens if begun else 0) - earlier.num_begun,
                 )
             )
-        self.requests[request] = RequestRecord(
-            request=request, engine=engine, launched_at_s=launched_at_s, placed_at_s=now, begun=begun
+        self._num_launches += 1
+        record = self.requests[request] = RequestRecord(
+            request=request,
+            engine=engine,
+            launched_at_s=launched_at_s,
+            placed_at_s=now,
+            launch=self._num_launches,
+            begun=begun,
         )
-        return begun
+        return record
 
     def give(self, requests: Iterable[RequestId], book: RequestBook) -> None:
         """Move requests that are decided to the book of their batch."""
@@ -243,15 +242,15 @@ class RequestBook:
         if increment.first_index == record.num_known:
             record.reported.append(increment)
 
+    def is_outdated(self, response: Response) -> bool:
+        """Tell whether a request was launched again since: a turn told of twice, or one of a life that was given up."""
+        record = self.requests.get(response.request)
+        return record is not None and record.launch != response.launch
+
     def contradicts(self, response: Response) -> bool:
         """Tell whether the engine that has a request gave other tokens of it than are known."""
         record = self.requests.get(response.request)
-        return record is not None and record.engine == response.engine and record.contradicts(response)
-
-    def repeats(self, response: Response) -> bool:
-        """Tell whether the engine that has a trajectory tells of an earlier turn of it again."""
-        record = self.requests.get(response.request)
-        return record is not None and record.engine == response.engine and record.repeats(response)
+        return record is not None and record.contradicts(response)
 
     def came_back(self, response: Response, now: float) -> None:
         """An engine gave a request back, finished or not."""

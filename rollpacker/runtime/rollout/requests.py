@@ -68,10 +68,12 @@ class SamplingRules:
         own = self._rules[set_of(request)].max_response_tokens if is_held_out(request) else None
         return own or self.rollout.max_response_tokens
 
-    def generation(self, request: RequestId, begun: Response | None, policy_version: int) -> GenerationRequest:
+    def generation(
+        self, request: RequestId, begun: Response | None, policy_version: int, launch: int = 0
+    ) -> GenerationRequest:
         """Ask an engine, which holds this version, for a response, or for the rest of one that was begun before."""
         if is_held_out(request):
-            return self._held_out_generation(request, begun)
+            return self._held_out_generation(request, begun, launch)
         return GenerationRequest(
             request=request,
             prompt_token_ids=self.prompts[request.prompt.key].token_ids,
@@ -80,9 +82,10 @@ class SamplingRules:
             temperature=self.rollout.temperature,
             begun=begun,
             oldest_policy_version=max(0, policy_version - self.max_staleness) if self.max_staleness else None,
+            launch=launch,
         )
 
-    def _held_out_generation(self, request: RequestId, begun: Response | None) -> GenerationRequest:
+    def _held_out_generation(self, request: RequestId, begun: Response | None, launch: int) -> GenerationRequest:
         """Ask for a response of an evaluation, behind those of training."""
         rule = self._rules[set_of(request)]
         assert rule.temperature is not None
@@ -98,6 +101,7 @@ class SamplingRules:
             top_k=rule.top_k,
             priority=1,
             begun=begun,
+            launch=launch,
         )
 
     @cached_property

@@ -120,8 +120,8 @@ class Rounds:
 
     def generation(self, launch: Launch, policy_version: int, now: float) -> GenerationRequest:
         """What an engine, which holds this version, is asked for."""
-        begun = self.book_of(launch.request).launched(launch.request, launch.engine, now)
-        return self.sampling.generation(launch.request, begun, policy_version)
+        record = self.book_of(launch.request).launched(launch.request, launch.engine, now)
+        return self.sampling.generation(launch.request, record.begun, policy_version, record.launch)
 
     def scoring(self, command: ScoreResponse) -> ResponseToScore:
         """What the reward is asked for."""

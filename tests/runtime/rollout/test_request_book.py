@@ -1,5 +1,7 @@
 """What is kept of responses whose engines may be lost."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,19 +41,19 @@ def response(engine, end, tokens=TOKENS, logprobs=LOGPROBS):
 @pytest.fixture
 def book():
     book = RequestBook()
-    assert book.launched(REQUEST, FIRST, 0.0) is None
+    assert book.launched(REQUEST, FIRST, 0.0).begun is None
     return book
 
 
 def test_a_request_goes_on_from_all_that_its_lost_engines_had_reported(book):
     for first, end in ((0, 3), (3, 4), (4, 9)):
         book.progressed(FIRST, increment(first, end))
-    begun = book.launched(REQUEST, SECOND, 1.0)
+    begun = book.launched(REQUEST, SECOND, 1.0).begun
     assert begun.token_ids.tolist() == TOKENS[:9].tolist()
     assert begun.logprobs.tolist() == LOGPROBS[:9].tolist()
     assert begun.spans == (VersionSpan(3, 9),)
     book.progressed(SECOND, increment(9, 12))
-    assert book.launched(REQUEST, THIRD, 2.0).token_ids.tolist() == TOKENS[:12].tolist()
+    assert book.launched(REQUEST, THIRD, 2.0).begun.token_ids.tolist() == TOKENS[:12].tolist()
     assert (book.num_continued, book.num_tokens_recomputed, book.num_tokens_saved) == (2, 9 + 12, 9 + 3)
 
 
@@ -60,16 +62,16 @@ def test_repeated_late_and_torn_reports_are_not_kept(book):
     book.progressed(FIRST, increment(0, 4))  # again
     book.progressed(FIRST, increment(6, 8))  # after a gap
     book.progressed(SECOND, increment(4, 6))  # of an engine that does not have it
-    assert book.launched(REQUEST, SECOND, 1.0).num_tokens == 4
+    assert book.launched(REQUEST, SECOND, 1.0).begun.num_tokens == 4
     book.progressed(FIRST, increment(4, 6))  # of the engine that was lost
-    assert book.launched(REQUEST, THIRD, 2.0).num_tokens == 4
+    assert book.launched(REQUEST, THIRD, 2.0).begun.num_tokens == 4
     book.came_back(response(THIRD, 10), 3.0)
     book.progressed(THIRD, increment(4, 6))  # after the end
     assert book.requests[REQUEST].kept.num_tokens == 10
 
 
 def test_nothing_is_kept_of_an_engine_that_reported_nothing(book):
-    assert book.launched(REQUEST, SECOND, 1.0) is None
+    assert book.launched(REQUEST, SECOND, 1.0).begun is None
     assert book.num_continued == book.num_tokens_saved == 0
 
 
@@ -87,6 +89,15 @@ def test_a_response_must_begin_with_what_is_known_of_it(book):
         logprobs[place] -= 1
         assert record.contradicts(response(SECOND, 12, tokens=tokens))
         assert record.contradicts(response(SECOND, 12, logprobs=logprobs))
+
+
+def test_a_response_of_an_earlier_launch_is_outdated_also_after_a_life_that_was_given_up(book):
+    told_again = replace(response(FIRST, 4), launch=book.requests[REQUEST].launch)
+    assert not book.is_outdated(told_again)
+    book.begin(REQUEST)  # its environment failed: it begins again, on the same engine
+    book.launched(REQUEST, FIRST, 1.0)
+    assert book.is_outdated(told_again)
+    assert not book.is_outdated(replace(told_again, launch=book.requests[REQUEST].launch))
 
 
 def test_spans_say_which_version_generated_what_was_reported(book):

@@ -93,7 +93,7 @@ class World:
 
     def generate(self, num_tokens: int, at_s: float) -> None:
         """An engine writes a turn."""
-        begun = self.book.launched(REQUEST, ENGINE, at_s)
+        begun = self.book.launched(REQUEST, ENGINE, at_s).begun
         before = begun.num_tokens if begun else 0
         ids = [*(begun.token_ids if begun else ()), *range(100 + before, 100 + before + num_tokens)]
         response = Response(

@@ -65,7 +65,7 @@ def test_a_book_comes_back_as_it_was(tmp_path):
 def test_tokens_that_were_kept_survive_the_loss_of_the_engine_that_went_on_with_them(tmp_path):
     save_rollouts(tmp_path, book_of_everything())
     book = load_rollouts(tmp_path)
-    begun = book.launched(NAMES[2], EngineId("engine-2"), 5.0)  # engine-1 was lost
+    begun = book.launched(NAMES[2], EngineId("engine-2"), 5.0).begun  # engine-1 was lost
     assert begun.token_ids.tolist() == [4, 4, 4, 4]
 
 
