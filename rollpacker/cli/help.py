@@ -183,12 +183,14 @@ def _show_mentions(root: Root[BaseModel], word: str, commands: Iterable[Command]
 
 def _unknown_topic(root: Root[BaseModel], name: str, commands: Iterable[Command]) -> ConfigError:
     keys = legal_keys(root.schema)
-    names = [*(command.name for command in commands), *groups(root), *section_names(root.schema), *keys]
+    names = [*(command.name for command in commands), "groups", *groups(root), *section_names(root.schema), *keys]
     close = [ours] if (ours := key_for(name)) else nearest(name, names)
     return ConfigError(
         f"`{name}` is not a command, section, group or key.",
         f"`rollpacker help /{name}` searches all of them for the word.",
-        f"Try rollpacker help {close[0]}" if close else "`rollpacker help` lists the commands and groups.",
+        f"Try rollpacker help {close[0]}"
+        if close
+        else "`rollpacker help` lists the commands, `rollpacker help groups` the groups.",
     )
 
 
