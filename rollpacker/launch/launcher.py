@@ -122,7 +122,8 @@ def _launch_jobs(
     try:
         wait_for(points, settings.poll_interval_s, console)
     except KeyboardInterrupt:
-        console.print(f"No longer waiting; the jobs stay.\n{_what_next(points, folder)}")
+        goodbye = f"No longer waiting; the jobs stay.\n{_what_next(points, folder)}"
+        Terminal(soft_wrap=True).print(goodbye)  # an interrupted print of rich's leaves its console holding back lines
         raise
 
 

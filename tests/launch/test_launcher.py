@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from submitit.core.utils import DelayedSubmission
 
 from rollpacker.config.multirun import compose_sweep, config_of_point
 from rollpacker.core.errors import ConfigError, WorldError
+from rollpacker.launch import launcher
 from rollpacker.launch.job import PointProcess
 from rollpacker.launch.launcher import launch
-from rollpacker.launch.points import points_of
+from rollpacker.launch.points import Point, points_of
 from rollpacker.launch.submission_environment import submission_environment
 from rollpacker.launch.submissions import read_submission
+from rollpacker.terminal import Terminal
 
 SEEN: list[DictConfig] = []
 
@@ -99,6 +102,20 @@ def test_two_launches_do_not_submit_at_the_same_time(sbatch: Path) -> None:
         with pytest.raises(WorldError, match="Another launch is submitting points of sweep"):
             _launch("run.seed=0")
     assert not Path("calls").exists()
+
+
+def test_ctrl_c_in_the_middle_of_a_line_still_tells_that_the_jobs_stay(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt_a_print(points: Sequence[Point], poll_interval_s: float, console: Terminal) -> None:
+        console.__enter__()  # where rich left it as the signal came
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher, "has_slurm", lambda: True)
+    monkeypatch.setattr(launcher, "wait_for", interrupt_a_print)
+    with pytest.raises(KeyboardInterrupt):
+        _launch("run.seed=3")
+    assert "the jobs stay" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("task", "exit_code"), [(refuse, 2), (lose, 70), (interrupt, 130)])
