@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rollpacker.cli.check import draft_words
+from rollpacker.cli.run_words.techniques import draft_words
 from rollpacker.config.compose import compose
 from rollpacker.config.sections.engine import EngineSection, VllmSection
 from rollpacker.core.errors import ConfigError, UserError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollpacker.cli.split_words import split_words
+from rollpacker.cli.run_words.split import split_words
 from rollpacker.config.compose import compose
 from rollpacker.runtime.placing.actors import ClusterSize
 

@@ -1,4 +1,4 @@
-"""What `rollpacker check` says of the loss of a real run."""
+"""The loss of a real run, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actors on each GPU of each node and the memory that they take: the table of `rollpacker check`.
+"""The actors on each GPU of each node and the memory that they take, as a table.
 
 Equal nodes share their rows. Memory is an estimate.
 """

@@ -1,4 +1,4 @@
-"""How an asynchronous run divides its GPUs, beside what theory suggests: a part of `rollpacker check`."""
+"""How an asynchronous run divides its GPUs, in words, beside what theory suggests."""
 
 from __future__ import annotations
 

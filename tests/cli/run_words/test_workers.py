@@ -2,7 +2,8 @@
 
 import pytest
 
-from rollpacker.cli.worker_words import environment_words, worker_words
+from rollpacker.cli.run_words.environment import environment_words
+from rollpacker.cli.run_words.workers import worker_words
 from tests.sim.composed import composed
 
 SIZE = ("setup=elastic", "run.dir=x")

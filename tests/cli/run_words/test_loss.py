@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollpacker.cli.loss_words import loss_words
+from rollpacker.cli.run_words.loss import loss_words
 from rollpacker.config.compose import compose
 
 REAL = ["model.path=m", "data.path=d", "run.dir=r", "placement=none"]

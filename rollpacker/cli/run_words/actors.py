@@ -1,4 +1,4 @@
-"""What a run starts, in words, for `rollpacker check`: modelled workers, or actors and the job that has them."""
+"""What a run starts, in words: modelled workers, or actors and the job that has them."""
 
 from __future__ import annotations
 

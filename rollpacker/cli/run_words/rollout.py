@@ -1,0 +1,130 @@
+"""What a step asks for, in words: its batch, its rounds, and how many steps there are."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from rollpacker.core.quotas import apportion, scale_up
+from rollpacker.report.words import plural
+from rollpacker.sim.variance import share_without_variance
+
+if TYPE_CHECKING:
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.config.sections.system import SystemSection
+    from rollpacker.core.settings import AsyncSettings, LengthHistorySettings, SchedulerSettings
+    from rollpacker.runtime.run.preflight import ResolvedRun
+
+
+def batch_words(config: RunConfig, settings: SchedulerSettings) -> str:
+    """Give prompts and responses of a step, of each domain, and the updates that they are trained in."""
+    num_prompts, num_responses = settings.num_prompts, settings.num_responses
+    text = f"{num_prompts} prompts x {num_responses} responses = {num_prompts * num_responses:,} responses per step"
+    quotas = apportion(num_prompts, dict(settings.domain_weights))
+    if len(quotas) > 1:
+        text += "\nof each domain: " + ", ".join(f"{domain} {quota}" for domain, quota in quotas.items())
+    if config.trainer.num_minibatches > 1:
+        text += f"\ntrained in {config.trainer.num_minibatches} updates"
+    return text
+
+
+def rollout_words(config: RunConfig, settings: SchedulerSettings) -> str:
+    """Say which responses a batch waits for, and which prompts dynamic sampling drops."""
+    text = _rounds(config, settings)
+    if settings.dynamic_sampling is None:
+        return text
+    at_most = math.floor(settings.dynamic_sampling.max_launch_factor * settings.num_prompts)
+    text += (
+        "\na prompt whose rewards are all equal is dropped, and another one launched in its place; "
+        f"a step launches at most {at_most:,} prompts"
+    )
+    if settings.dynamic_sampling.max_active_requests is not None:
+        text += f", with {settings.dynamic_sampling.max_active_requests:,} responses at a time"
+    if config.workload is not None and config.backend.name == "sim":
+        share = share_without_variance(
+            config.workload.solve_rate, config.workload.solve_rate_rho, settings.num_responses
+        )
+        text += f"\nexpected: {share:.0%} of the prompts are dropped, at workload.solve_rate and solve_rate_rho" + (
+            f"; a batch takes {settings.num_prompts / (1 - share):,.0f} prompts" if share < 1 else ""
+        )
+    return text
+
+
+def _rounds(config: RunConfig, settings: SchedulerSettings) -> str:
+    num_prompts, num_responses = settings.num_prompts, settings.num_responses
+    if settings.asynchronous:
+        return _asynchronous(config.system, settings.asynchronous, num_prompts)
+    if settings.batching == "plain":
+        rewards = "as they finish" if settings.overlap_rewards else "after the last one"
+        return f"{config.system.name}: a step waits for every response of its batch; they are scored {rewards}"
+    num_launched = scale_up(num_prompts, settings.eta_prompts)
+    num_samples = scale_up(num_responses, settings.eta_responses)
+    short = (
+        f"short rounds launch {num_launched} prompts x {num_samples} responses "
+        f"and take the first {num_prompts} x {num_responses}"
+    )
+    num_deferred = num_launched - num_prompts
+    if settings.length_history:
+        return _rounds_by_history(config, settings, settings.length_history, short, num_launched)
+    if not num_deferred:
+        return f"{config.system.name}: {short}; no prompt is deferred, so there are no long rounds"
+    ratio = Fraction(num_prompts, num_deferred)
+    return (
+        f"{config.system.name}: {short}; the {num_deferred} slower prompts are deferred\n"
+        f"long rounds run {num_prompts} deferred prompts x {num_responses} responses to their end\n"
+        f"expected: {_number(ratio)} short rounds per long round"
+    )
+
+
+def _asynchronous(system: SystemSection, rules: AsyncSettings, num_prompts: int) -> str:
+    num_ahead = math.floor(rules.lookahead * num_prompts)
+    goes_on = "with its KV cache" if rules.interrupt == "keep" else "from its tokens"
+    taken = "in the order of their prompts" if rules.order == "fifo" else "as they complete, those that are due first"
+    return (
+        f"{system.name}: a step ends with its batch, and what is unfinished goes on under the new weights {goes_on}\n"
+        f"{num_prompts + num_ahead} prompts are admitted at first and {num_prompts} in each step: {num_ahead} ahead\n"
+        f"a batch takes {num_prompts} of the complete groups, {taken}; nothing is aborted\n"
+        f"expected: trained responses began {plural(float(rules.lookahead), 'step')} before their step on average, "
+        f"and {rules.max_staleness} at most"
+    )
+
+
+def _rounds_by_history(
+    config: RunConfig, settings: SchedulerSettings, history: LengthHistorySettings, short: str, num_launched: int
+) -> str:
+    num_prompts, num_responses = settings.num_prompts, settings.num_responses
+    num_drawn = scale_up(num_launched, 1 / (1 - history.share))
+    if history.races_at_first:
+        at_first = (
+            f"launch {scale_up(num_prompts, history.first_eta_prompts)} prompts x "
+            f"{scale_up(num_responses, history.first_eta_responses)} responses"
+        )
+    else:
+        at_first = "wait for every response"
+    text = (
+        f"{config.system.name}: {short}\n"
+        f"{num_drawn} prompts are drawn for one, and the {num_drawn - num_launched} with the longest responses so far "
+        "wait for a long round at once\n"
+        f"long rounds run {num_prompts} prompts x {num_responses} responses to their end\n"
+        f"rounds whose prompts are not all known, as in the first epoch, {at_first} (system.first_epoch)\n"
+        f"expected: {_number(Fraction(num_prompts, num_drawn - num_prompts))} short rounds per long round once they are"
+    )
+    return text + "\nsystem.length_history has no effect in one epoch" if config.run.num_epochs == 1 else text
+
+
+def step_words(config: RunConfig, resolved: ResolvedRun) -> str:
+    """Give the number of steps, and how often they go through the prompts."""
+    num_prompts = sum(resolved.num_prompts_by_domain.values())
+    per_epoch = Fraction(num_prompts, config.rollout.num_prompts)
+    if config.run.num_epochs is not None:
+        by_epochs = math.ceil(per_epoch * config.run.num_epochs)
+        limit = "run.num_epochs" if by_epochs < config.run.num_steps else "run.num_steps"
+        num_steps = min(by_epochs, config.run.num_steps)
+        return f"about {num_steps:,}, limited by {limit}; an epoch is {_number(per_epoch)} steps"
+    epochs = Fraction(config.run.num_steps) / per_epoch
+    return f"{config.run.num_steps:,}, which is {_number(epochs)} epochs of {_number(per_epoch)} steps"
+
+
+def _number(value: Fraction) -> str:
+    return f"{float(value):,.1f}".removesuffix(".0")
