@@ -126,33 +126,43 @@ def compose_in(
     parsed = parse_overrides(session, root, overrides)
     raise_mistakes([mistake for override in parsed for mistake in _sweep_mistakes(override)])
     with translated_errors(root):
-        words = [*given.settled_groups(overrides), *overrides]
+        words = [*_settled(session, root, overrides, given), *overrides]
         config = session.config_loader.load_configuration(root.name, words, run_mode=RunMode.RUN)
         if job_num is not None:
             with open_dict(config.hydra.job):
                 config.hydra.job.num = job_num
         HydraConfig.instance().cfg = config  # type: ignore[assignment]  # as `set_config` does, but for a copy
-    return validate(root, config, complete)
+    return validate(root, config, complete, given)
 
 
-def validate(root: Root[Schema_co], config: DictConfig, complete: Complete | None = None) -> Schema_co:
+def _settled(session: Hydra, root: Root[BaseModel], overrides: Sequence[str], given: GivenFile) -> list[str]:
+    """The overrides by which a file's sections stand in place of options that nothing chooses."""
+    if given is NO_FILE:
+        return []
+    chosen = session.config_loader.compute_defaults_list(root.name, list(overrides), RunMode.RUN).overrides
+    return given.settled_groups({*chosen.override_choices, *chosen.deletions})
+
+
+def validate(
+    root: Root[Schema_co], config: DictConfig, complete: Complete | None = None, given: GivenFile = NO_FILE
+) -> Schema_co:
     """Resolve a composed configuration, complete it and validate it by the schema."""
     with translated_errors(root):
-        tree = {str(name): _resolved(config, str(name)) for name in config if name != "hydra"}
-    given = _without_missing(_with_absent_sections(root, tree), root.defaults())
+        sections = {str(name): _resolved(config, str(name)) for name in config if name != "hydra"}
+    tree = _without_missing(_with_absent_sections(root, sections), root.defaults())
     if complete is not None:
         try:
-            chosen = complete(given, _named(root, given))
+            chosen = complete(tree, _named(root, tree) | given.named())
         except UserError:
             raise
         except Exception:  # of what is no configuration, which has any shape
-            _validated(root, given)
+            _validated(root, tree)
             raise
         for name, value in chosen.items():
             *parents, leaf = name.split(".")
-            node = functools.reduce(lambda inner, part: inner[part], parents, given)
+            node = functools.reduce(lambda inner, part: inner[part], parents, tree)
             node[leaf] = value
-    return _validated(root, given)
+    return _validated(root, tree)
 
 
 def _resolved(config: DictConfig, name: str) -> Any:
@@ -172,7 +182,7 @@ def _validated(root: Root[Schema_co], tree: Any) -> Schema_co:
 
 def _named(root: Root[BaseModel], tree: Any) -> frozenset[str]:
     """The keys that Hydra's words name, and those whose values are not the defaults."""
-    keys = [word.partition("=")[0].lstrip("+~") for word in _words()]
+    keys = [word.partition("=")[0].lstrip("+") for word in _words() if not word.startswith("~")]
     named = {f"{key}.name" if key in groups(root) else key for key in keys}
     for key in legal_keys(root.schema).values():
         value = functools.reduce(lambda node, part: node.get(part) if node else None, key.name.split("."), tree)

@@ -1,7 +1,8 @@
 """The word `config=FILE`: the values of a run's record, or of a file of one's own, in place of the defaults.
 
 Invariant: what the file says counts as a default does, so every other word of the command line overrides it: a key, or
-an option of a group with the keys that it sets. A group of which the file has the section is not chosen by default.
+an option of a group with the keys that it sets and the options that it chooses. A group of which the file has the
+section is not chosen by default.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import yaml
 from rollpacker.config.keys import legal_keys, nearest, section_names
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.record import CONFIG_FILE
-from rollpacker.config.roots import Root, conf_dir, groups
+from rollpacker.config.roots import Group, Root, conf_dir, groups
 from rollpacker.core.errors import ConfigError
 from rollpacker.paths import read_text, reason_of
 
@@ -44,19 +45,27 @@ class GivenFile:
         """Lay the values over a tree of defaults."""
         return _laid_over(defaults, self.values)
 
-    def settled_groups(self, words: Sequence[str]) -> list[str]:
-        """The overrides with which Hydra leaves out the default options of groups that the file settles."""
-        if self.root is None:
-            return []
-        chosen = {word.lstrip("+~").partition("=")[0] for word in words}
+    def settled_groups(self, chosen: Collection[str]) -> list[str]:
+        """The overrides with which Hydra leaves out the default options of groups that the file settles.
+
+        Args:
+            chosen: Groups that the command line chooses an option of, or an option that it chooses.
+        """
         return [
             f"~{name}"
-            for name, group in groups(self.root).items()
-            if name in self.values
-            and name not in chosen
-            and group.default is not None
-            and _sets_keys(name, group.default)
+            for name, group in self._groups().items()
+            if name not in chosen and group.default is not None and _sets_keys(name, group.default)
         ]
+
+    def named(self) -> set[str]:
+        """The names of options that the file gives: `engine.name` and the like."""
+        return {f"{name}.name" for name in self._groups() if "name" in (self.values[name] or {})}
+
+    def _groups(self) -> dict[str, Group]:
+        """Those of which the file has the section."""
+        if self.root is None:
+            return {}
+        return {name: group for name, group in groups(self.root).items() if name in self.values}
 
 
 NO_FILE = GivenFile()

@@ -7,6 +7,8 @@ from rollpacker.config.compose import compose
 from rollpacker.config.multirun import compose_sweep
 from rollpacker.config.record import to_yaml
 from rollpacker.core.errors import UserError
+from rollpacker.runtime.placing.automatic import Chooser
+from rollpacker.runtime.placing.gpus import Gpus
 
 INPUTS = ("model.path=m", "data.path=p.jsonl")
 FIRST = (
@@ -51,6 +53,32 @@ def test_a_chosen_option_overrides_what_it_sets_and_nothing_else(tmp_path):
     again = compose([f"config={tmp_path}", "system=rollpacker", "trainer=fsdp"])
     assert (again.system.name, again.system.batching) == ("rollpacker", "tail")
     assert (again.trainer.name, again.trainer.learning_rate) == ("fsdp", 0.001)
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["experiment=dapo"], "system.name", "dapo"),
+        (["backend=sim", "model=qwen2.5-7b"], "reward.name", "modelled"),
+        (["experiment=gsm8k"], "reward.name", "math"),
+        (["environment=gym", "environment.env=games.py:Game"], "reward.name", "environment"),
+    ],
+    ids=str,
+)
+def test_an_option_beside_a_file_brings_the_options_that_it_chooses(tmp_path, words, key, value):
+    write_record(tmp_path, *INPUTS, "run.dir=runs/x", "system=tail", "reward=sandbox")
+    config = compose([f"config={tmp_path}", *words])
+    section, name = key.split(".")
+    assert getattr(getattr(config, section), name) == value
+
+
+def test_beside_a_file_engine_and_trainer_are_chosen_for_the_gpus_unless_it_names_them(tmp_path):
+    chooser = Chooser(Gpus(per_node=4, num_bytes=80e9, has_vllm=True))
+    (tmp_path / "own.yaml").write_text("engine: {max_num_seqs: 64}\ntrainer: {name: fsdp, learning_rate: 1e-5}\n")
+    config = compose([f"config={tmp_path}/own.yaml", *INPUTS], chooser.complete)
+    assert (config.engine.name, config.engine.max_num_seqs, config.trainer.name) == ("vllm", 64, "fsdp")
+    (tmp_path / "own.yaml").write_text("engine: {name: torch}\n")
+    assert compose([f"config={tmp_path}/own.yaml", *INPUTS], chooser.complete).engine.name == "torch"
 
 
 def test_a_file_of_ones_own_needs_only_what_differs(tmp_path):
