@@ -8,7 +8,7 @@ from rollpacker.cli.arguments import Arguments
 from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
 
 HELP = CommandHelp(
-    purpose="Train a small model on this machine under plain and tail batching, and compare the two, in about four "
+    purpose="Train a small model on this machine under plain and tail batching, and compare the two, in two to four "
     "minutes on two cores. It makes a model and prompts, runs the commands that a user would run, and prints each.",
     usage="[mixed] [key=value | group=option] ...",
     arguments=(

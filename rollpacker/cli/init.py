@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
@@ -45,7 +46,7 @@ def run(arguments: Arguments) -> None:
     chooser = Chooser()
     config = compose([word for word, _ in words], chooser.complete)
     rows = [*words, *((choice.word, choice.reason) for choice in chooser.chosen)]
-    command = " \\\n    ".join(["rollpacker train", *(word for word, _ in rows)])
+    command = " \\\n    ".join(["rollpacker train", *(shlex.quote(word) for word, _ in rows)])
     console = output()
     console.print(heading("Train by"), Text(command), "", heading("Why"), sep="\n", soft_wrap=True)
     console.print(facts([*((f"  {word}", reason) for word, reason in rows), *_without_choice(config, chooser.gpus)]))
@@ -68,7 +69,6 @@ def _words(given: Sequence[str]) -> list[tuple[str, str]]:
         ("experiment", settings["data"], "the recipe: data, reward, batch, lengths")
         if is_recipe
         else ("data.path", settings["data"], "the prompts"),
-        *([] if is_recipe else [("reward", "math", "answers are compared; others: sandbox, judge")]),
         ("run.dir", "runs/first", "everything that the run writes is below it"),
     ]
     words = [(f"{key}={value}", reason) for key, value, reason in wanted if key not in named]

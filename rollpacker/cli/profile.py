@@ -61,13 +61,14 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.cli.settings import choice, parse_settings
     from rollpacker.config.compose import compose
+    from rollpacker.runtime.placing.automatic import complete
     from rollpacker.runtime.run.preflight import validate
 
     keys, settings = parse_settings("profile", arguments.words, DEFAULTS, example="out=p.json", takes_keys=True)
     if not settings["out"]:
         raise ConfigError("`out` is not set.", "It is the JSON file to write.", "Add out=profile.json.")
     out, is_overwriting = Path(settings["out"]), choice(settings, "overwrite", ("true", "false")) == "true"
-    config = compose(keys)
+    config = compose(keys, complete)
     if config.backend.name != "ray":
         raise ConfigError(
             f"backend.name={config.backend.name} with `rollpacker profile`.",
@@ -134,12 +135,13 @@ def _facts(config: RunConfig) -> ProfileFacts:
     from rollpacker import __version__
     from rollpacker.data.shapes import transformer_of
     from rollpacker.metrics.profiles import ProfileFacts
+    from rollpacker.runtime.placing.actors import have_engines_gpus
     from rollpacker.runtime.placing.host import hardware_name
     from rollpacker.runtime.ray.actors import COLLECT_INTERVAL_S
 
     model = transformer_of(config.model)
     return ProfileFacts(
-        hardware=hardware_name(has_gpus=config.engine.resources.num_gpus > 0),
+        hardware=hardware_name(has_gpus=have_engines_gpus(config)),
         model=model.shape.model_dump_json(),
         dtype=config.model.dtype,
         num_parameters=model.num_parameters,

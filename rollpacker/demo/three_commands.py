@@ -21,6 +21,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from rollpacker.config.words import replaced
+from rollpacker.core.errors import ConfigError
 from rollpacker.demo import mixed
 from rollpacker.demo.inputs import Inputs, are_made, make_inputs
 from rollpacker.demo.task import WALKS, Language
@@ -32,17 +33,25 @@ FOLDER = Path("runs/demo")
 SYSTEMS = ("verl", "rollpacker")
 """The baseline first."""
 
+_OWN = ("system", "run.dir")
+"""Keys that the demo sets, and reads its results by."""
 
 EVERY_STEPS = 20
 """Between evaluations: of walks, with the one at the start, five times 600 responses beside the 10,240 of training."""
 
 
 def run_demo(overrides: Sequence[str]) -> int:
-    """Run the demo; returns the exit code of the first command that failed, or 0."""
+    """Run the demo; returns the exit code of the first command that failed, or 0.
+
+    Raises:
+        ConfigError: An override of what the demo sets itself: systems or folder.
+    """
+    is_mixed = overrides[:1] == ("mixed",)
+    overrides = overrides[is_mixed:]
+    _refuse_own(overrides)
     keep_writing("stdout")
     console = Terminal()
     started = time.monotonic()
-    is_mixed = overrides[:1] == ("mixed",)
     folder = FOLDER / "mixed" if is_mixed else FOLDER
     inputs = Inputs(folder=folder / "input", is_mixed=is_mixed)
     runs = folder / datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
@@ -50,13 +59,22 @@ def run_demo(overrides: Sequence[str]) -> int:
     _announce(console, "1/3", "a task and a model to train")
     _prepare(console, inputs)
     _announce(console, "2/3", "the same job under two systems")
-    code = _run(console, "train", replaced(own, overrides[is_mixed:]))
+    code = _run(console, "train", replaced(own, overrides))
     if not code:
         _announce(console, "3/3", "the results")
         code = _run(console, "analysis", ["demo", *(str(runs / system) for system in SYSTEMS), f"out={runs}"])
     if not code:
         console.print(f"The demo took {(time.monotonic() - started) / 60:.1f} minutes.")
     return code
+
+
+def _refuse_own(overrides: Sequence[str]) -> None:
+    if own := [word for word in overrides if word.lstrip("+~").partition("=")[0] in _OWN]:
+        raise ConfigError(
+            f"`{own[0]}` with `rollpacker demo`.",
+            f"The demo compares the systems {' and '.join(SYSTEMS)}, in a new folder below {FOLDER}.",
+            "Leave it out; or take the second command that the demo shows, and change that.",
+        )
 
 
 def words_of(inputs: Inputs) -> list[str]:

@@ -97,7 +97,8 @@ class Checking:
         for file in sorted(Path(__file__).parents[1].rglob("*.py")):
             sources.update(file.read_bytes())
         named = self.model.resolve() if self.model else "made on the spot"
-        return f"{self.machine.hardware}; model {named}; source code {sources.hexdigest()[:12]}"
+        gpus = f"{self.machine.num_gpus} GPUs of {self.machine.hardware}"
+        return f"{gpus}; model {named}; source code {sources.hexdigest()[:12]}"
 
     def run(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Outcome]]:
         """Give each row's outcome as soon as it is there, an earlier pass without running it again."""

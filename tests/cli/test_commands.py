@@ -104,6 +104,25 @@ def test_check_says_what_plain_batching_will_do(workdir: Path, capsys: pytest.Ca
     assert "about 3, limited by run.num_epochs" in text
 
 
+def test_check_counts_evaluations_by_the_steps_that_an_epoch_gives(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [{"prompt": f"{number} + 0 =", "domain": "math", "ground_truth": number} for number in range(40, 60)]
+    (workdir / "test.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    words = ["run.num_epochs=2", "run.num_steps=100", "evaluation.path=test.jsonl", "evaluation.every_steps=2"]
+    text = _run(["check", *RUN, "system=verl", *words], capsys)
+    assert "3 evaluations, 60 responses in all, where training has 768" in text
+
+
+def test_the_demo_refuses_what_it_sets_itself_before_anything_is_made(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word in ("system=verl,tail", "run.dir=x"):
+        assert main(["demo", "mixed", word]) == 2
+        assert f"`{word}` with `rollpacker demo`" in capsys.readouterr().err
+    assert not (workdir / "runs").exists()
+
+
 def test_check_shows_quotas_that_add_up_to_the_batch(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_prompts(workdir / "prompts.jsonl", ["math"] * 30 + ["code"] * 20)
     text = _run(["check", *RUN, "rollout.num_prompts=16"], capsys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 
 import pytest
 
@@ -24,7 +25,7 @@ def command_in(text):
 def test_without_gpus_the_command_is_short_and_says_so(workdir, capsys):
     before = tree_of(workdir)
     text = printed(capsys, "model=model", "data=prompts.jsonl")
-    assert command_in(text) == ["model.path=model", "data.path=prompts.jsonl", "reward=math", "run.dir=runs/first"]
+    assert command_in(text) == ["model.path=model", "data.path=prompts.jsonl", "run.dir=runs/first"]
     assert "no GPU is seen engine=torch and trainer=torch work on cores" in " ".join(text.split())
     assert tree_of(workdir) == before
 
@@ -40,6 +41,25 @@ def test_on_gpus_the_command_names_what_was_chosen_and_check_accepts_it(workdir,
     assert {"placement.engine=all", "trainer=fsdp", "trainer.data_parallel=2", "run.dir=runs/x"} <= set(command)
     assert main(["check", *command]) == 0
     assert "Chosen" not in capsys.readouterr().out  # everything is named
+
+
+def test_a_shell_reads_the_printed_command_as_the_words_that_were_given(workdir, capsys):
+    given = ["data.columns={prompt:prompt,ground_truth:ground_truth}", "run.dir=runs/${system.name}"]
+    lines = printed(capsys, "model=model", "data=prompts.jsonl", *given).partition("Train by\n")[2].partition("\n\n")[0]
+    script = lines.replace("rollpacker train", "printf '%s\\n'")
+    words = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert words[-2:] == given
+
+
+def test_an_environment_keeps_the_reward_that_it_chooses(workdir, capsys):
+    (workdir / "games.py").write_text(
+        "class Game:\n"
+        "    def reset(self): return 'go', {}\n"
+        "    def step(self, action): return 'stop', 0.0, True, False, {}\n"
+    )
+    text = printed(capsys, "model=model", "data=prompts.jsonl", "environment=gym", "environment.env=games.py:Game")
+    assert "environment=gym" in command_in(text)
+    assert not any(word.startswith("reward=") for word in command_in(text))
 
 
 @pytest.mark.parametrize(

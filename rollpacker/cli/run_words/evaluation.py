@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollpacker.cli.run_words.rollout import num_steps_of
 from rollpacker.protocols.backend import ModelledCluster
 from rollpacker.report.words import digits
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def evaluation_words(config: RunConfig, resolved: ResolvedRun) -> str:
     """What is evaluated, when, and what it costs in responses and, in a modelled run, in time."""
-    section, num_steps = config.evaluation, config.run.num_steps
+    section, num_steps = config.evaluation, num_steps_of(config, resolved)
     sizes = {rule.name: (resolved.num_held_out[rule.name], rule.num_samples or 1) for rule in section.rules}
     num_responses = sum(prompts * samples for prompts, samples in sizes.values())
     turns = range(section.every_steps, num_steps + 1, section.every_steps) if section.every_steps else range(0)

@@ -113,17 +113,26 @@ def _rounds_by_history(
     return text + "\nsystem.length_history has no effect in one epoch" if config.run.num_epochs == 1 else text
 
 
+def num_steps_of(config: RunConfig, resolved: ResolvedRun) -> int:
+    """Steps of a run, by `run.num_steps` and `run.num_epochs`; of epochs about as many, since a batch may need more."""
+    if config.run.num_epochs is None:
+        return config.run.num_steps
+    return min(math.ceil(_steps_per_epoch(config, resolved) * config.run.num_epochs), config.run.num_steps)
+
+
 def step_words(config: RunConfig, resolved: ResolvedRun) -> str:
     """Give the number of steps, and how often they go through the prompts."""
-    num_prompts = sum(resolved.num_prompts_by_domain.values())
-    per_epoch = Fraction(num_prompts, config.rollout.num_prompts)
+    per_epoch = _steps_per_epoch(config, resolved)
     if config.run.num_epochs is not None:
-        by_epochs = math.ceil(per_epoch * config.run.num_epochs)
-        limit = "run.num_epochs" if by_epochs < config.run.num_steps else "run.num_steps"
-        num_steps = min(by_epochs, config.run.num_steps)
+        num_steps = num_steps_of(config, resolved)
+        limit = "run.num_epochs" if num_steps < config.run.num_steps else "run.num_steps"
         return f"about {num_steps:,}, limited by {limit}; an epoch is {_number(per_epoch)} steps"
     epochs = Fraction(config.run.num_steps) / per_epoch
     return f"{config.run.num_steps:,}, which is {_number(epochs)} epochs of {_number(per_epoch)} steps"
+
+
+def _steps_per_epoch(config: RunConfig, resolved: ResolvedRun) -> Fraction:
+    return Fraction(sum(resolved.num_prompts_by_domain.values()), config.rollout.num_prompts)
 
 
 def _number(value: Fraction) -> str:

@@ -9,10 +9,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, mo
 from rollpacker.config.sections.base import Count, Flag, Kind, Number, OnlyWith, Seconds, Section, Seed
 from rollpacker.config.sections.data import PromptFile, entries_of
 
-SET_NAME = r"^[\w.=-]+$"
-"""A name that may be part of a path and of a tracker's key."""
-
-
 COLDEST = 0.01
 """Lowest temperature above 0: below it logits overflow, and vLLM samples at it instead."""
 

@@ -40,8 +40,8 @@ class RewardSection(Section):
 
     name: Literal["math", "walk", "sandbox", "judge", "modelled", "environment"] = "math"
     """Which check; `modelled` is for modelled runs, which take their rewards from the workload. `environment` is the
-    sum of what the environment gave for the turns of a response (`environment=gym`), or an agent loop's reward_score
-    (`environment=loop`)."""
+    sum of what the environment gave for the turns of a response (`environment=gym`, `verifiers`), or an agent loop's
+    reward_score (`environment=loop`)."""
     function: str | None = None
     """Your own check, in the place of `name`: my_reward.py:score, or package.module:score. It takes any of the
     parameters prompt, response, ground_truth, row (the line's other fields) and is_truncated, by name, and returns a
