@@ -155,7 +155,7 @@ def _answer(question: _Question) -> None:
         _note(failure)
     numbers = _gather(exhibits, question.runs, question.scale, failures)
     if question.what == "verdicts":
-        _compare_claims(numbers, console, must_accept=question.must_accept)
+        _compare_claims(numbers, console, must_accept=question.must_accept and not all_failures)
     else:
         _draw(exhibits, numbers, question, console)
     if all_failures:

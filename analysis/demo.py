@@ -29,14 +29,12 @@ NUM_END_STEPS = 2 * CYCLE_STEPS
 ROUND_MARKERS = {"plain": "o", "short": "o", "long": "D"}
 
 
-def summarise(run: Run, baseline: Run) -> dict[str, float]:
-    """Compute one run's column of the table over the steps that it shares with the baseline."""
-    num_steps = min(len(run.steps), len(baseline.steps))
+def summarise(run: Run, baseline: Run, num_steps: int) -> dict[str, float]:
+    """Compute one run's column of the table over its first steps, as many as all runs have."""
     steps, base = run.steps.head(num_steps), baseline.steps.head(num_steps)
     num_end = max(1, min(NUM_END_STEPS, num_steps // 2))
     idle, busy = steps["decode_slot_steps_idle"].sum(), steps["decode_slot_steps_busy"].sum()
     return {
-        "num_steps": num_steps,
         "step_time_s": steps["step_time_s"].mean(),
         "rollout_time_s": steps["rollout_time_s"].mean(),
         "longest_response_tokens": steps["response_length_max_tokens"].mean(),
@@ -44,15 +42,16 @@ def summarise(run: Run, baseline: Run) -> dict[str, float]:
         "wasted_share": steps["tokens_wasted"].sum() / max(1, steps["tokens_generated"].sum()),
         "reward_first": steps["reward_mean"].head(num_end).mean(),
         "reward_last": steps["reward_mean"].tail(num_end).mean(),
-        **_held_out(run),
+        **_held_out(run, num_steps),
         "rollout_speedup": base["rollout_time_s"].sum() / steps["rollout_time_s"].sum(),
         "step_speedup": base["step_time_s"].sum() / steps["step_time_s"].sum(),
     }
 
 
-def _held_out(run: Run) -> dict[str, float]:
-    """First and last score, mean over the sets, and the larger error of the two; none where nothing was held out."""
+def _held_out(run: Run, num_steps: int) -> dict[str, float]:
+    """First and last score, mean over the sets, and the largest error; none where nothing was held out."""
     scores = run.evaluations
+    scores = scores[scores["step"] <= num_steps] if len(scores) else scores
     if scores.empty:
         return {}
     means = scores.groupby("step")["reward_mean"].mean()
@@ -87,9 +86,9 @@ ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 def table_of(runs: Sequence[Run]) -> Table:
     """Lay out the comparison, the baseline first."""
-    summaries = [summarise(run, runs[0]) for run in runs]
+    num_steps = min(len(run.steps) for run in runs)
+    summaries = [summarise(run, runs[0], num_steps) for run in runs]
     origin = "modelled" if any(run.is_modelled for run in runs) else "measured on this machine"
-    num_steps = int(min(summary["num_steps"] for summary in summaries))
     table = Table(title=f"{num_steps} steps, {origin}; means per step", title_style="bold", title_justify="left")
     table.add_column("")
     for run in runs:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -16,15 +17,14 @@ from rollpacker.metrics.files import write_atomically
 
 RECORD: Final = Path(__file__).parent / "verdicts.csv"
 
+_COLUMNS: Final = ("exhibit", "claim", "paper", "modelled", "unit", "standing")
+
 _RANK = {Standing.REPRODUCED: 2, Standing.DIRECTION: 1, Standing.NOT: 0}
 
 
 def lost_claims(numbers: Mapping[str, Numbers], record: Path = RECORD) -> list[str]:
     """A sentence for each claim that stood better in the record; measured runs are not held against it."""
-    if not record.exists():
-        return []
-    with record.open(newline="", encoding="utf-8") as lines:
-        before = {(row["exhibit"], row["claim"]): Standing(row["standing"]) for row in csv.DictReader(lines)}
+    before = {(row["exhibit"], row["claim"]): Standing(row["standing"]) for row in _rows(record)}
     lost = []
     for exhibit, claim in _modelled_claims(numbers):
         earlier = before.get((exhibit, claim.text), Standing.NOT)
@@ -34,15 +34,29 @@ def lost_claims(numbers: Mapping[str, Numbers], record: Path = RECORD) -> list[s
 
 
 def accept(numbers: Mapping[str, Numbers], record: Path = RECORD) -> None:
-    """Write the record of what holds now."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["exhibit", "claim", "paper", "modelled", "unit", "standing"])
+    """Write the record of what holds now; an exhibit without a claim at hand keeps its rows."""
+    rows: dict[str, list[dict[str, str]]] = {exhibit: [] for exhibit in numbers}
     for exhibit, claim in _modelled_claims(numbers):
         assert claim.ours is not None
-        row = (exhibit, claim.text, f"{claim.paper:.4g}", f"{claim.ours.y:.4g}", claim.unit, str(claim.standing))
-        writer.writerow(row)
+        values = (exhibit, claim.text, f"{claim.paper:.4g}", f"{claim.ours.y:.4g}", claim.unit, str(claim.standing))
+        rows[exhibit].append(dict(zip(_COLUMNS, values, strict=True)))
+    renewed = {exhibit for exhibit, of_exhibit in rows.items() if of_exhibit}
+    for row in _rows(record):
+        if row["exhibit"] not in renewed:
+            rows.setdefault(row["exhibit"], []).append(row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(itertools.chain.from_iterable(rows.values()))
     write_atomically(record, text.getvalue().encode())
+
+
+def _rows(record: Path) -> list[dict[str, str]]:
+    """Of the record; none before it was first written."""
+    if not record.exists():
+        return []
+    with record.open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
 
 
 def _modelled_claims(numbers: Mapping[str, Numbers]) -> list[tuple[str, Claim]]:

@@ -44,26 +44,36 @@ def both(tmp_path):
 def test_speedups_are_ratios_of_sums_over_the_steps_that_both_runs_have(both):
     runs, problems = read_runs(both)
     assert problems == []
-    summary = demo.summarise(runs[1], baseline=runs[0])
+    summary = demo.summarise(runs[1], baseline=runs[0], num_steps=10)
     assert summary["rollout_speedup"] == pytest.approx(40 / 16)
     assert summary["step_speedup"] == pytest.approx(50 / 26)
     assert summary["bubble_ratio"] == pytest.approx(0.25)
     assert summary["wasted_share"] == pytest.approx(0.25)
     assert summary["reward_first"] == pytest.approx(0.2)
     assert summary["reward_last"] == pytest.approx(0.7)
-    assert demo.summarise(runs[0], baseline=runs[0])["rollout_speedup"] == 1
+    assert demo.summarise(runs[0], baseline=runs[0], num_steps=10)["rollout_speedup"] == 1
 
 
 def test_the_held_out_scores_stand_above_the_training_rewards(both, tmp_path, capsys):
     for folder, last in zip(both, (0.94, 0.915), strict=True):
         write_scores(folder, {0: 0.5, 5: 0.7, 10: last})
-    summary = demo.summarise(read_runs(both)[0][1], baseline=read_runs(both)[0][0])
+    summary = demo.summarise(read_runs(both)[0][1], baseline=read_runs(both)[0][0], num_steps=10)
     assert (summary["held_out_first"], summary["held_out_last"]) == (0.5, 0.915)
     assert main(["analysis", "demo", *map(str, both), f"out={tmp_path / 'out'}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (held_out,) = (number for number, line in enumerate(lines) if "held-out score after" in line)
     assert [word for word in lines[held_out].split() if word.startswith("0.")] == ["0.940", "0.915"]
     assert "training reward" in lines[held_out + 2]
+
+
+def test_a_run_that_went_on_is_compared_over_the_steps_that_both_have(both, tmp_path, capsys):
+    longer = write_run(tmp_path / "longer", "verl", [4.0] * 10 + [40.0] * 10)
+    write_scores(longer, {0: 0.5, 10: 0.8, 20: 0.9})
+    assert main(["analysis", "demo", str(longer), str(both[1]), f"out={tmp_path / 'out'}"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "10 steps, measured on this machine; means per step" in lines
+    assert any("rollout time │ 4.0 s │ 1.6 s" in line for line in lines)
+    assert any("held-out score after │ 0.800" in line for line in lines)
 
 
 def test_the_figure_draws_the_held_out_score_and_the_training_reward_in_grey(both, tmp_path, monkeypatch):
@@ -79,9 +89,8 @@ def test_the_figure_draws_the_held_out_score_and_the_training_reward_in_grey(bot
 def test_an_unfinished_run_is_compared_over_its_own_steps(both, tmp_path):
     shorter = write_run(tmp_path / "short", "rollpacker", [2.0] * 4)
     runs, _ = read_runs([both[0], shorter])
-    summary = demo.summarise(runs[1], baseline=runs[0])
-    assert summary["num_steps"] == 4
-    assert summary["rollout_speedup"] == pytest.approx(2)
+    assert str(demo.table_of(runs).title).startswith("4 steps")
+    assert demo.summarise(runs[1], baseline=runs[0], num_steps=4)["rollout_speedup"] == pytest.approx(2)
 
 
 def test_the_figure_shows_every_step_of_both_systems_with_long_rounds_marked(both, tmp_path, monkeypatch):

@@ -166,6 +166,18 @@ def test_a_claim_that_used_to_hold_and_no_longer_does_is_lost(tmp_path):
     assert verdicts.lost_claims(numbers(1.5), record) == ["table2, tail: was reproduced, is direction only"]
 
 
+def test_to_accept_what_holds_keeps_the_rows_of_exhibits_without_runs(tmp_path):
+    write_run(tmp_path / "run", "tail", [1.0], modelled=True)
+    [run] = runs_below(tmp_path).runs
+    ours = Place(panel="", x="", unit="x").ours([Value(run, 2.0)])
+    claims = {name: Numbers(points=[], claims=[Claim(text=name, paper=2.0, ours=ours, unit="x")]) for name in "abc"}
+    record = tmp_path / "verdicts.csv"
+    verdicts.accept(claims, record)
+    before = record.read_text()
+    verdicts.accept({"a": claims["a"], "b": Numbers(points=[], claims=[])}, record)
+    assert record.read_text() == before
+
+
 def test_everything_is_written_with_a_page_and_a_run_that_cannot_be_read_is_left_out(tmp_path, capsys):
     for system, times in (("verl", [9.0, 9.0]), ("tail", [6.0, 6.0])):
         write_run(tmp_path / "runs" / system, system, times, modelled=True)
