@@ -149,3 +149,9 @@ def test_engines_that_sleep_while_the_trainer_learns_have_nothing_to_keep():
             composed(*SMALL, "system=flash", *NODE, "system.interrupt=keep", "placement=colocated"), ModelledRunFacts
         )
     assert "system.interrupt=recompute" in str(error.value)
+
+
+def test_workers_that_load_weights_when_they_can_keep_no_requests():
+    words = (*ASYNCHRONOUS, "system.interrupt=keep", "elastic=sim", "elastic.modelled.num_workers=2")
+    with pytest.raises(ConfigError, match=r"system.interrupt=keep with elastic rollout workers"):
+        validate(composed(*SMALL, *words), ModelledRunFacts)

@@ -244,7 +244,13 @@ def _check_drafts(config: RunConfig, description: Mapping[str, Any]) -> None:
 
 
 def _check_kept_requests(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> None:
-    """Refuse to keep requests on engines that sleep in each step."""
+    """Refuse to keep requests on engines that sleep in each step, and on those that load weights when they can."""
+    if config.elastic.is_on:
+        raise ConfigError(
+            "system.interrupt=keep with elastic rollout workers.",
+            "A worker loads new weights when it is ready for them, and its requests go on elsewhere meanwhile.",
+            "Set system.interrupt=recompute, or elastic=none.",
+        )
     if isinstance(cluster, ModelledCluster):
         are_in_turns = cluster.num_trainer_gpus is None
     else:
