@@ -1,7 +1,7 @@
 """The event log of one attempt: every event that the scheduler was given, and the commands that it returned.
 
     <run.dir>/events/attempt-000.jsonl, attempt-001.jsonl after the first resume, ...
-    {"schema_version": 3, "settings": {...}, "snapshot": null}                                    the first line
+    {"schema_version": 4, "settings": {...}, "snapshot": null}                                    the first line
     {"seq": 0, "now": 0.5, "event": {"type": "EngineJoined", ...}, "commands": [...]}             one line per event
 
 Invariant: the settings, the snapshot and the events of a log are all that is needed to make the same commands again,

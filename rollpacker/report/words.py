@@ -27,20 +27,17 @@ def seconds(value: float) -> str:  # noqa: PLR0911  (one range of durations afte
 
 def count(value: float) -> str:
     """A count: 950, 12,400, 3.4 M."""
-    for limit, unit in ((1e10, "G"), (1e7, "M")):
-        if abs(value) >= limit:
-            scale = {"G": 1e9, "M": 1e6}[unit]
-            return f"{value / scale:,.3g} {unit}"
-    if abs(value) >= 1e6:  # noqa: PLR2004
-        return f"{value / 1e6:.2f} M"
+    for scale, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if abs(value) >= scale:
+            return f"{digits(value / scale)} {unit}"
     return f"{value:,.0f}"
 
 
 def size(num_bytes: float) -> str:
     """A number of bytes: 547 kB, 65.5 GB."""
-    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= limit:
-            return f"{num_bytes / limit:.3g} {unit}"
+    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= scale:
+            return f"{digits(num_bytes / scale)} {unit}"
     return f"{num_bytes:.0f} bytes"
 
 

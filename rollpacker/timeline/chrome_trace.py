@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from rollpacker.metrics.outputs import open_output
 from rollpacker.timeline.stretches import ENVIRONMENT, MOVES, concurrency, lanes, natural_order, stretches_of
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
-    import pandas as pd
 
     from rollpacker.timeline.moments import Moment
     from rollpacker.timeline.run_tables import RunTables, StepTables
@@ -252,12 +252,15 @@ class _Trace:
                 return self._tracks.thread("rewards", f"{actor}{suffix}")
 
     def _reward_events(self, tables: StepTables) -> Iterator[Event]:
-        responses = tables.responses
+        responses = pd.concat([tables.responses, tables.later_responses]) if tables.is_async else tables.responses
         scored = responses[responses["scored_at_s"].notna() & (responses["reward_time_s"] > 0)]
+        first, last = self._bounds(tables)
+        scored = scored[_array_ns(scored["scored_at_s"]).clip(first, last) == _array_ns(scored["scored_at_s"])]
         if scored.empty:
             return
         ends = _array_ns(scored["scored_at_s"])
         begins = np.maximum(ends - _array_ns(scored["reward_time_s"]), _array_ns(scored["launched_at_s"]))
+        begins = np.maximum(begins, first)
         order = np.lexsort((ends, begins))
         scored = scored.iloc[order]
         begins, ends = begins[order], ends[order]
@@ -316,7 +319,7 @@ class _Trace:
             place, began, ended = places[number], int(begins[number]), int(ends[number])
             assert place is not None
             facts = {"end": _END_NAMES.get(end, end)}
-            if end not in MOVES:
+            if end not in MOVES and response >= 0:
                 facts |= {name: value for name, value in about[response].items() if value == value}  # noqa: PLR0124
             yield self._slice(place, label, "request", began, ended, **facts)
             if first_pass[number] - began > SHORTEST_WAIT_SHARE * (ended - began):

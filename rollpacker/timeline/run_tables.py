@@ -161,8 +161,8 @@ def refuse_other_folders(run_dir: Path) -> None:
     if parts := sorted(run_dir.glob("metrics/steps/*.parquet")):
         raise DataError(
             f"{run_dir}/metrics/manifest.json is missing, and {len(parts)} files of steps lie beside it",
-            "The manifest says which of them count; only the run writes it",
-            "Copy it again from where the run wrote it. Do not resume the run without it: its steps would be removed",
+            "The manifest says which of them count",
+            "Copy it again from where the run wrote it, or resume the run: run.resume=auto makes it again",
         )
     if (run_dir / "run.json").exists():
         raise DataError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.ids import WorkerId, element_and_life
 from rollpacker.metrics.event_log import attempt_paths, scan_event_log
-from rollpacker.timeline.stretches import MOVES, request_names
+from rollpacker.timeline.stretches import MIGRATIONS, MOVES, request_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,25 +159,28 @@ class _Use:
         for life in lives:
             self._lives.setdefault(life.worker, []).append(life)
         self._moved_tokens: dict[str, int] = {}
-        """Of each request that ever moved, the tokens that it had then."""
+        """Of each request that ever left an engine, for its environment too, the tokens that it had then."""
+        self._migrated: dict[str, bool] = {}
+        """Whether it left the last one for another engine."""
 
     def take(self, part: StepTables) -> None:
         """Add some steps."""
         moves = part.intervals[part.intervals["activity"].isin(MOVES)]
         for move in _rows(moves.sort_values("ended_at_s", kind="stable")):
             num_tokens = 0 if move.num_tokens != move.num_tokens else int(move.num_tokens)  # nan: of an older version
-            has_moved = move.subject in self._moved_tokens
+            has_migrated = self._migrated.get(move.subject, False)
+            self._migrated[move.subject] = move.activity in MIGRATIONS
             self._moved_tokens[move.subject] = self._moved_tokens.get(move.subject, 0) + num_tokens
             if (life := self._life(move.actor, move.started_at_s)) is not None:
                 _count_move(life, move, num_tokens, self._report_interval_s)
-                life.num_moved_in += has_moved
+                life.num_moved_in += has_migrated
         names = request_names(part.responses)
         is_theirs = part.responses["engine"].str.rpartition(".")[0].isin(self._lives)
         for response, name in zip(_rows(part.responses[is_theirs]), names[is_theirs], strict=True):
             if (life := self._life(response.engine, response.placed_at_s)) is not None:
                 life.num_tokens += max(0, response.length_tokens - self._moved_tokens.get(name, 0))
                 life.num_requests += 1
-                life.num_moved_in += name in self._moved_tokens
+                life.num_moved_in += self._migrated.get(name, False)
                 life.request_s += response.finished_at_s - response.placed_at_s
         sizes = part.steps.set_index("step")["weight_sync_bytes"]
         pulls = part.intervals[(part.intervals["role"] == "worker") & (part.intervals["activity"] == "catching_up")]
@@ -199,14 +202,14 @@ def _rows(frame: pd.DataFrame) -> Iterator[Any]:
 
 
 def _count_move(life: WorkerLife, move: Any, num_tokens: int, report_interval_s: float | None) -> None:
-    """A request has left: with its tokens, or with its engine."""
+    """A request has left: with its tokens, with its engine, or for a turn of its environment."""
     duration_s = move.ended_at_s - move.started_at_s
     unreported_s = 0.0
     if move.activity == "lost":
         life.tokens_kept += num_tokens
         unreported_s = duration_s if report_interval_s is None else min(report_interval_s, duration_s)
     life.num_tokens += num_tokens
-    life.num_moved_out += 1
+    life.num_moved_out += move.activity in MIGRATIONS
     life.unreported_s += unreported_s
     life.request_s += duration_s - unreported_s
 

@@ -139,6 +139,23 @@ def test_only_the_steps_that_were_asked_for_are_written(streamed, tmp_path):
         assert all(first - 1 <= began and ended <= last + 1 for began, ended, _ in slices)
 
 
+def test_of_an_asynchronous_run_no_slice_has_the_facts_of_another_response(tmp_path):
+    run = modelled_run(tmp_path / "run", "system=flash", "placement.engine=rest", "placement.trainer=4-7")
+    trace, _ = trace_of(run, tmp_path / "trace.json", steps=(1, 2))
+    threads, _ = check(trace)
+    steps = read_frame(run, "steps").set_index("step")
+    first, last = steps.loc[0, "finished_at_s"] * 1e9, steps.loc[2, "finished_at_s"] * 1e9
+    responses = read_frame(run, "responses")
+    lengths = defaultdict(set)
+    for row in responses.itertuples():
+        lengths[f"{row.prompt} #{row.sample}"].add(row.length_tokens)
+    slices = [each for of_thread in threads.values() for each in of_thread]
+    assert all(first - 1 <= began and ended <= last + 1 for began, ended, _ in slices)
+    told = [event for _, _, event in slices if event["cat"] == "request" and "length_tokens" in event["args"]]
+    assert told
+    assert all(event["args"]["length_tokens"] in lengths[event["name"]] for event in told)
+
+
 def test_lost_engines_their_successors_and_the_next_attempt_are_instants(broken, tmp_path):
     trace, _ = trace_of(broken, tmp_path / "trace.json")
     check(trace)
