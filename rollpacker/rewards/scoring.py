@@ -158,7 +158,7 @@ def _read_responses(
 
 def _prompt_text(reward: RewardSection, prompt: Prompt) -> str:
     """The prompt as the reward of its domain reads it."""
-    if reward.name_of(prompt.domain) == "judge":
+    if reward.is_judged(prompt.domain):
         return dialogue(prompt)
     return "\n".join(message["content"] for message in prompt.messages)
 

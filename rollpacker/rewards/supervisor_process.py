@@ -141,15 +141,15 @@ class SupervisorProcess:
         return response
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Send a message that has no response, if the process is connected."""
-        if self._writer is not None:
+        """Send a message that has no response, if the process can take one."""
+        if self._is_ready and self._writer is not None:
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     def disconnect(self) -> None:
         """Tell the process to end. Harmless when called again."""
         self._disconnect()
         if not self._is_ready:
-            self._process.kill()  # it has no children yet that would outlive it, and may be in an import
+            self._process.terminate()  # it may be in an import, or ready without our knowing, with children
 
     def close(self) -> None:
         """End it and what it started; returns when all are gone. Harmless when called again."""

@@ -17,6 +17,9 @@ def prepare_scoring():
         os._exit(9)
     if os.environ.get("HOSTILE_PREPARE") == "serve":
         os.environ["HOSTILE_SERVER"] = str(subprocess.Popen(["sleep", "1000"]).pid)
+        if file := os.environ.get("HOSTILE_SERVER_FILE"):
+            Path(file).with_suffix(".new").write_text(os.environ["HOSTILE_SERVER"])
+            Path(file).with_suffix(".new").rename(file)
 
 
 def score(prompt, response, is_truncated, ground_truth):  # noqa: C901, PLR0912 a flat list of orders

@@ -12,6 +12,7 @@ import pytest
 
 from rollpacker.cli.main import main
 from rollpacker.config.sections.judge import JudgeSection
+from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.words import replaced
 from rollpacker.core.errors import ConfigError, DataError, EngineFailed
 from rollpacker.core.ids import Domain, PromptId, RequestId
@@ -364,3 +365,8 @@ def test_what_stands_in_a_judges_way_is_said_before_it_is_loaded(word, folder, m
     assert MISTAKES[word] in message
     assert "Traceback" not in message
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_part_that_is_called_judge_is_no_llm_judge():
+    url = {"url": "http://localhost:1/score", "weight": 0.5}
+    assert not RewardSection(parts={"judge": url}).is_judged("math")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -17,7 +18,8 @@ from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import make_reward_worker
-from rollpacker.rewards.worker import InPlaceRewardWorker, KillableRewardWorker
+from rollpacker.rewards.supervisor_process import SupervisorProcess
+from rollpacker.rewards.worker import SCORING_PROCESS, InPlaceRewardWorker, KillableRewardWorker
 
 HERE = Path(__file__).parent
 LONG_S = 60.0
@@ -122,6 +124,16 @@ async def test_what_the_import_of_a_reward_started_serves_all_checks_and_ends_wi
         [verdict] = await worker.collect()
         assert is_there(int(verdict.reward))
     assert not is_there(int(verdict.reward))
+
+
+def test_what_the_import_of_a_reward_started_ends_with_a_process_that_was_never_asked(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOSTILE_PREPARE", "serve")
+    monkeypatch.setenv("HOSTILE_SERVER_FILE", str(tmp_path / "pid"))
+    process = SupervisorProcess(SCORING_PROCESS, ["hostile_module:score", "2.0"])
+    while not (tmp_path / "pid").exists():
+        time.sleep(0.05)
+    process.close()
+    assert not is_there(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize("order", ["segfault", "exit", "raise boom", "eat_memory", "long"])

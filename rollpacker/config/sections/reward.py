@@ -107,6 +107,10 @@ class RewardSection(Section):
         """What scores a domain, or most domains, in words."""
         return " + ".join(each.part or str(each.check) for each in self.scoring_of(domain))
 
+    def is_judged(self, domain: str) -> bool:
+        """Whether the LLM judge reads a domain's responses."""
+        return [each.check.kind for each in self.scoring_of(domain)] == ["judge"]
+
     @property
     def scorings(self) -> tuple[Scoring, ...]:
         """Every way in which some domain is scored, that of most domains first."""

@@ -124,7 +124,7 @@ def check_rubrics(section: RewardSection, prompts: Iterable[Prompt], *, can_ask:
         check_model_files(section.judge.model.directory, is_trained=False, can_ask=can_ask)
         reader = JudgePrompts(section.judge)
         for prompt in prompts:
-            if section.name_of(prompt.domain) == "judge":
+            if section.is_judged(prompt.domain):
                 reader.check(prompt)
 
 

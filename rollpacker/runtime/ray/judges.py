@@ -145,7 +145,7 @@ class RoutedReward:
     async def score(self, responses: Sequence[ResponseToScore]) -> None:
         self._listen_to_all()
         for response in responses:
-            is_judged = self._section.name_of(response.prompt.domain) == "judge"
+            is_judged = self._section.is_judged(response.prompt.domain)
             (self._judges if is_judged else self._rules).waiting.append(response)
         self._hand_out()
 
