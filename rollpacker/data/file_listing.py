@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rollpacker.config.sections.data import PromptFile
 
 _SUFFIXES = frozenset({".parquet", ".arrow", ".csv", ".jsonl", ".ndjson"})
-_SHARD = re.compile(r"[-_.]?\d*(-of-\d+)?$")
+_SHARD = re.compile(r"[-_.]?\d*(-of-\d+(-[0-9a-f]{16})?)?$")
 """What the name of one of several files ends with."""
 
 

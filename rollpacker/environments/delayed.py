@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from rollpacker.config.python_names import load_named
-from rollpacker.environments.process import taking_known
+from rollpacker.environments.known_parameters import taking_known
 
 _Z99 = 2.326
 """Of a normal distribution, where one of a hundred lies above."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from rollpacker.environments.known_parameters import taking_known
+
 _COLOURED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0?m", re.DOTALL)
 _BACKGROUND = re.compile(r"(?:4|10)[0-7]")
 """Codes of SGR, see console_codes(4)."""
@@ -29,11 +31,12 @@ class InTexts:
 
     def __init__(self, env: Any) -> None:
         self._env = env
+        self._reset = taking_known(env.reset)
         self._actions = _actions_of(env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """Begin an episode."""
-        observation, info = self._env.reset(seed=seed, options=options)
+        observation, info = self._reset(seed=seed, options=options)
         return self._in_text(observation), info
 
     def step(self, action: str) -> Step:
@@ -46,8 +49,9 @@ class InTexts:
         return f"No action. Write one number, {self._actions[0]} to {self._actions[-1]}.", 0.0, False, False, {}
 
     def close(self) -> None:
-        """Let go of what it holds."""
-        self._env.close()
+        """Let go of what it holds, if it has such a method."""
+        if callable(close := getattr(self._env, "close", None)):
+            close()
 
     def _taken(self, action: Any) -> Step:
         observation, reward, terminated, truncated, info = self._env.step(action)

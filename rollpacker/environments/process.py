@@ -18,7 +18,6 @@ Run as `python -m rollpacker.environments.process ENV ARGUMENTS PARENT_PID`, wit
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
 import resource
@@ -31,6 +30,7 @@ from numbers import Real
 from typing import Any
 
 from rollpacker.config.python_names import UnusableFunction, in_words, load_named
+from rollpacker.environments.known_parameters import taking_known
 from rollpacker.environments.numbered_actions import InTexts, is_played_in_numbers
 from rollpacker.protocols.reward import LARGEST_REWARD
 from rollpacker.rewards.processes import fork_under_keeper, limit_resource
@@ -98,13 +98,6 @@ class Environment:
         if isinstance(observation, list):
             return self._takes_tokens or all(map(_is_message, observation))
         return isinstance(observation, str)
-
-
-def taking_known(reset: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a `reset` be called with more than it takes: GEM's has a `seed` alone, gymnasium's `options` too."""
-    parameters = inspect.signature(reset).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    return lambda **given: reset(**{name: each for name, each in given.items() if takes_any or name in parameters})
 
 
 def _is_message(value: object) -> bool:

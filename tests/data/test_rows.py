@@ -97,6 +97,13 @@ def test_every_format_gives_the_same_prompts(tmp_path, write):
     assert [prompt.row for prompt in prompts] == [{"level": 3}, {"level": 1}]
 
 
+def test_shards_with_a_digest_in_their_names_are_one_split(tmp_path):
+    for number, digest in enumerate(("a09b74b3ef9c3b56", "0123456789abcdef")):
+        write_parquet(tmp_path / "data" / f"train-0000{number}-of-00002-{digest}.parquet", [OURS[number]])
+    prompts = load_prompts([PromptFile(path=tmp_path, split="train")])
+    assert [prompt.text for prompt in prompts] == ["6 x 7", "2 x 7"]
+
+
 def test_an_arrow_file_with_an_index_and_a_csv_are_read(tmp_path):
     table = pa.Table.from_pylist(OURS)
     with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:

@@ -6,6 +6,7 @@ import gymnasium
 import pytest
 
 from rollpacker.core.errors import ConfigError
+from rollpacker.environments.known_parameters import taking_known
 from rollpacker.environments.numbered_actions import InTexts
 from rollpacker.environments.process import make
 from tests.environments.test_trial import try_it
@@ -71,3 +72,33 @@ def test_one_that_shows_numbers_alone_is_refused_with_what_to_do():
     with pytest.raises(ConfigError, match="render_mode `ansi`"):
         try_it("gymnasium:make", {"id": "FrozenLake-v1"})
     try_it("gymnasium:make", {"id": "FrozenLake-v1", "render_mode": "ansi"})
+
+
+class Dice:
+    """Numbers as actions, and a `reset` without options."""
+
+    render_mode = "ansi"
+
+    def reset(self, *, seed=None):
+        return 3, {"seed": seed}
+
+    def render(self):
+        return "a die"
+
+
+def test_its_reset_may_leave_out_what_the_interface_has_and_it_need_not_be_closed():
+    env = InTexts(Dice())
+    assert env.reset(seed=7, options={"level": 1}) == ("a die", {"seed": 7})
+    env.close()
+
+
+class Wrapper:
+    """Hands on whatever it is given."""
+
+    def reset(self, **kwargs):
+        return "go", kwargs
+
+
+def test_a_reset_of_any_keywords_gets_seed_and_options_alone():
+    begun = {"seed": 7, "options": {"level": 1}, "messages": [], "prompt_ids": [1]}
+    assert taking_known(Wrapper().reset)(**begun) == ("go", {"seed": 7, "options": {"level": 1}})
