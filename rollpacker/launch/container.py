@@ -73,6 +73,7 @@ def paths_to_read(config: RunConfig) -> tuple[Path, ...]:
     if config.workload is not None:
         given.append(config.workload.lengths)
     given += [config.reward.judge.template, *config.reward.folders, *config.trainer.folders]
+    given += [config.data.solve_rates, config.engine.profile, config.engine.vllm.draft_model]
     paths: dict[Path, None] = {}
     for path in given:
         if path is not None:

@@ -112,9 +112,11 @@ def _launch_jobs(
             if point.number in queued:
                 console.print(f"{point.title} is {queued[point.number]}: not submitted again")
         for batch in batches([point for point in points if point.number not in queued]):
+            for point in filter(_has_workers, batch.points):
+                ElasticFolder(point.config.run.dir).reopen()  # an earlier job of the run may have ended it
             for point, submission in zip(batch.points, _submit(batch, task, settings, folder), strict=True):
                 console.print(f"{point.title} is job {submission.job_id}, submitted for {batch.nodes}")
-                if point.config.elastic.job is not None and point.config.elastic.is_on:
+                if _has_workers(point):
                     console.print(f"its rollout workers are array {_submit_workers(point, submission, folder)}")
     if settings.detach or not has_slurm():
         console.print(_what_next(points, folder))
@@ -154,11 +156,13 @@ def _submit(batch: Batch, task: Task, settings: LauncherSettings, folder: Path) 
     return submissions
 
 
+def _has_workers(point: Point) -> bool:
+    return point.config.elastic.job is not None and point.config.elastic.is_on
+
+
 def _submit_workers(point: Point, submission: Submission, folder: Path) -> str:
-    elastic = ElasticFolder(point.config.run.dir)
-    elastic.reopen()  # an earlier job of the run may have ended it
     script = workers_script(point, submission.job_id, folder)
-    return submit_workers(batch_folder(folder), script, submission, elastic.path)
+    return submit_workers(batch_folder(folder), script, submission, ElasticFolder(point.config.run.dir).path)
 
 
 def _what_next(points: Sequence[Point], folder: Path) -> str:

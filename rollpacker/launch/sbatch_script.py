@@ -215,7 +215,9 @@ def _teardown(cluster: ClusterSection, job: str, after: Sequence[str]) -> list[s
     file = REQUEUE_FILE_VARIABLE
     return [
         "exit_code=$?",
-        f'if [[ -e "${file}" && "$(squeue --noheader --jobs="{job}" --format=%T | head -n 1)" == RUNNING ]]; then',
+        # a Slurm that does not answer has not cancelled the job
+        f'state="$(squeue --noheader --jobs="{job}" --format=%T)" || state=RUNNING',
+        f'if [[ -e "${file}" && "${{state%%$\'\\n\'*}}" == RUNNING ]]; then',
         f'    rm --force "${file}"',
         f'    scontrol requeue "{job}" && sleep {REQUEUE_WAIT_S}',
         "fi",

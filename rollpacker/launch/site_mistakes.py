@@ -149,7 +149,7 @@ def _node_mistakes(shape: JobShape, partition: Partition, nodes: Sequence[Node])
 def _feature_mistakes(shape: JobShape, site: Site) -> Iterator[ConfigError]:
     constraint = shape.cluster.constraint
     known = sorted({feature for node in site.nodes for feature in node.features})
-    for name in re.findall(r"[A-Za-z_][\w.:=-]*", constraint or ""):
+    for name in re.findall(r"(?<![\w.:=*-])\w[\w.:=-]*", constraint or ""):  # not the number of rack*4
         if name not in known:
             close = nearest(name, known)
             yield ConfigError(

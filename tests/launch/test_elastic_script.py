@@ -11,6 +11,8 @@ from tests.launch.golden_scripts import ELASTIC
 
 NO_RUN, RUN_LEFT, MAY_RETURN = "75", "76", "10"
 ALIVE, GONE = "RUNNING", ""
+UNKNOWN, NO_ANSWER = "slurm_load_jobs error: Invalid job id specified", "slurm_load_jobs error: Socket timed out"
+"""What squeue complains of."""
 
 
 def asked_of_slurm(folder, exit_codes: list[str], state: str) -> list[str]:
@@ -18,7 +20,9 @@ def asked_of_slurm(folder, exit_codes: list[str], state: str) -> list[str]:
     config = compose([*ELASTIC, f"run.dir={folder}", "elastic.job.patience_min=5"])
     programs = {
         "srun": 'code=$(head -n 1 codes); sed -i 1d codes; exit "$code"',
-        "squeue": f'[[ "$*" == *4711* ]] && echo "{state}"; exit 0',
+        "squeue": f'echo "{state}" >&2; exit 1'
+        if "error" in state
+        else f'[[ "$*" == *4711* ]] && echo "{state}"; exit 0',
         "scontrol": '[[ "$1" == show ]] || echo "scontrol $*" >> asked',
         "scancel": 'echo "scancel $*" >> asked',
         "sleep": 'echo "sleep" >> asked',
@@ -53,9 +57,14 @@ def test_the_patience_begins_anew_when_a_run_has_taken_the_worker(tmp_path):
     assert asked == [*["sleep"] * 4, "scontrol requeuehold 4712_3", "sleep"]
 
 
+@pytest.mark.parametrize("state", [GONE, UNKNOWN])
 @pytest.mark.parametrize("code", [NO_RUN, RUN_LEFT])
-def test_the_array_ends_when_its_runs_job_is_gone(tmp_path, code):
-    assert asked_of_slurm(tmp_path, [code], GONE) == ["scancel 4712"]
+def test_the_array_ends_when_its_runs_job_is_gone(tmp_path, code, state):
+    assert asked_of_slurm(tmp_path, [code], state) == ["scancel 4712"]
+
+
+def test_a_slurm_that_does_not_answer_has_not_said_that_the_run_is_gone(tmp_path):
+    assert asked_of_slurm(tmp_path, [NO_RUN, MAY_RETURN], NO_ANSWER) == ["sleep", "scontrol requeue 4712_3", "sleep"]
 
 
 def test_a_worker_that_was_told_so_queues_again_at_once_and_is_not_held(tmp_path):

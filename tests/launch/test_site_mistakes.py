@@ -22,7 +22,7 @@ def _node(name: str, *, gpus: dict[str, int], num_cpus: int = 64, partitions: tu
         memory_mb=512_000,
         gpus_by_type=gpus,
         state="IDLE",
-        features=("ib", "h800") if gpus else ("big",),
+        features=("ib", "h800", "80gb") if gpus else ("big",),
         partitions=partitions,
     )
 
@@ -69,6 +69,7 @@ def _told(*overrides: str, site: Site = SITE) -> list[str]:
         ["cluster.gpus_per_node=8", "cluster.num_nodes=2", "cluster.gpu_type=h800", "cluster.cpus_per_node=64"],
         ["cluster.partition=cpu", "cluster.memory_gb_per_node=500", "cluster.account=anyone"],
         ["cluster.constraint='ib&h800'", "cluster.time_limit_min=1440", "cluster.account=tail"],
+        ["cluster.constraint='[80gb*2&ib*2]'"],
         ["cluster.memory_gb_per_node=0"],
     ],
     ids=" ".join,

@@ -43,10 +43,10 @@ def processes_of_session(session: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             # Fields after the parenthesised name: state, parent, process group, session, ...
-            state, _, _, process_session = stat.read_text().rsplit(")", 1)[1].split()[:4]
+            state, _, _, process_session = stat.read_bytes().rsplit(b")", 1)[1].split()[:4]  # a name may be no UTF-8
         except OSError:
             continue  # it has just ended
-        if int(process_session) == session and state != "Z":
+        if int(process_session) == session and state != b"Z":
             pids.append(int(stat.parent.name))
     return pids
 

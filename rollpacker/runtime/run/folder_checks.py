@@ -39,6 +39,7 @@ def check_run_dir(config: RunConfig) -> None:
 def check_folder(key: str, folder: Path) -> None:
     """Refuse a path that cannot be a folder that a command writes into."""
     _check_text(key, folder)
+    _check_reachable(key, folder)
     kind = special_kind(folder) if not folder.is_dir() else ""
     if kind or folder.is_file():
         raise ConfigError(
@@ -59,6 +60,7 @@ def check_folder(key: str, folder: Path) -> None:
 
 def check_creatable(key: str, path: Path) -> None:
     """Check the nearest existing part of a path: a folder in which this process may create what is missing."""
+    _check_reachable(key, path)
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if existing != path and not existing.is_dir():
         raise ConfigError(
@@ -73,6 +75,17 @@ def check_creatable(key: str, path: Path) -> None:
             "The nearest part of the path that exists must be writable.",
             f"Choose another {key}, or change the permissions.",
         )
+
+
+def _check_reachable(key: str, path: Path) -> None:
+    """Refuse a path behind a folder that this process may not enter."""
+    for folder in reversed(path.absolute().parents):
+        if os.path.isdir(folder) and not os.access(folder, os.X_OK, effective_ids=True):  # noqa: PTH112  never raises
+            raise ConfigError(
+                f"{key}={path} cannot be reached: {folder} does not let you in.",
+                "Every folder above it may be entered.",
+                f"Choose another {key}, or change the permissions.",
+            )
 
 
 def _check_text(key: str, folder: Path) -> None:

@@ -31,7 +31,8 @@ srun --unbuffered --output /shared/runs/sweep/.submitit/%A_%a_%t_log.out --open-
 
 # teardown
 exit_code=$?
-if [[ -e "$ROLLPACKER_REQUEUE_FILE" && "$(squeue --noheader --jobs="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" --format=%T | head -n 1)" == RUNNING ]]; then
+state="$(squeue --noheader --jobs="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" --format=%T)" || state=RUNNING
+if [[ -e "$ROLLPACKER_REQUEUE_FILE" && "${state%%$'\n'*}" == RUNNING ]]; then
     rm --force "$ROLLPACKER_REQUEUE_FILE"
     scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" && sleep 60
 fi

@@ -66,7 +66,8 @@ exec "$runtime" exec "${binds[@]}" "$@"
 
 # teardown
 exit_code=$?
-if [[ -e "$ROLLPACKER_REQUEUE_FILE" && "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T | head -n 1)" == RUNNING ]]; then
+state="$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" || state=RUNNING
+if [[ -e "$ROLLPACKER_REQUEUE_FILE" && "${state%%$'\n'*}" == RUNNING ]]; then
     rm --force "$ROLLPACKER_REQUEUE_FILE"
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi

@@ -33,8 +33,9 @@ while :; do
         ;;
     75 | 76) # no run takes it; 76: since one had
         [[ "$exit_code" == 75 ]] || num_waits=0
-        state="$(squeue --noheader --jobs="4711" --format=%T)"
-        if [[ ! "$state" =~ RUNNING|PENDING|CONFIGURING|SUSPENDED|REQUEUED ]]; then
+        state="$(squeue --noheader --jobs="4711" --format=%T 2>&1)" && is_told=true || is_told=false
+        [[ "$state" == *"Invalid job id"* ]] && is_told=true # Slurm has forgotten it
+        if $is_told && [[ ! "$state" =~ RUNNING|PENDING|CONFIGURING|SUSPENDED|REQUEUED ]]; then
             scancel "$SLURM_ARRAY_JOB_ID"
             exit 0
         fi

@@ -126,3 +126,13 @@ def test_kill_9_of_the_guardian_ends_its_command(tmp_path):
 
 def test_a_session_lists_this_process():
     assert os.getpid() in guardian.processes_of_session(os.getsid(0))
+
+
+def test_a_name_that_the_kernel_cut_within_a_character_hides_no_process():
+    rename = (
+        "import ctypes, time; ctypes.CDLL(None).prctl(15, 'обработка'.encode()); print(flush=True); time.sleep(300)"
+    )
+    with subprocess.Popen([sys.executable, "-c", rename], stdout=subprocess.PIPE, start_new_session=True) as named:
+        named.stdout.readline()
+        assert guardian.processes_of_session(named.pid) == [named.pid]
+        named.kill()
