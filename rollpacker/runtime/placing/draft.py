@@ -48,7 +48,8 @@ class Draft:
 
     def gpu_map(self, role: Literal["engine", "trainer"]) -> GpuMap:
         """The GPUs of a role; none while no map is chosen."""
-        text = str(self.value(f"placement.{role}") or "none")
+        value = self.value(f"placement.{role}")
+        text = "none" if value is None else str(value)  # GPU 0 alone is a number
         return rest_of(self.gpu_map("trainer")) if text == REST else GpuMap.parse(text)
 
     def choose(self, reason: str, values: Mapping[str, object]) -> None:

@@ -60,7 +60,8 @@ class Batch:
         """Engines were chosen to be lent to the trainer: note how far the round was."""
         if self.lent_at_s is None:
             self.lent_at_s = now
-        self.lent_at_share = sum(record.is_finished for record in self.requests.values()) / len(self.requests)
+        num_finished = sum(record.is_finished for record in self.requests.values())
+        self.lent_at_share = num_finished / max(1, len(self.requests))  # none is launched where workers serve already
 
     def end(self, command: EndRound, now: float) -> None:
         """The round is over: its batch has an order."""

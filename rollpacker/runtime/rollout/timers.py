@@ -64,12 +64,13 @@ class Timers:
     def _fire(self) -> None:
         due_s = self._loop.time()
         self._wake_up = None
-        due: list[str] = []
+        due: list[tuple[int, str]] = []
         while self._heap and self._heap[0][0] <= due_s:
             _, number, name = heapq.heappop(self._heap)
             if self._last_number.get(name) == number:
-                del self._last_number[name]
-                due.append(name)
+                due.append((number, name))
         self._plan()
-        for name in due:
-            self._on_fired(name)
+        for number, name in due:
+            if self._last_number.get(name) == number:  # one that fired before it may have moved it
+                del self._last_number[name]
+                self._on_fired(name)

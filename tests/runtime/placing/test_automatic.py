@@ -48,6 +48,12 @@ def test_without_gpus_the_configuration_is_what_it_was(models):
     assert chosen(models["7B"], "backend=sim", "hardware=h800", "workload=math").engine.name == "torch"
 
 
+def test_the_first_gpu_alone_is_a_gpu_though_yaml_reads_it_as_the_number_0(models):
+    as_number, as_map = (chosen(models["1.5B"], "system=flash", f"placement.trainer={each}") for each in ("0", "0@0"))
+    assert as_number.engine.num_engines == as_map.engine.num_engines == 7
+    assert str(as_number.placement.engine) == "rest"
+
+
 def test_a_trainer_that_streams_keeps_two_copies_where_they_fit_and_shards_gradients_elsewhere(models):
     lending = chosen(models["7B"], "system=rollpacker").trainer
     assert (lending.shard_ranks, lending.shard_gradients) == (4, False)
