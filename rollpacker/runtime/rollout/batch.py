@@ -61,7 +61,7 @@ class Batch:
         if self.lent_at_s is None:
             self.lent_at_s = now
         num_finished = sum(record.is_finished for record in self.requests.values())
-        self.lent_at_share = num_finished / max(1, len(self.requests))  # none is launched where workers serve already
+        self.lent_at_share = num_finished / max(1, len(self.requests))  # none may be sent yet
 
     def end(self, command: EndRound, now: float) -> None:
         """The round is over: its batch has an order."""
