@@ -70,7 +70,7 @@ class Router:
         self._by_load = LoadOrder(self._held, self._closed, self._in_flight, self._facts)
         self._is_overflowing = False
         """Something may wait for room on an engine."""
-        self._waiting = Waiting(self._in_flight)
+        self._waiting = Waiting(self._in_flight, self._is_held_back)
         self.is_suspended = self.keeps = False
         """Whether requests of training wait for new weights; and whether those in flight stay on their engines."""
 
@@ -336,7 +336,7 @@ class Router:
 
     def launch_waiting(self) -> list[Launch]:
         """Launch what waits for room on an engine, as far as there is some."""
-        if not self._is_overflowing or self.is_suspended:
+        if not self._is_overflowing:
             return []
         self._by_load.go_on()
         launches: list[Launch] = []

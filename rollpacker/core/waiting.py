@@ -7,7 +7,8 @@ any number fits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rollpacker.core.errors import InvariantViolated
@@ -19,10 +20,14 @@ class Waiting:
 
     Args:
         in_flight: Everything; None waits.
+        is_held_back: Tells whether a request waits for something else than an engine.
     """
 
-    def __init__(self, in_flight: Mapping[RequestId, EngineId | None]) -> None:
+    def __init__(
+        self, in_flight: Mapping[RequestId, EngineId | None], is_held_back: Callable[[RequestId], bool]
+    ) -> None:
         self._in_flight = in_flight
+        self._is_held_back = is_held_back
         self._begun: dict[RequestId, None] = {}
 
     def note(self, requests: Iterable[RequestId]) -> None:
@@ -41,12 +46,13 @@ class Waiting:
 
     def are_behind(self, requests: Collection[RequestId]) -> bool:
         """Tell whether others go before some requests."""
-        return bool(self._begun) and not self._begun.keys() >= set(requests)
+        ahead = [each for each in self._begun if not self._is_held_back(each)]
+        return bool(ahead) and not self._begun.keys() >= set(requests)
 
     def listed(self) -> list[RequestId]:
-        """Give all that wait, in order."""
-        fresh = [each for each, holder in self._in_flight.items() if holder is None and each not in self._begun]
-        return [*self._begun, *fresh]
+        """Give all that wait for an engine, in order."""
+        fresh = (each for each, holder in self._in_flight.items() if holder is None and each not in self._begun)
+        return [each for each in itertools.chain(self._begun, fresh) if not self._is_held_back(each)]
 
     def check(self) -> None:
         """Re-derive what waits.

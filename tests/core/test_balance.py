@@ -17,7 +17,7 @@ from rollpacker.core.events import (
     RunningRequest,
     WorkerLeft,
 )
-from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan, member_of
+from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan, held_out_prompt, member_of
 from rollpacker.core.load_order import Room
 from rollpacker.core.pass_times import PassTimes
 from rollpacker.core.routing import Router
@@ -206,6 +206,24 @@ def test_what_has_been_on_an_engine_gets_the_next_room_before_what_was_launched_
     router.finish(second)
     assert router.launch_waiting() == [Launch(request=third, engine=ONE)]
     router.check([third, fourth])
+
+
+def test_while_training_is_suspended_held_out_requests_get_the_room():
+    router = router_with(0, 0, room=Room(num_slots=1, max_pending=0, num_expected=0))
+    first, second = requests(2)
+    held_out = [RequestId(0, held_out_prompt("new", f"{index}"), 0) for index in range(3)]
+    router.launch([first, second])
+    for order in router.suspend():
+        assert router.move(order.request, order.engine) == []
+    assert loads(router.launch(held_out)) == (1, 1)
+    router.finish(held_out[0])
+    assert router.launch_waiting() == [Launch(request=held_out[2], engine=ONE)]
+    router.check([first, second, *held_out[1:]])
+    for request in held_out[1:]:
+        router.finish(request)
+    assert router.launch_waiting() == []
+    assert router.resume([first, second]) == [Launch(request=first, engine=ONE), Launch(request=second, engine=TWO)]
+    router.check([first, second])
 
 
 # Times of passes

@@ -1,6 +1,7 @@
 """Modelled rollout workers: whole runs in which they come and go."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -86,6 +87,16 @@ def test_workers_that_are_never_there_change_no_number_of_a_run(tmp_path, alone)
 def test_workers_go_on_with_the_policy_that_they_have_after_a_checkpoint(tmp_path, alone):
     steps = steps_of(tmp_path / "run", *WORKERS, "run.checkpoint_every_steps=1")
     assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()
+
+
+def test_evaluations_between_the_steps_of_an_asynchronous_run_have_the_room_that_training_left(tmp_path):
+    lines = [{"id": f"q{number}", "domain": "math", "prompt": "?", "ground_truth": "1"} for number in range(40)]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    evaluation = (f"evaluation.path=[{tmp_path}/new.jsonl]", "evaluation.every_steps=1", "evaluation.num_samples=2")
+    ahead = ("system=flash", "system.max_staleness=1", "system.lookahead=1", "engine.max_num_seqs=4")
+    steps_of(tmp_path / "run", *WORKERS, *ahead, *evaluation)
+    assert list(read_frame(tmp_path / "run", "evaluations")["step"].unique()) == list(range(5))
+    replay(tmp_path / "run")
 
 
 @pytest.fixture(scope="module", params=[0, 45])
