@@ -76,13 +76,18 @@ class EndNote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """Every receiver that is left has all tensors: no further attempt follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
     """The attempt is over; another one follows."""
 
     why: str
 
 
-Note = BucketNote | EndNote | GivenUp
+Note = BucketNote | EndNote | Delivered | GivenUp
 _NOTES: UnionCodec[Note] = UnionCodec(Note)
 
 

@@ -1,8 +1,8 @@
 """The receiver of weights: announces itself, takes bucket after bucket, checks each and passes its tensors to a loader.
 
-    announce -> transports -> [note -> bucket -> checksum -> load -> "taken"] -> the end: checksum of all -> "taken"
-        ^                                   | the attempt was given up, or the group broke
-        └───────────────────────────────────┘
+    announce -> transports -> [note, bucket, checksum, load, "taken"] -> the end: checksum of all, "taken" -> delivered
+        ^                                     |                                          |
+        └──── given up, or the group broke ───┴──────────────────────────────────────────┘
 
 Every worker of an engine is a receiver of its own: all get the full tensors, and their loaders take the worker's shard.
 After a failed attempt a loader begins again; until an attempt ends the engine holds neither policy.
@@ -21,7 +21,15 @@ import torch
 from rollpacker.core.errors import EngineFailed
 from rollpacker.protocols.tensors import combined_checksum
 from rollpacker.transfer.assembly import Assembly, checksum_of_bucket
-from rollpacker.transfer.board import BucketNote, EndNote, GivenUp, ReceiverBoard, ReceiverState, TransportNote
+from rollpacker.transfer.board import (
+    BucketNote,
+    Delivered,
+    EndNote,
+    GivenUp,
+    ReceiverBoard,
+    ReceiverState,
+    TransportNote,
+)
 from rollpacker.transfer.groups import BroadcastGroup, address_towards
 from rollpacker.transfer.memory import OpenedCudaBuffer, OpenedHostBuffer, station_here, wait_for_device
 
@@ -133,11 +141,10 @@ class _Receiving:
                 case EndNote():
                     self._loader.finish()
                     wait_for_device(self._device)
-                    checksum = combined_checksum(checksums)
-                    if checksum != note.checksum:
+                    if combined_checksum(checksums) != note.checksum:
                         raise EngineFailed(f"{self._name} lacks buckets of weights.", "", "")
-                    self.report(ReceiverState(num_taken=index + 1))
-                    return checksum
+                case Delivered():
+                    return combined_checksum(checksums)
                 case GivenUp():
                     raise _Interrupted(note.why)
             self.report(ReceiverState(num_taken=index + 1))

@@ -1,6 +1,7 @@
 """The sender of weights: takes full tensors one by one, fills buckets with them, and passes each to all receivers.
 
-    gather receivers -> choose transports -> [fill a bucket -> note it, broadcast it -> wait until it was taken] -> end
+    gather receivers -> choose transports -> [fill a bucket -> note it, broadcast it -> wait until it was taken]
+        -> the end -> wait until all have everything -> delivered
 
 Two buckets alternate: while one is being taken, the next one is filled (for a sharded policy: gathered). A policy that
 was packed ahead (`packing`) is passed on as it lies.
@@ -8,8 +9,8 @@ was packed ahead (`packing`) is passed on as it lies.
 **A receiver that fails does not hold the others up.** One that does not announce itself, makes no progress or reports
 a failure costs the others at most the timeout, and less when the driver reports its death (`drop`). It is lost with
 its whole engine. Receivers that share memory go on at once. A process group cannot: the attempt is given up, and the
-next one makes a new group of those that announce themselves again. A receiver that is stuck in the broken group does
-not, and is lost.
+next one makes a new group of those that announce themselves again: all of them, as none goes its way before the last
+one has everything. A receiver that is stuck in the broken group does not, and is lost.
 
 The checksum of a bucket is computed here from the trainer's tensors and by each receiver from what it has, before it
 loads them.
@@ -25,7 +26,7 @@ import torch
 from torch.distributed import Work
 
 from rollpacker.protocols.tensors import combined_checksum
-from rollpacker.transfer.board import BucketNote, EndNote, SenderBoard, TransportNote
+from rollpacker.transfer.board import BucketNote, Delivered, EndNote, SenderBoard, TransportNote
 from rollpacker.transfer.groups import BroadcastGroup
 from rollpacker.transfer.memory import Buffer, CudaBuffer, HostBuffer, station_here
 from rollpacker.transfer.offers import Delivery, SendingOptions, WeightOffer
@@ -233,6 +234,7 @@ class _Sending:
         checksum = combined_checksum(checksums)
         self._post(EndNote(checksum=checksum))
         self._await_taken(self.num_notes)
+        self._post(Delivered())
         return checksum, num_bytes
 
     def next_buffer(self) -> Buffer:
@@ -283,7 +285,7 @@ class _Sending:
             except RuntimeError as error:
                 raise _Broken(f"A broadcast failed: {error}") from error
 
-    def _post(self, note: BucketNote | EndNote) -> None:
+    def _post(self, note: BucketNote | EndNote | Delivered) -> None:
         self._board.post(self._attempt, self.num_notes, note)
         self.num_notes += 1
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +22,18 @@ ANSWER_S = 60
 """How long a test waits for a process; the machine may be loaded."""
 
 
+MEANWHILE_S = 0.5
+"""In which the other receivers come to the end."""
+
+
 class Shelf:
-    """A loader that copies what comes, and does what a test wants at its n-th call of `load`."""
+    """A loader that copies what comes, and does what a test wants at its n-th call of `load`, or `@end` at `finish`."""
 
     def __init__(self, fate: str, keeps_tensors: bool):
         self.keeps_tensors = keeps_tensors
         self.tensors: dict[str, torch.Tensor] = {}
         self.num_begun = 0
-        self._fate, _, at = fate.partition("@")
-        self._at = int(at or -1)
+        self._fate, _, self._at = fate.partition("@")
         self._num_loads = 0
 
     def begin(self) -> None:
@@ -37,12 +41,15 @@ class Shelf:
         self.num_begun += 1
 
     def load(self, tensors) -> None:
-        if self._num_loads == self._at:
+        if str(self._num_loads) == self._at:
             self._meet_fate()
         self._num_loads += 1
         self.tensors.update((name, tensor if self.keeps_tensors else tensor.clone()) for name, tensor in tensors)
 
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        if self._at == "end":
+            time.sleep(MEANWHILE_S)
+            self._meet_fate()
 
     def _meet_fate(self) -> None:
         match self._fate:

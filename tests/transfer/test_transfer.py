@@ -98,6 +98,19 @@ def test_a_receiver_that_is_killed_while_it_takes_a_bucket_is_lost_and_the_other
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("fate", ["die@end", "raise@end"])
+def test_a_receiver_that_fails_at_the_end_takes_nobody_with_it_who_has_everything(policy, transport, fate):
+    with transfer(transport, {"engine-0": "", "fails": fate, "engine-1": ""}) as (sender, workers):
+        watch(workers["fails/0"], lambda: sender.drop("fails", "its process died"))
+        delivery, num_attempts = send(sender, policy)
+        received = [workers[name].received() for name in ("engine-0/0", "engine-1/0")]
+    assert list(delivery.lost) == ["fails"]
+    assert num_attempts == (2 if transport == "broadcast" else 1)
+    assert [each.answer for each in received] == [delivery.checksum] * 2
+    assert [each.num_begun for each in received] == [num_attempts] * 2
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_receiver_that_stops_is_done_without_after_the_timeout(policy, transport):
     with transfer(transport, {"engine-0": "", "stops": "stop@1", "engine-1": ""}) as (sender, workers):
         delivery, num_attempts = send(sender, policy)

@@ -12,7 +12,8 @@ although other ranks may have failed before Ray noticed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from rollpacker.core.errors import RollpackerError
@@ -21,6 +22,8 @@ from rollpacker.protocols.rollout import RolloutGroup
 from rollpacker.protocols.trainer import Trainer
 
 Answer = TypeVar("Answer")
+Everywhere = Callable[[Callable[[Any], Awaitable[Answer]]], Awaitable[Answer]]
+"""Makes the same call to all ranks, and gives rank 0's answer."""
 
 _BLAME_S = 3.0
 """How long the error of one rank waits for the news that another one died: an idle machine's Ray takes 0.1 s."""
@@ -67,6 +70,12 @@ class TrainerGroup(Forwarder):
         """
         async with self._one_at_a_time:
             return await self._everywhere(call)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[Everywhere[Any]]:
+        """Keep every other call away from the ranks; gives what makes calls to all of them meanwhile."""
+        async with self._one_at_a_time:
+            yield self._everywhere
 
     async def _everywhere(self, call: Callable[[Any], Awaitable[Answer]]) -> Answer:
         calls: list[asyncio.Future[Answer]] = [asyncio.ensure_future(call(rank)) for rank in self._ranks]

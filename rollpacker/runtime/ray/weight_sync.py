@@ -21,7 +21,7 @@ from rollpacker.core.ids import EngineId
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.tensors import PIECE_BYTES
 from rollpacker.protocols.weights import Published, Weights
-from rollpacker.runtime.ray.trainer_group import Rank, TrainerGroup
+from rollpacker.runtime.ray.trainer_group import Everywhere, Rank, TrainerGroup
 from rollpacker.transfer.confirmations import Expected, those_that_do_not_confirm
 from rollpacker.transfer.offers import Delivery, SendingOptions
 
@@ -96,13 +96,16 @@ class OfferSync:
     async def _deliver(self, engines: Mapping[EngineId, Engine]) -> Published:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        weights = await self._first.offer_weights(tuple(engines), self._options)
-        loads = {
-            engine_id: asyncio.create_task(self._load(engine_id, engine, weights), name=f"weights of {engine_id}")
-            for engine_id, engine in engines.items()
-        }
+        loads: dict[EngineId, asyncio.Task[str]] = {}
         try:
-            delivery = await self._send()
+            # An engine's deadline begins when it is asked to load: not before the trainer's step has ended, which may
+            # also make another policy of the one that was offered.
+            async with self._all.turn() as everywhere:
+                weights = await self._first.offer_weights(tuple(engines), self._options)
+                for engine_id, engine in engines.items():
+                    load = self._load(engine_id, engine, weights)
+                    loads[engine_id] = asyncio.create_task(load, name=f"weights of {engine_id}")
+                delivery = await self._send(everywhere)
             lost = await _failures(loads, delivery)
             lost |= await those_that_do_not_confirm(
                 {engine_id: _answer(task) for engine_id, task in loads.items() if engine_id not in lost},
@@ -129,10 +132,10 @@ class OfferSync:
             await self._first.drop_receiver(engine_id, error.problem)
             raise
 
-    async def _send(self) -> Delivery:
+    async def _send(self, everywhere: Everywhere[Delivery | None]) -> Delivery:
         """Send until every engine that is not lost has the weights; the caller has a deadline."""
         while True:
-            delivery: Delivery | None = await self._all.everywhere(lambda rank: rank.send_weights())
+            delivery = await everywhere(lambda rank: rank.send_weights())
             assert delivery is not None, "the first rank answers"
             if delivery.is_complete:
                 return delivery

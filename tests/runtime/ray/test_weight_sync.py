@@ -38,9 +38,9 @@ def ranks(model):
     return ranks_of({name: tensor + 1 for name, tensor in named_tensors(model).items()})
 
 
-def sync_of(ranks, transport, timeout_s=ANSWER_S):
+def sync_of(ranks, transport, timeout_s=ANSWER_S, group=None):
     options = SendingOptions(transport=transport, bucket_bytes=PIECE_BYTES, timeout_s=timeout_s, deadline_s=ANSWER_S)
-    return OfferSync(ranks[0], TrainerGroup(ranks, share=lambda groups: groups), options)
+    return OfferSync(ranks[0], group or TrainerGroup(ranks, share=lambda groups: groups), options)
 
 
 class Engines(AsyncExitStack):
@@ -127,6 +127,23 @@ async def test_an_engine_that_is_served_late_keeps_the_next_policy_out_of_the_me
         assert [rank.num_gathers for rank in ranks] == [2, 2]
         published = await sync.publish(await running.start(model_path, "engine-0"))
     assert published.checksum == checksum_of_tensors(ranks[0]._shards.tensors)
+
+
+async def test_an_engine_that_is_served_while_the_trainer_makes_a_step_gets_the_policy_after_it(ranks, model_path):
+    group = TrainerGroup(ranks, share=lambda groups: groups)
+
+    async def finish_step(rank):
+        await asyncio.sleep(3.0)  # longer than an engine may keep a transfer waiting
+        rank.policy_version = 1
+
+    async with Engines() as running:
+        [(name, engine)] = (await running.start(model_path, "engine-0")).items()
+        training = asyncio.create_task(group.everywhere(finish_step))
+        await asyncio.sleep(0)
+        served = await sync_of(ranks, "handles", 2.0, group).serve(name, engine)
+        await training
+        assert (await engine.stats()).policy_version == served.policy_version == 1
+    assert not served.lost
 
 
 async def test_an_engine_of_another_type_of_numbers_ends_the_run_with_the_reason(ranks, model_path):
