@@ -64,6 +64,7 @@ def with_drafter(section: EngineSection) -> EngineSection:
         drafter |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}  # a single token matches too often by chance
     if method == "eagle":  # its weights come from its directory, the policy's from the trainer
         drafter |= {"model": str(vllm.draft_model), "draft_load_config": {"load_format": "auto"}}
+        section = _with_argument(section, "sleep_preserve_parameter_names", json.dumps(["draft.*"]))
     if (largest := vllm.draft_max_sequences) is not None and largest < section.max_num_seqs:
         schedule = [[1, largest, vllm.draft_length], [largest + 1, section.max_num_seqs, 0]]
         drafter["num_speculative_tokens_per_batch_size"] = schedule

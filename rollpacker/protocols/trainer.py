@@ -66,9 +66,9 @@ class UpdateMetrics:
     """Before clipping."""
     learning_rate: float | None
     clip_fraction: float | None
-    """Share of trained tokens whose ratio was clipped."""
+    """Share of the tokens that had a gradient whose ratio was clipped."""
     kl_to_reference: float | None
-    """Mean per token, estimator k3; None without a reference."""
+    """Mean over the tokens that had a gradient, estimator k3; None without a reference."""
     entropy: float | None
     """Mean per trained token of the policy's distribution, nats."""
     surprisal: float | None

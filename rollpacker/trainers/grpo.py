@@ -264,15 +264,15 @@ class GrpoTrainer:
         self._policy_version += 1
         self._step = None
         num_tokens, has_correction = round(sums.num_tokens), self._objective.has_correction
-        num_current = round(sums.num_current)
+        num_current, num_trained = round(sums.num_current), max(1, round(sums.num_trained))
         gap = sums.surprisal - sums.current_entropy
         return UpdateMetrics(
             policy_version=self._policy_version,
             loss=sums.loss / len(grad_norms),
             grad_norm=sum(grad_norms) / len(grad_norms),
             learning_rate=rate,
-            clip_fraction=sums.num_clipped / num_tokens,
-            kl_to_reference=sums.kl / num_tokens if self._objective.has_reference else None,
+            clip_fraction=sums.num_clipped / num_trained,
+            kl_to_reference=sums.kl / num_trained if self._objective.has_reference else None,
             entropy=sums.entropy / num_tokens,
             surprisal=sums.surprisal / num_current if num_current else None,
             surprisal_z=(surprisal_z(gap, sums.surprisal_squares, sums.surprisal_variance) if num_current else None),

@@ -66,6 +66,8 @@ class Sums:
     """Of the weights of `mismatch_weights`, as the next two."""
     correction_max: float = 0.0
     num_bounded: float = 0.0
+    num_trained: float = 0.0
+    """Tokens that had a gradient; the next two are sums over these alone."""
     kl: float = 0.0
     num_clipped: float = 0.0
     loss: float = 0.0
@@ -235,6 +237,7 @@ class Objective:
                 num_tokens_B=microbatch.num_tokens_B,
             )
         )
+        sums.num_trained += len(current_N)
         sums.num_clipped += int(is_clipped_N.sum())
         if correction is not None:
             loss_N = loss_N * correction[0]

@@ -119,6 +119,7 @@ def test_a_drafter_is_an_argument_of_vllms_with_its_limit_of_the_batch_unless_th
         "model": str(tmp_path),
         "draft_load_config": {"load_format": "auto"},
     }
+    assert json.loads(str(eagle.vllm.arguments["sleep_preserve_parameter_names"])) == ["draft.*"]
     own = VllmSection(arguments={"speculative_config": '{"method": "medusa"}'})
     assert with_drafter(EngineSection(name="vllm", vllm=own)).vllm == own
     check_vllm(eagle.vllm)
