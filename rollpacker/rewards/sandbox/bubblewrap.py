@@ -176,6 +176,10 @@ class BubblewrapLauncher:
                 start_new_session=not self._is_isolated,
                 preexec_fn=None if self._is_isolated else _set_death_signal,  # noqa: PLW1509 the supervisor has one thread
             )
+        except OSError:
+            for file in (control[1], ours[0], theirs[0]):
+                os.close(file)
+            raise
         finally:
             for file in (control[0], ours[1], theirs[1], calls):
                 os.close(file)

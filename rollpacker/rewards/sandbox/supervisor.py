@@ -29,6 +29,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from rollpacker.core.errors import WorldError
@@ -51,6 +52,9 @@ _START_LIMIT_S = 60.0
 
 _NUM_STARTS = 3
 """Attempts to start a sandbox, where the machine is out of processes or memory for a moment."""
+
+_START_PAUSE_S = 0.5
+"""After an attempt that failed."""
 
 _RECEIVE_BYTES = 1 << 16
 
@@ -223,17 +227,19 @@ class _Scorer:
     def _open(self, job: dict[str, Any]) -> RunnerChannel:
         """Start a sandbox; retried where the machine was too busy."""
         for _ in range(_NUM_STARTS):
-            sandbox = RunnerChannel(self._launcher, job)
-            try:
-                self._begin(sandbox)
-            except (Failed, OSError):
-                sandbox.kill()
-            except BaseException:
-                sandbox.kill()
-                raise
-            else:
-                return sandbox
+            with suppress(Failed, OSError):
+                return self._started(job)
+            time.sleep(_START_PAUSE_S)
         raise Failed("checker_crashed")
+
+    def _started(self, job: dict[str, Any]) -> RunnerChannel:
+        sandbox = RunnerChannel(self._launcher, job)
+        try:
+            self._begin(sandbox)
+        except BaseException:
+            sandbox.kill()
+            raise
+        return sandbox
 
     def _begin(self, sandbox: RunnerChannel) -> None:
         """Wait until the runner is ready for cases."""
@@ -270,7 +276,10 @@ class _Scorer:
         """Give the reason why an answer is not right, or None."""
         result = comparison_process.result_at_once(case, given)
         if result is None:
-            comparison = comparison_process.Comparison(case, given)
+            try:
+                comparison = comparison_process.Comparison(case, given)
+            except OSError:  # the machine is out of processes
+                return "checker_crashed"
             try:
                 self._channel.wait_for(comparison, comparison_process.LIMIT_S)
             finally:

@@ -1,11 +1,13 @@
 """The pool's processes: none is left, whatever happens, and a machine that cannot isolate programs says so."""
 
 import asyncio
+import errno
 import os
 import signal
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,7 @@ from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent, UserError
 from rollpacker.launch.doctor.node import check_code_sandbox
 from rollpacker.rewards.processes import children_of, tree_of
+from rollpacker.rewards.sandbox import supervisor as supervision
 from rollpacker.rewards.sandbox import worker
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
 from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
@@ -85,6 +88,33 @@ async def test_a_killed_supervisor_takes_its_sandbox_with_it_and_is_replaced(tmp
         assert [verdict.reason for verdict in await pool.worker.collect()] == ["checker_crashed"]
         (verdict,) = await pool.score(request_of(1, one, "print(1)"))
         assert verdict.reason == "correct"
+
+
+def no_room(*_):
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def test_a_sandbox_is_started_again_where_the_machine_had_no_room_for_a_process(monkeypatch):
+    starts = iter((no_room, no_room, lambda *_: "started", *[no_room] * 3))
+
+    def start(*job):
+        return next(starts)(*job)
+
+    monkeypatch.setattr(supervision, "RunnerChannel", start)
+    monkeypatch.setattr(supervision, "_START_PAUSE_S", 0.0)
+    scorer = supervision._Scorer(SimpleNamespace(bounds=None), channel=None)
+    scorer._begin = lambda _: None
+    assert scorer._open({}) == "started"
+    with pytest.raises(supervision.Failed, match="checker_crashed"):
+        scorer._open({})
+
+
+def test_a_comparison_that_finds_no_room_for_a_process_decides_nothing(monkeypatch):
+    monkeypatch.setattr(os, "fork", no_room)
+    scorer = supervision._Scorer(SimpleNamespace(bounds=None), channel=None)
+    case = {"kind": "stdin", "output": "1"}
+    assert scorer._compare(case, b"1.0") == "checker_crashed"
+    assert scorer._compare(case, b"1") is None
 
 
 async def test_a_supervisor_that_says_nothing_costs_its_response_and_nothing_else(tmp_path, monkeypatch):
