@@ -78,8 +78,8 @@ class ScoringRequest:
     """As a `ResponseToScore` has them."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """Of the prompt."""
-    messages: Sequence[Mapping[str, Any]] = ()
-    """Of the prompt, without a chat template; empty where it is a plain text."""
+    prompt: str | Sequence[Mapping[str, Any]] = ""
+    """`Prompt.as_written`: text or messages, without a chat template."""
 
 
 class RewardWorker(Protocol):

@@ -57,6 +57,11 @@ class Prompt:
     """The fields of the line that nothing else of the prompt was read from, as JSON values: for the reward."""
 
     @property
+    def as_written(self) -> str | list[dict[str, Any]]:
+        """The plain text, or the messages, whatever template the policy sees around them."""
+        return list(self.messages) if self.text is None else self.text
+
+    @property
     def options(self) -> Mapping[str, Any]:
         """For an environment's reset: the same, and the answer as `ground_truth` where the line has one."""
         answer = getattr(self.reference, "text", None)

@@ -150,7 +150,7 @@ def _read_responses(
                 is_truncated=False,
                 reference=prompt.reference,
                 row=prompt.row,
-                messages=prompt.messages if prompt.text is None else (),
+                prompt=prompt.as_written,
             )
         )
     return requests

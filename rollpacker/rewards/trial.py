@@ -99,6 +99,6 @@ def _request(prompt: Prompt) -> ScoringRequest:
         is_truncated=False,
         reference=prompt.reference,
         row=prompt.row,
-        messages=prompt.messages if prompt.text is None else (),
+        prompt=prompt.as_written,
     )
     return replace(request, response_text=f"The answer is {ground_truth_of(request)}.")

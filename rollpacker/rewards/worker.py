@@ -194,7 +194,7 @@ class KillableRewardWorker(PooledRewardWorker):
 def arguments_of(request: ScoringRequest) -> dict[str, Any]:
     """A value for each of `functions.PARAMETERS`."""
     return {
-        "prompt": list(request.messages) or request.prompt_text,
+        "prompt": request.prompt,
         "response": request.response_text,
         "ground_truth": ground_truth_of(request),
         "row": dict(request.row),

@@ -31,11 +31,12 @@ def _hostile_module_can_be_imported(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
-def request_of(sample, ground_truth, response_text="", prompt_text="", is_truncated=False):
+def request_of(sample, ground_truth, response_text="", prompt="", is_truncated=False):
     return ScoringRequest(
         request=RequestId(round=0, prompt=PromptId(epoch=0, key="a"), sample=sample),
         domain=Domain("math"),
-        prompt_text=prompt_text,
+        prompt_text=f"<user>{prompt}</user>",
+        prompt=prompt,
         response_text=response_text,
         is_truncated=is_truncated,
         reference=AnswerReference(text=ground_truth),

@@ -306,7 +306,7 @@ class RewardActor(Actor):
             reference=response.prompt.reference,
             case_limits_s=response.case_limits_s,
             row=response.prompt.row,
-            messages=response.prompt.messages if response.prompt.text is None else (),
+            prompt=response.prompt.as_written,
         )
 
     def _question(self, prompt: Prompt) -> str:
