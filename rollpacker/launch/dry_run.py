@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollpacker.config.launching import LauncherSettings
-from rollpacker.launch.batches import Batch, batch_script, batches
+from rollpacker.launch.batches import Batch, batch_script, batches, workers_script
 from rollpacker.launch.launcher import points_in_queue
 from rollpacker.launch.points import Point
-from rollpacker.launch.shape import JobShape, ray_size
+from rollpacker.launch.shape import JobShape, ray_size, workers_shape
 from rollpacker.runtime.placing.planning import placed_actors
 from rollpacker.runtime.placing.topology import as_ranges
+
+_JOB = "JOB"
+"""Stands for a job's number, which Slurm has not given yet."""
 
 
 def dry_run(points: Sequence[Point], settings: LauncherSettings, folder: Path) -> str:
@@ -36,6 +39,11 @@ def dry_run(points: Sequence[Point], settings: LauncherSettings, folder: Path) -
     for batch in batches([point for point in to_do if point.number not in queued]):
         blocks.append(f"{_headline(batch)}\n\n{batch_script(batch, settings, folder)}")
         blocks += [topology(batch.shape, point) for point in batch.points]
+        blocks += [
+            f"# The array of rollout workers of {point.title}\n\n{workers_script(point, _JOB, folder)}"
+            for point in batch.points
+            if workers_shape(point.config)
+        ]
     return "\n".join(blocks)
 
 

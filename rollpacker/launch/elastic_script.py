@@ -19,14 +19,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollpacker.config.schema import RunConfig
-from rollpacker.config.sections.cluster import ClusterSection
-from rollpacker.config.sections.elastic_job import ElasticJobSection
 from rollpacker.launch.sbatch_script import REQUEUE_WAIT_S, job_environment, memory_mb
+from rollpacker.launch.shape import workers_shape
 from rollpacker.runtime.job.elastic_folder import LEASE_WAIT_S
-from rollpacker.runtime.placing.actors import have_engines_gpus
 
 ARRAY_SUFFIX = ".elastic"
 """Of the file beside a run's script: `<job><suffix>`."""
+
+OWN_OPTIONS_OF_WORKERS = ("dependency", "kill-on-invalid-dep", "time-min")
+"""Options of sbatch that are not for `elastic.job.sbatch`, beside those that are not for `cluster.sbatch`."""
 
 _BEGIN_AGAIN_S = 5
 """Before a worker's program is started again: it has waited `LEASE_WAIT_S` by then."""
@@ -78,11 +79,10 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         folder: Absolute and shared; takes the logs.
         python: The command that runs Python on a node, in a container where the run has one.
     """
-    cluster, job, elastic = config.cluster, config.elastic.job, config.elastic
-    assert cluster is not None
+    shape, job, elastic = workers_shape(config), config.elastic.job, config.elastic
+    assert shape is not None
     assert job is not None
-    cluster = _of_workers(cluster, job)
-    num_gpus = elastic.engines_per_worker * (elastic.tensor_parallel or config.engine.tensor_parallel)
+    cluster = shape.cluster
     options = {
         "job-name": name,
         "array": f"0-{(job.num_elements or 4 * elastic.max_workers) - 1}%{max(1, elastic.min_workers)}",
@@ -94,16 +94,16 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         "nodes": "1",
         "ntasks": "1",
         "cpus-per-task": str(cluster.cpus_per_node),
-        "gpus-per-node": _gpus(num_gpus, job.gpu_type or cluster.gpu_type) if have_engines_gpus(config) else None,
+        "gpus-per-node": _gpus(cluster.gpus_per_node, cluster.gpu_type) if cluster.gpus_per_node else None,
         "mem": None if (memory := memory_mb(cluster)) is None else f"{memory}M" if memory else "0",
-        "time": str(job.time_limit_min),
+        "time": str(cluster.time_limit_min),
         "time-min": None if job.least_time_min is None else str(job.least_time_min),
         "signal": f"{cluster.signal}@{cluster.signal_lead_s}",
         "partition": cluster.partition,
         "qos": cluster.qos,
         "account": cluster.account,
         "constraint": cluster.constraint,
-        **job.sbatch,
+        **cluster.sbatch,
     }
     num_waits = math.ceil(60 * job.patience_min / LEASE_WAIT_S)
     command = shlex.join([*python, "-u", "-m", "rollpacker.launch.worker", str(config.run.dir.absolute())])
@@ -145,13 +145,6 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         "done",
     ]
     return "\n".join([*lines, ""])
-
-
-def _of_workers(cluster: ClusterSection, job: ElasticJobSection) -> ClusterSection:
-    """What a worker's job asks for where it differs from the run's."""
-    own = {key: value for key in ("partition", "qos", "account", "constraint") if (value := getattr(job, key))}
-    sizes = {"cpus_per_node": job.cpus_per_worker, "memory_gb_per_node": job.memory_gb_per_worker}
-    return cluster.model_copy(update=own | sizes)
 
 
 def _gpus(number: int, gpu_type: str | None) -> str:

@@ -24,7 +24,8 @@ from rollpacker.launch.batches import Batch, batch_folder, batch_script, batches
 from rollpacker.launch.collect_status import collect_status
 from rollpacker.launch.job import PointProcess, Task
 from rollpacker.launch.points import Point
-from rollpacker.launch.sbatch import submit, submit_workers
+from rollpacker.launch.sbatch import looks_for_workers, submit, submit_workers
+from rollpacker.launch.shape import workers_shape
 from rollpacker.launch.slurm_commands import has_slurm
 from rollpacker.launch.submissions import Submission, read_submission, write_submission
 from rollpacker.launch.waiting import wait_for
@@ -111,13 +112,13 @@ def _launch_jobs(
         for point in points:
             if point.number in queued:
                 console.print(f"{point.title} is {queued[point.number]}: not submitted again")
+                _add_workers(point, folder, console)
         for batch in batches([point for point in points if point.number not in queued]):
             for point in filter(_has_workers, batch.points):
                 ElasticFolder(point.config.run.dir).reopen()  # an earlier job of the run may have ended it
             for point, submission in zip(batch.points, _submit(batch, task, settings, folder), strict=True):
                 console.print(f"{point.title} is job {submission.job_id}, submitted for {batch.nodes}")
-                if _has_workers(point):
-                    console.print(f"its rollout workers are array {_submit_workers(point, submission, folder)}")
+                _submit_workers(point, submission, folder, console)
     if settings.detach or not has_slurm():
         console.print(_what_next(points, folder))
         return
@@ -157,12 +158,22 @@ def _submit(batch: Batch, task: Task, settings: LauncherSettings, folder: Path) 
 
 
 def _has_workers(point: Point) -> bool:
-    return point.config.elastic.job is not None and point.config.elastic.is_on
+    return workers_shape(point.config) is not None
 
 
-def _submit_workers(point: Point, submission: Submission, folder: Path) -> str:
+def _submit_workers(point: Point, submission: Submission, folder: Path, console: Terminal) -> None:
+    if not _has_workers(point):
+        return
     script = workers_script(point, submission.job_id, folder)
-    return submit_workers(batch_folder(folder), script, submission, ElasticFolder(point.config.run.dir).path)
+    array = submit_workers(batch_folder(folder), script, submission, ElasticFolder(point.config.run.dir).path)
+    console.print(f"its rollout workers are array {array}")
+
+
+def _add_workers(point: Point, folder: Path, console: Terminal) -> None:
+    """Submit the workers that a job in the queue looks for, of which sbatch refused the array before."""
+    submission = read_submission(point.config.run.dir)
+    if submission is not None and looks_for_workers(submission):
+        _submit_workers(point, submission, folder, console)
 
 
 def _what_next(points: Sequence[Point], folder: Path) -> str:

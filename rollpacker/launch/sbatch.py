@@ -70,13 +70,19 @@ def submit_workers(folder: Path, script: str, beside: Submission, elastic_folder
     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as scratch:
         file = Path(scratch) / "script.sh"
         file.write_text(script)
-        number = _sbatch(file)
+        number = _sbatch(file, "elastic.job")
         file.rename(folder / f"{number}_submission.sh")
     write_atomically(folder / f"{beside.job_id}{ARRAY_SUFFIX}", f"{number}\n{elastic_folder}\n".encode())
     return number
 
 
-def _sbatch(script: Path) -> str:
+def looks_for_workers(submission: Submission) -> bool:
+    """Tell whether the script of a run's job waits for rollout workers that were never submitted."""
+    is_submitted = (submission.folder / f"{submission.job_id}{ARRAY_SUFFIX}").exists()
+    return not is_submitted and submission.script.exists() and ARRAY_SUFFIX in submission.script.read_text()
+
+
+def _sbatch(script: Path, section: str = "cluster") -> str:
     program = shutil.which("sbatch")
     assert program is not None, "validated before"
     outcome = run_program(
@@ -94,6 +100,6 @@ def _sbatch(script: Path) -> str:
         raise WorldError(
             f"sbatch refused a job: {outcome.complaint}",
             "Nothing of this job or array was submitted; those before it were.",
-            "Change what `cluster` asks for; launch again and what was submitted is left alone.",
+            f"Change what `{section}` asks for; launch again and what was submitted is left alone.",
         )
     return outcome.output.strip().partition(";")[0]

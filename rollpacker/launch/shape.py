@@ -6,17 +6,23 @@ Jobs of equal shapes go into one array, so a shape holds nothing that only one r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import LARGEST
 from rollpacker.config.sections.cluster import ClusterSection, EnvironmentNodesSection
 from rollpacker.core.errors import ConfigError
-from rollpacker.runtime.placing.actors import ClusterSize, planned_actors
+from rollpacker.runtime.placing.actors import ClusterSize, have_engines_gpus, planned_actors
 from rollpacker.runtime.placing.capacity import Capacity, check_capacity
 from rollpacker.runtime.placing.planning import placed_actors
 
 _NO_NODES = EnvironmentNodesSection()
+
+_WORKERS: Final = "elastic.job"
+_OF_WORKERS: Final = ("partition", "qos", "account", "constraint", "gpu_type", "time_limit_min")
+"""Keys of the section that `cluster` has, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +33,17 @@ class JobShape:
     cluster: ClusterSection
     """Everything else; `num_nodes` in it is what the user gave, and counts no more."""
     section: str = "cluster"
-    """Of the configuration, whose keys a message about the job names."""
+    """Of the configuration, where a job that asks for something else is configured."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """The configuration's key for each of the cluster's that is not `cluster`'s own."""
 
     def __post_init__(self) -> None:
         """Forget how the number of nodes was found, so that shapes compare by what Slurm is asked for."""
         object.__setattr__(self, "cluster", self.cluster.model_copy(update={"num_nodes": self.num_nodes}))
+
+    def key(self, name: str) -> str:
+        """Where the configuration says what the job asks for: the key of `cluster.<name>`, or what stands for it."""
+        return self.keys.get(name, f"cluster.{name}")
 
     @property
     def beside(self) -> JobShape | None:
@@ -42,8 +54,9 @@ class JobShape:
         own = {key: value for key in ("partition", "account", "qos") if (value := getattr(nodes, key)) is not None}
         sizes = {key: getattr(nodes, key) for key in ("cpus_per_node", "memory_gb_per_node", "constraint", "sbatch")}
         nothing = {"gpus_per_node": 0, "gpu_type": None, "exclusive": False, "environment_nodes": _NO_NODES}
-        cluster = self.cluster.model_copy(update=own | sizes | nothing)
-        return JobShape(num_nodes=nodes.num_nodes, cluster=cluster, section="cluster.environment_nodes")
+        cluster, section = self.cluster.model_copy(update=own | sizes | nothing), "cluster.environment_nodes"
+        keys = {key: f"{section}.{key}" for key in own | sizes}
+        return JobShape(num_nodes=nodes.num_nodes, cluster=cluster, section=section, keys=keys)
 
 
 def job_shape(config: RunConfig) -> JobShape:
@@ -59,6 +72,28 @@ def job_shape(config: RunConfig) -> JobShape:
     if config.backend.name == "sim":  # one process, which needs no GPU and no other node
         return JobShape(num_nodes=cluster.num_nodes or 1, cluster=cluster)
     return JobShape(num_nodes=cluster.num_nodes or _fewest_nodes(config, cluster), cluster=cluster)
+
+
+def workers_shape(config: RunConfig) -> JobShape | None:
+    """Derive the shape of the job of each rollout worker; None where a run takes none of Slurm's."""
+    cluster, job, elastic = config.cluster, config.elastic.job, config.elastic
+    if cluster is None or job is None or not elastic.is_on:
+        return None
+    own = {key: value for key in _OF_WORKERS if (value := getattr(job, key)) is not None}
+    num_gpus = elastic.engines_per_worker * (elastic.tensor_parallel or config.engine.tensor_parallel)
+    sizes = {
+        "gpus_per_node": num_gpus if have_engines_gpus(config) else 0,
+        "cpus_per_node": job.cpus_per_worker,
+        "memory_gb_per_node": job.memory_gb_per_worker,
+        "sbatch": job.sbatch,
+    }
+    keys = {key: f"{_WORKERS}.{key}" for key in own} | {
+        "gpus_per_node": "elastic.engines_per_worker x elastic.tensor_parallel",
+        "cpus_per_node": f"{_WORKERS}.cpus_per_worker",
+        "memory_gb_per_node": f"{_WORKERS}.memory_gb_per_worker",
+    }
+    cluster = cluster.model_copy(update=own | sizes | {"environment_nodes": _NO_NODES})
+    return JobShape(num_nodes=1, cluster=cluster, section=_WORKERS, keys=keys)
 
 
 def ray_size(config: RunConfig) -> ClusterSize:

@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from rollpacker.config.keys import nearest
-from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.launch.sbatch_script import memory_mb
 from rollpacker.launch.shape import JobShape
 from rollpacker.launch.site import Node, Partition, Site
+from rollpacker.runtime.placing.actors import counted
 
 _MOST_LISTED = 20
 """Names in one message."""
@@ -24,7 +24,7 @@ def site_mistakes(shape: JobShape, site: Site) -> Iterator[ConfigError]:
     if shape.beside is not None:
         yield from site_mistakes(shape.beside, site)
     try:
-        partition = partition_of(shape.cluster, site, shape.section)
+        partition = partition_of(shape, site)
     except ConfigError as mistake:
         yield mistake
         return
@@ -37,28 +37,25 @@ def site_mistakes(shape: JobShape, site: Site) -> Iterator[ConfigError]:
     yield from job_mistakes(shape, partition, site)
 
 
-def partition_of(cluster: ClusterSection, site: Site, section: str = "cluster") -> Partition:
-    """The partition of a job, which this section of the configuration names.
+def partition_of(shape: JobShape, site: Site) -> Partition:
+    """The partition of a job.
 
     Raises:
         ConfigError: Slurm does not have it.
     """
-    partition = site.default_partition if cluster.partition is None else site.partition(cluster.partition)
+    name, key = shape.cluster.partition, shape.key("partition")
+    partition = site.default_partition if name is None else site.partition(name)
     if partition is not None:
         return partition
     names = [partition.name for partition in site.partitions]
     listed = f"The partitions are {_listed(names)}."
-    if cluster.partition is None:
-        raise ConfigError(
-            f"{section}.partition=null, and this Slurm has no default partition.",
-            listed,
-            f"Write {section}.partition=...",
-        )
-    close = nearest(cluster.partition, names)
+    if name is None:
+        raise ConfigError(f"{key}=null, and this Slurm has no default partition.", listed, f"Write {key}=...")
+    close = nearest(name, names)
     raise ConfigError(
-        f"{section}.partition={cluster.partition} is not a partition of this Slurm.",
+        f"{key}={name} is not a partition of this Slurm.",
         listed,
-        f"Write {section}.partition={close[0]}" if close else "Choose one of them.",
+        f"Write {key}={close[0]}" if close else "Choose one of them.",
     )
 
 
@@ -73,10 +70,11 @@ def _partition_mistakes(shape: JobShape, partition: Partition) -> Iterator[Confi
     cluster, section, name = shape.cluster, shape.section, partition.name
     longest = partition.max_time_min
     if longest is not None and cluster.time_limit_min is not None and cluster.time_limit_min > longest:
+        time_key = shape.key("time_limit_min")
         yield ConfigError(
-            f"cluster.time_limit_min={cluster.time_limit_min} is more than partition `{name}` allows.",
+            f"{time_key}={cluster.time_limit_min} is more than partition `{name}` allows.",
             f"It allows {longest} minutes.",
-            f"Set cluster.time_limit_min={longest} or lower (a run that needs longer is requeued and goes on), or "
+            f"Set {time_key}={longest} or lower (a job that needs longer is requeued and goes on), or "
             f"choose another {section}.partition.",
         )
     if partition.max_nodes is not None and shape.num_nodes > partition.max_nodes:
@@ -92,9 +90,9 @@ def _partition_mistakes(shape: JobShape, partition: Partition) -> Iterator[Confi
         if value is not None and allowed is not None and value not in allowed:
             close = nearest(value, allowed)
             yield ConfigError(
-                f"{section}.{key}={value} may not use partition `{name}`.",
+                f"{shape.key(key)}={value} may not use partition `{name}`.",
                 f"It is for {_listed(allowed)}.",
-                f"Write {section}.{key}={close[0]}"
+                f"Write {shape.key(key)}={close[0]}"
                 if close
                 else f"Choose another {section}.{key} or {section}.partition.",
             )
@@ -110,10 +108,11 @@ def _node_mistakes(shape: JobShape, partition: Partition, nodes: Sequence[Node])
         num_gpus = _num_gpus(None)
         close = nearest(cluster.gpu_type, gpu_types)
         is_possible = False
+        type_key = shape.key("gpu_type")
         yield ConfigError(
-            f"cluster.gpu_type={cluster.gpu_type} is on no node of partition `{partition.name}`.",
+            f"{type_key}={cluster.gpu_type} is on no node of partition `{partition.name}`.",
             f"Slurm knows {_listed(gpu_types)} there." if gpu_types else "Slurm knows no types of GPUs there.",
-            f"Write cluster.gpu_type={close[0]}" if close else "Leave it out: null takes any GPU.",
+            f"Write {type_key}={close[0]}" if close else "Leave it out: null takes any GPU.",
         )
     for key, value, asked, unit, most in (
         ("gpus_per_node", cluster.gpus_per_node, cluster.gpus_per_node, "GPUs", _most(nodes, num_gpus)),
@@ -124,11 +123,11 @@ def _node_mistakes(shape: JobShape, partition: Partition, nodes: Sequence[Node])
             shown = f"{value:g}" if unit != "MiB" else f"{value:g} ({asked} MiB)"
             is_possible = False
             yield ConfigError(
-                f"{section}.{key}={shown} is more than a node of partition `{partition.name}` has.",
+                f"{shape.key(key)}={shown} is more than a node of partition `{partition.name}` has.",
                 f"Its largest node has {most} {unit}.",
-                f"Lower {section}.{key}, or choose another {section}.partition."
+                f"Lower {shape.key(key)}, or choose another {section}.partition."
                 if most or unit != "GPUs"
-                else f"Choose a {section}.partition whose nodes have GPUs.",
+                else f"Set {section}.partition to one whose nodes have GPUs.",
             )
     fitting = [
         node
@@ -140,9 +139,11 @@ def _node_mistakes(shape: JobShape, partition: Partition, nodes: Sequence[Node])
     if is_possible and len(fitting) < shape.num_nodes:
         asked_for = f"{cluster.cpus_per_node} CPUs and {cluster.gpus_per_node} GPUs"
         yield ConfigError(
-            f"The job asks for {shape.num_nodes} nodes of at least {asked_for}.",
+            f"The job asks for {counted(shape.num_nodes, 'node')} of at least {asked_for}.",
             f"Partition `{partition.name}` has {len(fitting)} of them.",
-            f"Lower {section}.num_nodes where it is set, or choose another {section}.partition or a smaller run.",
+            f"Lower {section}.num_nodes where it is set, or choose another {section}.partition or a smaller run."
+            if shape.num_nodes > 1
+            else f"Choose another {section}.partition, or ask for less.",
         )
 
 
@@ -153,7 +154,7 @@ def _feature_mistakes(shape: JobShape, site: Site) -> Iterator[ConfigError]:
         if name not in known:
             close = nearest(name, known)
             yield ConfigError(
-                f"{shape.section}.constraint={constraint} names `{name}`, a feature that no node has.",
+                f"{shape.key('constraint')}={constraint} names `{name}`, a feature that no node has.",
                 f"The features are {_listed(known)}." if known else "No node of this Slurm has features.",
                 f"Write {close[0]} instead." if close else "Leave it out.",
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rollpacker.config.launching import LauncherSettings
@@ -20,10 +20,11 @@ from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError, UserError
 from rollpacker.launch.batches import batch_script, batches
 from rollpacker.launch.container import check_container
+from rollpacker.launch.elastic_script import OWN_OPTIONS_OF_WORKERS
 from rollpacker.launch.file_systems import FileSystem, file_system_of
 from rollpacker.launch.points import Point, points_of
 from rollpacker.launch.sbatch_script import OWN_OPTIONS
-from rollpacker.launch.shape import job_shape, ray_size
+from rollpacker.launch.shape import job_shape, ray_size, workers_shape
 from rollpacker.launch.site import read_site
 from rollpacker.launch.site_mistakes import site_mistakes
 from rollpacker.launch.slurm_commands import has_slurm
@@ -115,6 +116,9 @@ def _job_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
             )
         yield from _option_mistakes(cluster.sbatch, "cluster")
         yield from _option_mistakes(cluster.environment_nodes.sbatch, "cluster.environment_nodes")
+        workers = workers_shape(config)
+        if workers is not None:
+            yield from _option_mistakes(workers.cluster.sbatch, workers.section, OWN_OPTIONS_OF_WORKERS)
         yield from _time_mistakes(cluster)
         yield from check_container(cluster.container, cluster.setup)
         if site is not None:
@@ -122,12 +126,14 @@ def _job_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
                 yield from site_mistakes(job_shape(config), site)
             except ConfigError:
                 continue  # the actors find no room, which the validation of the run reports
+            if workers is not None:
+                yield from site_mistakes(workers, site)
 
 
-def _option_mistakes(options: Iterable[str], section: str) -> Iterator[UserError]:
+def _option_mistakes(options: Iterable[str], section: str, also: Collection[str] = ()) -> Iterator[UserError]:
     for name in options:
-        if name in OWN_OPTIONS:
-            key = OWN_OPTIONS[name]
+        if name in OWN_OPTIONS or name in also:
+            key = OWN_OPTIONS.get(name)
             yield ConfigError(
                 f"{section}.sbatch names --{name}, which RollPacker sets itself.",
                 "It takes options of sbatch that have no key of their own.",

@@ -54,6 +54,21 @@ def test_check_says_what_slurm_would_be_asked_for(here: Path, capsys: pytest.Cap
     assert "reserving 48.5 CPUs + 32 GPUs of 4 nodes x 96 CPUs + 8 GPUs in Ray" in printed
 
 
+def test_the_script_of_rollout_workers_is_shown_and_options_that_it_sets_itself_are_refused(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*E2E, "system=verl", "elastic=slurm", "elastic.job.partition=spare"]
+    assert main(["train", "-m", *words, "hydra.launcher.dry_run=true"]) == 0
+    printed = capsys.readouterr().out
+    assert "# The array of rollout workers of point 0" in printed
+    assert "#SBATCH --dependency=after:JOB\n" in printed
+    assert "#SBATCH --partition=spare\n" in printed
+    assert main(["train", "-m", *words, "elastic.job.sbatch={time-min: 10, nice: 5}"]) == 2
+    told = capsys.readouterr().err
+    assert "elastic.job.sbatch names --time-min, which RollPacker sets itself." in told
+    assert "nice" not in told
+
+
 def test_a_model_that_the_paper_does_not_have_must_say_how_many_engines(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

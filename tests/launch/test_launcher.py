@@ -19,6 +19,7 @@ from rollpacker.launch.points import Point, points_of
 from rollpacker.launch.submission_environment import submission_environment
 from rollpacker.launch.submissions import read_submission
 from rollpacker.terminal import Terminal
+from tests.launch.golden_scripts import ELASTIC
 
 SEEN: list[DictConfig] = []
 
@@ -41,13 +42,14 @@ def interrupt(_: DictConfig) -> None:
 
 @pytest.fixture
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An sbatch that numbers its jobs from 1, and refuses when there is a file `refuse`."""
+    """An sbatch that numbers its jobs from 1; a file `refuse`, or for workers `refuse-workers`, has it refuse."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program = folder / "sbatch"
     program.write_text(
         "#!/bin/bash\n"
         'if [[ -e refuse ]]; then echo "sbatch: error: invalid account" >&2; exit 1; fi\n'
+        'if [[ $(<"$2") == *dependency=after* && -e refuse-workers ]]; then echo "invalid qos" >&2; exit 1; fi\n'
         'echo x >>calls; read -r -d "" all <calls; lines=(${all}); echo "${#lines[@]};cluster"\n'
     )
     program.chmod(0o755)
@@ -93,6 +95,31 @@ def test_what_sbatch_refuses_leaves_nothing_but_what_was_submitted_before(sbatch
     with pytest.raises(WorldError, match="invalid account"):
         _launch("run.seed=0")
     assert sorted(path.name for path in Path("sweep").rglob("*")) == [".submitit", "launch.lock"]
+
+
+def test_workers_that_sbatch_refused_are_added_to_the_job_in_the_queue_by_the_next_launch(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for word in ELASTIC if not word.startswith("run.dir")]
+
+    def launch_with_workers() -> None:
+        sweep = compose_sweep([*words, "hydra/launcher=slurm", "run.dir=sweep/a"])
+        assert sweep.launcher is not None
+        launch(points_of(sweep), see, sweep.launcher, sweep.folder)
+
+    Path("refuse-workers").touch()
+    with pytest.raises(WorldError, match="invalid qos") as error:
+        launch_with_workers()
+    assert "`elastic.job`" in error.value.remedy
+    Path("refuse-workers").unlink()
+    monkeypatch.setattr(launcher, "points_in_queue", lambda points: {points[0].number: "PENDING as job 1"})
+    launch_with_workers()
+    assert "not submitted again\nits rollout workers are array 2\n" in capsys.readouterr().out
+    array, _ = Path("sweep/.submitit/1.elastic").read_text().splitlines()
+    assert array == "2"
+    launch_with_workers()
+    assert "array" not in capsys.readouterr().out
+    assert len(Path("calls").read_text().split()) == 2
 
 
 def test_two_launches_do_not_submit_at_the_same_time(sbatch: Path) -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from rollpacker.config.compose import compose
 from rollpacker.config.words import replaced
-from rollpacker.launch.shape import job_shape
+from rollpacker.launch.shape import job_shape, workers_shape
 from rollpacker.launch.site import Node, Partition, Site
 from rollpacker.launch.site_mistakes import site_mistakes
+from tests.launch.golden_scripts import ELASTIC
 
 MODELLED = ["backend=sim", "model=qwen2.5-7b", "cluster=slurm"]
 
@@ -99,9 +100,43 @@ def test_each_mistake_says_what_is_there_and_what_to_do(words: str, problem: str
     assert remedy in told
 
 
+@pytest.mark.parametrize(
+    ("words", "problem", "remedy"),
+    [
+        ("elastic.job.partition=cpux", "elastic.job.partition=cpux is not a", "Write elastic.job.partition=cpu"),
+        (
+            "elastic.job.partition=cpu",
+            "elastic.tensor_parallel=1 is more than a node",
+            "Set elastic.job.partition to one whose",
+        ),
+        ("elastic.engines_per_worker=9", "elastic.tensor_parallel=9 is more", "Lower elastic.engines_per_worker x"),
+        ("elastic.job.time_limit_min=1441", "elastic.job.time_limit_min=1441 is more", "time_limit_min=1440 or lower"),
+        ("elastic.job.cpus_per_worker=129", "elastic.job.cpus_per_worker=129 is", "Lower elastic.job.cpus_per_worker"),
+        ("elastic.job.memory_gb_per_worker=540", "elastic.job.memory_gb_per_worker=540 (", "another elastic.job.part"),
+        ("elastic.job.gpu_type=h80", "elastic.job.gpu_type=h80 is on no", "Write elastic.job.gpu_type=h800"),
+        ("cluster.gpu_type=h80", "cluster.gpu_type=h80 is on no node", "Write cluster.gpu_type=h800"),
+        ("elastic.job.account=tial", "elastic.job.account=tial may not", "Write elastic.job.account=tail"),
+        ("elastic.job.constraint=ibx", "elastic.job.constraint=ibx names", "Write ib instead."),
+    ],
+)
+def test_each_mistake_of_a_job_of_workers_names_the_key_that_it_was_made_in(
+    words: str, problem: str, remedy: str
+) -> None:
+    least = ["elastic.job.partition=gpu", "elastic.job.least_time_min=null"]
+    shape = workers_shape(compose(replaced([*ELASTIC, *least], [words])))
+    assert shape is not None
+    (told,) = (str(mistake) for mistake in site_mistakes(shape, SITE))
+    assert problem in told
+    assert remedy in told
+
+
+def test_a_run_without_workers_of_slurms_has_no_job_for_them() -> None:
+    assert workers_shape(compose(MODELLED)) is None
+
+
 def test_gpus_are_sought_elsewhere_when_a_partition_has_none() -> None:
     (told,) = _told("cluster.partition=cpu", "cluster.gpus_per_node=1")
-    assert "Choose a cluster.partition whose nodes have GPUs." in told
+    assert "Set cluster.partition to one whose nodes have GPUs." in told
 
 
 def test_a_type_of_gpu_counts_on_its_own() -> None:

@@ -28,7 +28,7 @@ def check_slurm(site: Site, cluster: ClusterSection | None) -> Iterator[Finding]
     if cluster is None:
         return
     try:
-        partition = partition_of(cluster, site)
+        partition = partition_of(_shape(cluster), site)
     except ConfigError as error:
         yield problem_of("partition", error)
         return
@@ -83,9 +83,13 @@ def check_partition(site: Site, partition: Partition) -> Finding:
     )
 
 
+def _shape(cluster: ClusterSection) -> JobShape:
+    return JobShape(num_nodes=cluster.num_nodes or 1, cluster=cluster)
+
+
 def check_job(site: Site, partition: Partition, cluster: ClusterSection) -> Iterator[Finding]:
     """Check what the job asks for against the partition's nodes and limits, as a launch does."""
-    mistakes = list(job_mistakes(JobShape(num_nodes=cluster.num_nodes or 1, cluster=cluster), partition, site))
+    mistakes = list(job_mistakes(_shape(cluster), partition, site))
     limit = cluster.time_limit_min or partition.default_time_min or partition.max_time_min
     time = "without a time limit" if limit is None else f"{limit} minutes for each attempt"
     yield from [problem_of("job", mistake) for mistake in mistakes] or [fine("job", f"its nodes exist; {time}")]
