@@ -1,9 +1,10 @@
-"""Allocations without a Slurm."""
+"""Allocations, and runs in jobs, without a Slurm."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from rollpacker.runtime.job.allocation import Allocation
+from rollpacker.runtime.job.signals import SignalListener
 
 _ALLOCATION = Allocation(
     job_id="17",
@@ -23,3 +24,13 @@ _ALLOCATION = Allocation(
 def allocation(tmp_path: Path, **changes) -> Allocation:
     """The head of a job that may be requeued."""
     return replace(_ALLOCATION, **{"requeue_file": tmp_path / "17.requeue", **changes})
+
+
+class DeafListener(SignalListener):
+    """Leave the signals that Slurm sends alone."""
+
+    def __init__(self):
+        pass
+
+    def tell(self, *_):
+        pass

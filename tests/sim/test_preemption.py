@@ -20,13 +20,12 @@ from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.job.deadline import CLOSING_S, PreemptionDeadline
 from rollpacker.runtime.job.preemption import Preemption, SlurmPreemption, loop_time
-from rollpacker.runtime.job.signals import SignalListener
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.runtime.run.checkpoints import CheckpointStore
 from rollpacker.runtime.run.status import read_status
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
-from tests.runtime.allocations import allocation
+from tests.runtime.allocations import DeafListener, allocation
 from tests.sim import composed
 from tests.sim.test_determinism import SMALL, parquet_of
 
@@ -145,16 +144,6 @@ def test_a_notice_with_time_enough_waits_for_the_step_and_one_without_does_not(t
         assert attempt(config_of(run_dir, "verl"), asked_after_s=middle_of_the_third, remaining_s=remaining_s)
         assert finished_steps(run_dir) == finished
         assert len(read_table(run_dir, "steps")) == finished
-
-
-class DeafListener(SignalListener):
-    """Leave this process's signals alone."""
-
-    def __init__(self):
-        pass
-
-    def tell(self, *_):
-        pass
 
 
 class JobWithLimit:

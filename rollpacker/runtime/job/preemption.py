@@ -3,11 +3,12 @@
 One object per run, made by `preemption_of`. It joins the signals (`signals.py`), the deadline that they and the time
 limit set (`deadline.py`), and the attempts of a Slurm job (`attempts.py`).
 
-    outside Slurm   Ctrl-C, SIGTERM and SIGHUP end the run:
+    from a shell    Ctrl-C, SIGTERM and SIGHUP end the run:
         the first       the step in progress ends within seconds or is interrupted, and a checkpoint is saved
         the second      the run leaves at once, without a checkpoint
         the third       it does not even wait for the processes that it started; the guardian (`guardian.py`) ends them
-    in a job        Slurm's signals and the time limit preempt it, and the batch script is asked to requeue it
+    in a job        Slurm's signals, SIGTERM among them, and the time limit preempt it, and the batch script is asked to
+                    requeue it; Ctrl-C and SIGHUP (`srun --pty bash`) end it as from a shell
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rollpacker.runtime.job.deadline import PreemptionDeadline
 from rollpacker.runtime.job.signals import SignalListener, signal_meanings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rollpacker.config.schema import RunConfig
     from rollpacker.runtime.job.allocation import Allocation
@@ -95,11 +96,18 @@ class Preemption:
 
 
 class ShellPreemption(Preemption):
-    """Of a run that was started from a shell."""
+    """Of a run that a person ends by signals."""
 
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        config: RunConfig,
+        deadline: PreemptionDeadline | None = None,
+        signals: Iterable[signal.Signals] = SHELL_SIGNALS,
+    ) -> None:
+        """Take the signals that a person sends, of `SHELL_SIGNALS`."""
+        super().__init__(deadline)
         self._run_dir = config.run.dir
+        self._numbers = tuple(signals)
         self._note: Callable[[str], None]
         self._task: asyncio.Task[object] | None = None
         self._first: signal.Signals | None = None
@@ -112,7 +120,7 @@ class ShellPreemption(Preemption):
         if self._task is None:
             self._task = asyncio.current_task()
             # a signal that is ignored stays so: `nohup` and a script's background jobs rely on it
-            handlers = {number: signal.getsignal(number) for number in SHELL_SIGNALS}
+            handlers = {number: signal.getsignal(number) for number in self._numbers}
             self._handlers = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
         loop = asyncio.get_running_loop()
         for number in self._handlers:
@@ -163,8 +171,8 @@ class ShellPreemption(Preemption):
             raise KeyboardInterrupt
 
 
-class SlurmPreemption(Preemption):
-    """Of a run in a Slurm job."""
+class SlurmPreemption(ShellPreemption):
+    """Of a run in a Slurm job, which a person may have started from a shell on its node."""
 
     def __init__(
         self,
@@ -176,19 +184,22 @@ class SlurmPreemption(Preemption):
     ) -> None:
         """`clock` gives seconds on the scale of the time limit: since the epoch."""
         cluster = config.cluster or ClusterSection(name="slurm")
-        super().__init__(PreemptionDeadline(clock, allocation.end_time))
+        super().__init__(config, PreemptionDeadline(clock, allocation.end_time), (signal.SIGINT, signal.SIGHUP))
         self.job_id = allocation.job_id
-        self._signals = signals or SignalListener()
+        self._of_slurm = signals or SignalListener()
         self._clock = clock
         self._meanings = signal_meanings(allocation, cluster)
         self._attempts = JobAttempts(config.run.dir, allocation, cluster)
 
-    def listen(self, note: Callable[[str], None]) -> None:  # noqa: ARG002  the job's log gives the reason when it leaves
-        self._signals.tell(self.deadline, self._meanings, self._clock)
+    def listen(self, note: Callable[[str], None]) -> None:
+        super().listen(note)
+        self._of_slurm.tell(self.deadline, self._meanings, self._clock)
 
     def begin(self, attempt: int, first_step: int) -> None:
         super().begin(attempt, first_step)
         self._attempts.begin(attempt, first_step, self.deadline, self._clock())
 
     def leave(self, finished_steps: int, num_steps: int) -> RollpackerError:
+        if self._first is not None:
+            return super().leave(finished_steps, num_steps)
         return self._attempts.leave(finished_steps, num_steps, self.deadline, self._clock())

@@ -89,6 +89,7 @@ async def _opened(
 ) -> AsyncIterator[TrainingRun]:
     attempt = begin_attempt(config, progress.note)
     first_step, num_steps = attempt.first_step, config.run.num_steps
+    progress.resume(first_step)
     async with AsyncExitStack() as stack:
         status = stack.enter_context(
             shown_status(

@@ -58,6 +58,9 @@ class Progress:
     def rollout(self, done: int, needed: int) -> None:
         """Show how many prompts of the batch are complete."""
 
+    def resume(self, finished_steps: int) -> None:
+        """Note how many steps earlier attempts have finished."""
+
     def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
         """Show a step: its row of the `steps` table, and those of the `domains` table."""
 
@@ -101,6 +104,9 @@ class _ShownProgress(Progress):
 
     def rollout(self, done: int, needed: int) -> None:
         self._history.rollout = (done, needed)
+
+    def resume(self, finished_steps: int) -> None:
+        self._history.num_before = finished_steps
 
     def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
         self._history.finish_step(row, domains, self._now())
@@ -269,6 +275,8 @@ class RunHistory:
     title: str = ""
     num_steps: int = 0
     """Of the complete run."""
+    num_before: int = 0
+    """Steps of earlier attempts."""
     began_at_s: float
     rows: list[Row] = field(default_factory=list)
     """Rows of the `steps` table, since the run was last resumed."""
@@ -284,7 +292,7 @@ class RunHistory:
     @property
     def num_finished(self) -> int:
         """Steps of the run, including earlier attempts."""
-        return self.rows[-1]["step"] + 1 if self.rows else 0
+        return self.rows[-1]["step"] + 1 if self.rows else self.num_before
 
     def finish_step(self, row: Row, domains: Sequence[Row], now: float) -> None:
         self.rows.append(row)

@@ -10,10 +10,11 @@ from rollpacker import pipeline
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import Interrupted
 from rollpacker.runtime.job.deadline import PreemptionDeadline, StepInterrupted
-from rollpacker.runtime.job.preemption import STEP_PATIENCE_S, ShellPreemption
+from rollpacker.runtime.job.preemption import STEP_PATIENCE_S, ShellPreemption, SlurmPreemption, loop_time
 from rollpacker.runtime.run.status import read_status
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
+from tests.runtime.allocations import DeafListener, allocation
 from tests.sim.test_determinism import SMALL
 
 CHECKPOINT_S = 4.0
@@ -24,7 +25,13 @@ def config():
     return compose([*SMALL, "run.num_steps=4", "run.checkpoint_every_steps=2", "run.dir=unused"])
 
 
-def interrupted(config, run_dir, *, at_event: int, times: int) -> Interrupted:
+def in_a_job(config) -> SlurmPreemption:
+    """As of `srun --pty bash`: no batch script waits for the run."""
+    here = allocation(config.run.dir, requeue_file=None)
+    return SlurmPreemption(config, here, clock=loop_time, signals=DeafListener())
+
+
+def interrupted(config, run_dir, *, at_event: int, times: int, preemption_of=ShellPreemption) -> Interrupted:
     """Train until the scheduler was told of so many events, and send so many signals then."""
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": run_dir})})
     told = iter(range(at_event + 1))
@@ -38,7 +45,7 @@ def interrupted(config, run_dir, *, at_event: int, times: int) -> Interrupted:
 
             return on_event
 
-        await pipeline.train(config, ModelledBackend(config), watch, ShellPreemption(config))
+        await pipeline.train(config, ModelledBackend(config), watch, preemption_of(config))
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted) as ended:
@@ -53,9 +60,10 @@ def saved_steps(run_dir) -> int:
     return max((json.loads(meta.read_text())["step"] for meta in metas), default=0)
 
 
+@pytest.mark.parametrize("preemption_of", [ShellPreemption, in_a_job])
 @pytest.mark.parametrize("at_event", [1, 40, 150, 220])
-def test_the_first_signal_saves_every_finished_step(config, tmp_path, at_event):
-    error = interrupted(config, tmp_path / "run", at_event=at_event, times=1)
+def test_the_first_signal_saves_every_finished_step(config, tmp_path, at_event, preemption_of):
+    error = interrupted(config, tmp_path / "run", at_event=at_event, times=1, preemption_of=preemption_of)
     status = read_status(tmp_path / "run")
     assert status.state == "interrupted"
     assert status.finished_steps == saved_steps(tmp_path / "run")
@@ -64,9 +72,10 @@ def test_the_first_signal_saves_every_finished_step(config, tmp_path, at_event):
     assert said in error.problem
 
 
+@pytest.mark.parametrize("preemption_of", [ShellPreemption, in_a_job])
 @pytest.mark.parametrize("at_event", [1, 40, 150, 220])
-def test_the_second_signal_leaves_at_once_and_says_what_is_lost(config, tmp_path, at_event):
-    error = interrupted(config, tmp_path / "run", at_event=at_event, times=2)
+def test_the_second_signal_leaves_at_once_and_says_what_is_lost(config, tmp_path, at_event, preemption_of):
+    error = interrupted(config, tmp_path / "run", at_event=at_event, times=2, preemption_of=preemption_of)
     status, saved = read_status(tmp_path / "run"), saved_steps(tmp_path / "run")
     assert status.state == "interrupted"
     assert saved == status.finished_steps // 2 * 2

@@ -233,6 +233,15 @@ def test_time_left_follows_the_last_steps_and_counts_down_within_one() -> None:
     progress.end_run()
 
 
+def test_an_attempt_that_ends_in_its_first_step_counts_the_steps_before_it() -> None:
+    progress, console, _ = make("plain")
+    progress.begin_run("x", 100)
+    progress.resume(40)
+    progress.stage("rollout")
+    progress.fail(RuntimeError())
+    assert "failed during rollout, after 40 of 100 steps" in written(console)
+
+
 def test_a_reward_that_is_not_a_number_is_shown_and_does_not_break_the_screen() -> None:
     progress, _, _ = make("live")
     progress.begin_run("x", 3)
