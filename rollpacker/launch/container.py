@@ -72,7 +72,7 @@ def paths_to_read(config: RunConfig) -> tuple[Path, ...]:
     given = [*_inputs(config), config.data.chat_template]
     if config.workload is not None:
         given.append(config.workload.lengths)
-    given += [config.reward.judge.template, *config.reward.folders, *config.trainer.folders]
+    given += [config.reward.judge.template, *_folders_of_own_code(config)]
     given += [config.data.solve_rates, config.engine.profile, config.engine.vllm.draft_model]
     paths: dict[Path, None] = {}
     for path in given:
@@ -88,6 +88,18 @@ def _inputs(config: RunConfig) -> Iterator[Path]:
             yield model.hub_name.cached if model.hub_name else model.path
     for file in (*(config.data.path or ()), *config.evaluation.files):
         yield file.hub_name.cached if file.hub_name else file.path
+
+
+def _folders_of_own_code(config: RunConfig) -> Iterator[Path]:
+    """Folders of the files that are named FILE.py:NAME, which may import what lies beside them."""
+    names: list[str | None] = [check.check.source for scoring in config.reward.scorings for check in scoring]
+    names += [config.trainer.loss, config.trainer.advantage, config.tracker.plugin, *config.run.callbacks]
+    if (environment := config.environment) is not None:
+        names += [environment.env, environment.loop, *environment.tools]
+    for name in names:
+        place = (name or "").rpartition(":")[0]
+        if place.endswith(".py"):
+            yield Path(place).parent
 
 
 def check_container(

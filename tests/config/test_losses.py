@@ -80,8 +80,3 @@ def test_settings_of_another_loss_are_told_to_be_without_effect():
     told = " ".join(keys_without_effect(config))
     assert "only a run with trainer.loss=topr uses it" in told
     assert "only a run with trainer.mismatch=k3_mask uses it" in told
-
-
-def test_a_folder_with_ones_own_loss_is_one_that_a_container_reads(tmp_path):
-    section = TrainerSection(loss=f"{tmp_path}/a/mine.py:loss", advantage="package.module:advantage")
-    assert section.folders == (tmp_path / "a",)

@@ -79,6 +79,24 @@ def test_links_of_a_model_directory_lead_to_folders_that_are_bound_too(tmp_path:
     assert paths_to_read(config) == (link, snapshot, blobs, prompts, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer.loss=FILE:loss"],
+        ["environment=gym", "environment.env=FILE:Maze"],
+        ["environment=tools", "environment.tools=[FILE:search]"],
+        ["environment=loop", "environment.loop=FILE:Guess"],
+        ["run.callbacks=[FILE:Notify]"],
+        ["tracker.plugin=FILE:Tracker"],
+    ],
+    ids="".join,
+)
+def test_files_with_code_of_ones_own_are_there(tmp_path: Path, words: list[str]) -> None:
+    given = [f"model.path={tmp_path}/model", f"data.path={tmp_path}/prompts.jsonl"]
+    config = compose([*given, *(word.replace("FILE", f"{tmp_path}/code/mine.py") for word in words)])
+    assert tmp_path / "code" in paths_to_read(config)
+
+
 def test_a_run_without_files_reads_none() -> None:
     config = compose(["backend=sim", "model=qwen2.5-7b", "hardware=h800", "workload=math"])
     assert paths_to_read(config) == ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -120,12 +119,6 @@ class RewardSection(Section):
     def names(self) -> tuple[str, ...]:
         """Every kind of check, that of most domains first."""
         return tuple(dict.fromkeys(each.check.kind for scoring in self.scorings for each in scoring))
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """Folders of files with functions, which may import what lies beside them."""
-        sources = (each.check.source.rpartition(":")[0] for scoring in self.scorings for each in scoring)
-        return tuple(dict.fromkeys(Path(source).parent for source in sources if source.endswith(".py")))
 
     @property
     def has_judge(self) -> bool:

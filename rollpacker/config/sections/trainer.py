@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -211,12 +210,6 @@ class TrainerSection(Section):
             "advantage": (self.advantage in BATCH_ADVANTAGES, "group_mean"),
         }
         return {key: other for key, (is_needed, other) in found.items() if is_needed}
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """Folders of files with functions of the user's, which may import what lies beside them."""
-        places = (each.rpartition(":")[0] for each in (self.loss, self.advantage) if each is not None)
-        return tuple(dict.fromkeys(Path(place).parent for place in places if place.endswith(".py")))
 
     @property
     def num_ranks(self) -> int:
