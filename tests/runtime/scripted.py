@@ -52,7 +52,7 @@ class ScriptedEngine:
         self.requests: dict[RequestId, GenerationRequest] = {}
         self.running: dict[RequestId, asyncio.Task[None]] = {}
         self.policy_version = 0
-        self.is_asleep = self.stands_by = False
+        self.is_asleep = self.stands_by = self.is_closed = False
         self.num_generated_tokens = 0
         self.draft_rules: list[tuple[DraftRule, ...]] = []
         """As they were given, one after the other."""
@@ -165,7 +165,8 @@ class ScriptedEngine:
             draft_passes=self.draft_passes,
         )
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        self.is_closed = True
 
 
 class ScriptedReward:

@@ -188,9 +188,9 @@ def _engine_degrees(draft: Draft, counts: Sequence[int]) -> list[int]:
 def _choose_trainer(draft: Draft, gpus: Gpus, model: Transformer | None) -> None:
     room = _USABLE_SHARE * (gpus.num_bytes or _USUAL_GPU_BYTES)
     least: tuple[float, RunConfig, _Layout, int] | None = None
-    for layout, num_tokens in itertools.product(
-        _layouts(draft, sum(_counts(gpus, draft.gpu_map("trainer")))), _microbatches(draft)
-    ):
+    own, of_engines = (_places(gpus, draft.gpu_map(role)) for role in ("trainer", "engine"))
+    may_borrow = bool(draft.value("system.stream")) and not own.isdisjoint(of_engines)
+    for layout, num_tokens in itertools.product(_layouts(draft, len(own), may_borrow=may_borrow), _microbatches(draft)):
         config = draft.config(layout.values | {"trainer.max_tokens_per_microbatch": num_tokens})
         if config is None or (model is not None and list(trainer_degree_mistakes(config, model.shape))):
             continue
@@ -217,8 +217,8 @@ class _Layout:
     reason: str
 
 
-def _layouts(draft: Draft, num_gpus: int) -> list[_Layout]:
-    """Ways to share the trainer out, the one to be preferred first."""
+def _layouts(draft: Draft, num_gpus: int, *, may_borrow: bool) -> list[_Layout]:
+    """Ways to share the trainer out, the one to be preferred first; whether it may train on GPUs that engines lend."""
     match draft.value("trainer.name"):
         case "fsdp":
             number = num_gpus if draft.is_free("trainer.data_parallel") else draft.value("trainer.data_parallel") or 1
@@ -227,7 +227,7 @@ def _layouts(draft: Draft, num_gpus: int) -> list[_Layout]:
                 values=ranks | {"trainer.shard_gradients": True},
                 reason="each GPU holds its part of parameters, gradients and optimizer",
             )
-            if not draft.value("system.stream") or draft.value("engine.num_engines") < 2 or number % 2:  # noqa: PLR2004
+            if not may_borrow or draft.value("engine.num_engines") < 2 or number % 2:  # noqa: PLR2004
                 return [whole]
             halves = _Layout(
                 values=ranks | {"trainer.shard_ranks": number // 2, "trainer.shard_gradients": False},

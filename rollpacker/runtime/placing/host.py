@@ -127,9 +127,9 @@ def _ask_driver(field: str) -> tuple[str, ...]:
 
 
 def memory_in_name(gpu: str) -> float | None:
-    """Bytes of a GPU whose name says so, as `NVIDIA H100 80GB HBM3` does."""
+    """Bytes of a GPU whose name says so, as `NVIDIA H100 80GB HBM3` does; that of a GH200 says what Grace has."""
     match = re.search(r"\b(\d+) ?GB", gpu)
-    return float(match[1]) * 1e9 if match else None
+    return float(match[1]) * 1e9 if match and "GH200" not in gpu else None
 
 
 def hardware_name(*, has_gpus: bool) -> str:

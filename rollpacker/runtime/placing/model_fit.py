@@ -142,7 +142,7 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
             for each, memory in zip(configs, memories, strict=True):
                 check_engine(each, memory, gpu_bytes * share, taken["engine"])
             if config.system.planner and config.system.escalate_tail:
-                _check_standing(config, memories, gpu_bytes * (share - taken["engine"]))
+                _check_standing(config, memories, gpu_bytes * share, gpu_bytes * taken["engine"])
         if config.trains and (is_placed or config.trainer.resources.num_gpus):
             share = 1.0 if is_placed else min(config.trainer.resources.num_gpus, 1.0)
             _check_rank(config, fit.rank, gpu_bytes * (share - taken["trainer"]))
@@ -323,13 +323,15 @@ def check_engine(config: RunConfig, engine: EngineMemory, gpu_bytes: float, take
         )
 
 
-def _check_standing(config: RunConfig, memories: Sequence[EngineMemory], gpu_bytes: float) -> None:
-    """Raise `ConfigError` if the engines that stand by do not fit beside those in use, by degree."""
+def _check_standing(config: RunConfig, memories: Sequence[EngineMemory], gpu_bytes: float, judge_bytes: float) -> None:
+    """Raise `ConfigError` if the engines that stand by do not fit beside those in use, by degree, and a judge."""
     *others, largest = sorted(memories, key=lambda each: -each.weights)
     used = max(each.weights + (each.kv_cache or each.sequence) for each in others)
+    share = config.engine.vllm.memory_share
+    is_share = config.engine.name == "vllm" and config.engine.vllm.kv_cache_mb is None
+    gpu_bytes -= judge_bytes
+    used -= judge_bytes if is_share else 0.0  # engines leave a judge its part of their share
     if used + largest.weights > gpu_bytes:
-        share = config.engine.vllm.memory_share
-        is_share = config.engine.name == "vllm" and config.engine.vllm.kv_cache_mb is None
         raise ConfigError(
             f"system.escalate_tail=true: engines take {gigabytes(used)} of each GPU by an estimate, and those of "
             f"engine.degrees={list(config.engine.degrees)} that stand by {gigabytes(largest.weights)} of weights.",

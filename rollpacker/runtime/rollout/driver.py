@@ -388,7 +388,9 @@ class Driver:
             case BeginRound():
                 self._rounds.begin(command, self._engines.policy_version, now)
             case BeginEvaluation():
-                self._rounds.begin_evaluation(command, self._engines.policy_version, now)
+                evaluation = self._scheduler.beside.evaluation
+                fills = evaluation is not None and evaluation.is_filling
+                self._rounds.begin_evaluation(command, self._engines.policy_version, now, fills=fills)
             case EndEvaluation():
                 self._rounds.end_evaluation(now)
             case AcceptGroup():

@@ -162,7 +162,7 @@ class Engines:
         """End engines whatever they do."""
         ending = [
             within_or_failed(self._deadlines.stop_s, f"{engine_id} to end", engine.close())
-            for engine_id, engine in self.present.items()
+            for engine_id, engine in {**self.present, **self._sets.standing}.items()
             if self._slot_of(engine_id) in slots
         ]
         await asyncio.gather(*ending, return_exceptions=True)

@@ -97,6 +97,8 @@ class MemberEngines:
         self._interval_log = interval_log
         self._note = note
         self._shelf: Shelf | None = None
+        self._newest: int | None = None
+        """The policy version that lies on the shelf."""
         self._known: dict[EngineId, _Member] = {}
         self._past: set[EngineId] = set()
         """Engines that are gone; late facts of theirs may still come."""
@@ -143,10 +145,11 @@ class MemberEngines:
         if not isinstance(sync, Shelf):
             raise InternalError(f"{type(sync).__name__} serves no rollout workers: it has no shelf.")
         self._shelf = sync
-        policy_version = await sync.lay_out()
-        for member in self._known.values():
-            self._end_service(member)
-        return policy_version
+        before, self._newest = self._newest, await sync.lay_out()
+        if self._newest != before:  # or it lies there again, after a checkpoint on the engines' GPUs
+            for member in self._known.values():
+                self._end_service(member)
+        return self._newest
 
     # Orders
 

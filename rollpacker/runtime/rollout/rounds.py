@@ -99,13 +99,13 @@ class Rounds:
             self.live.give_costs(self.current.book)
         self.current.end(command, now)
 
-    def begin_evaluation(self, command: BeginEvaluation, policy_version: int, now: float) -> None:
-        """An evaluation begins, in a round or between two."""
+    def begin_evaluation(self, command: BeginEvaluation, policy_version: int, now: float, *, fills: bool) -> None:
+        """An evaluation begins, and fills the round, or is alone between two."""
         self.evaluation = EvaluationRecord(
             begin=command,
             policy_version=policy_version,
             began_at_s=now,
-            has_filled=self.batch is not None and self.batch.order is None,
+            has_filled=fills,
             prompts=self.sampling.held_out,
         )
 

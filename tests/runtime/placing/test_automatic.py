@@ -57,8 +57,9 @@ def test_the_first_gpu_alone_is_a_gpu_though_yaml_reads_it_as_the_number_0(model
 def test_a_trainer_that_streams_keeps_two_copies_where_they_fit_and_shards_gradients_elsewhere(models):
     lending = chosen(models["7B"], "system=rollpacker").trainer
     assert (lending.shard_ranks, lending.shard_gradients) == (4, False)
-    for trainer in (chosen(models["7B"], "system=tail").trainer, chosen(models["14B"], "system=rollpacker").trainer):
-        assert (trainer.shard_ranks, trainer.shard_gradients) == (None, True)
+    apart = chosen(models["1.5B"], "system=rollpacker", "placement=separate")  # nothing is lent
+    for config in (chosen(models["7B"], "system=tail"), chosen(models["14B"], "system=rollpacker"), apart):
+        assert (config.trainer.shard_ranks, config.trainer.shard_gradients) == (None, True)
 
 
 @pytest.mark.parametrize(

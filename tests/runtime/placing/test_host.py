@@ -92,7 +92,13 @@ def test_memory_comes_from_the_name_or_else_from_the_driver(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     ("name", "num_bytes"),
-    [("NVIDIA H100 80GB HBM3", 80e9), ("NVIDIA A100-SXM4-40GB", 40e9), ("NVIDIA H200", None), ("Tesla T4", None)],
+    [
+        ("NVIDIA H100 80GB HBM3", 80e9),
+        ("NVIDIA A100-SXM4-40GB", 40e9),
+        ("NVIDIA H200", None),
+        ("Tesla T4", None),
+        ("NVIDIA GH200 480GB", None),
+    ],
 )
 def test_some_names_say_how_much_memory_a_gpu_has(name, num_bytes):
     assert memory_in_name(name) == num_bytes

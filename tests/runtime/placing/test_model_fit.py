@@ -209,3 +209,10 @@ def test_a_judge_beside_engines_takes_its_memory_from_theirs(model):
         validate_fit(compose(judged(model, "reward.judge.memory_share=0.75")), EIGHT)
     with pytest.raises(UserError, match="A rank of trainer=fsdp"):
         validate_fit(compose(judged(model, "reward.judge.memory_share=0.7", "engine.vllm.memory_share=0.95")), EIGHT)
+
+
+def test_engines_that_stand_by_have_what_those_in_use_and_a_judge_leave(model):
+    standing_by = ("system=ours-exact", "engine.degrees=[1,2,4]", "engine.profile=p.json", "system.escalate_tail=true")
+    validate_fit(compose(judged(model, *standing_by)), EIGHT)
+    with pytest.raises(UserError, match=r"engines take 53\.6 GB of each GPU[\s\S]*A GPU has 56\.0 GB for both"):
+        validate_fit(compose(judged(model, *standing_by, "engine.vllm.memory_share=0.97")), EIGHT)

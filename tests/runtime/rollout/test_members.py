@@ -97,8 +97,11 @@ class OneShelf:
 
     superseded = None
 
+    def __init__(self, newest=3):
+        self.newest = newest
+
     async def lay_out(self):
-        return 3
+        return self.newest
 
     async def shelf(self, policy_version):
         if policy_version == self.superseded:
@@ -277,8 +280,10 @@ async def test_service_is_counted_from_the_policy_to_the_next_one_or_the_loss(fi
     fixture.side.fetch(FetchPolicy(engine=FIRST, policy_version=3))
     await asyncio.sleep(10)
     assert fixture.side.take_turnover() == (0, pytest.approx(10))
-    await asyncio.sleep(2)
-    await fixture.side.lay_out(OneShelf())
+    await asyncio.sleep(1)
+    await fixture.side.lay_out(OneShelf())  # again, after a checkpoint
+    await asyncio.sleep(1)
+    await fixture.side.lay_out(OneShelf(newest=4))
     await asyncio.sleep(50)
     fixture.side.lose(FIRST, EngineFailed("gone"))
     assert fixture.side.take_turnover() == (1, pytest.approx(2))

@@ -112,6 +112,13 @@ async def test_a_larger_engine_that_is_lost_while_it_stands_by_is_not_waited_for
         await driver.quiesce()
 
 
+async def test_engines_that_stand_by_end_with_the_others_for_a_last_checkpoint(tmp_path):
+    singles, doubles, fleets = await fleets_of()
+    async with driving(tmp_path, policy=settings(parallelism=planner_of()), fleets=fleets) as driver:
+        await driver.end_engines([engine.engine for engine in (*singles, *doubles)])
+        assert all(engine.is_closed for engine in (*singles, *doubles))
+
+
 async def test_a_small_engine_that_is_lost_as_it_makes_place_takes_nothing_with_it(tmp_path):
     singles, doubles, fleets = await fleets_of()
 
