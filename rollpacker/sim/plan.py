@@ -126,14 +126,16 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
 
     profile = ProfiledCluster(hardware.profile, model, config.model.dtype) if hardware.profile else None
 
-    def engine_of(degree: int) -> PassCosts:
+    def engine_of(degree: int, here: HardwareSection = beside_judge) -> PassCosts:
         if profile:
             return profile.engine(degree)
-        return EngineCosts(model=model, hardware=beside_judge, tensor_parallel=degree)
+        return EngineCosts(model=model, hardware=here, tensor_parallel=degree)
 
     member_degree = config.elastic.tensor_parallel or tensor_parallel
-    for degree in {tensor_parallel, member_degree}:
-        _check_memory(config, engine_of(degree))
+    member = engine_of(member_degree, hardware)  # on nodes of its own, without judges
+    _check_memory(config, engine_of(tensor_parallel), f"engine.tensor_parallel={tensor_parallel}")
+    if config.elastic.is_on:
+        _check_memory(config, member, f"elastic.tensor_parallel={member_degree}")
     degrees = [tensor_parallel]
     if config.system.planner:
         needed = _needed_kv_tokens(config)
@@ -142,7 +144,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
     engines: Mapping[int, PassCosts] = {degree: engine_of(degree) for degree in degrees}
     if config.system.escalate_tail and profile is None:
         engines = _beside_standing_by(engines, model.num_weight_bytes)
-        _check_memory(config, engines[tensor_parallel])
+        _check_memory(config, engines[tensor_parallel], f"engine.tensor_parallel={tensor_parallel}")
     return ClusterPlan(
         model=model,
         hardware=hardware,
@@ -150,7 +152,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
         judge=judge,
         profile=profile,
         engines=engines,
-        member=engine_of(member_degree),
+        member=member,
         keeps_prefixes=config.modelled_environment is not None
         and config.engine.vllm.prefix_caching
         and (profile is None or profile.engine_name == "vllm"),
@@ -207,14 +209,13 @@ def _needed_kv_tokens(config: RunConfig) -> int:
     return max(config.workload.prompt_tokens, config.data.max_prompt_tokens) + config.longest_response_tokens
 
 
-def _check_memory(config: RunConfig, engine: PassCosts) -> None:
-    """Refuse, as vLLM does, an engine that could not hold even one of the longest sequences."""
+def _check_memory(config: RunConfig, engine: PassCosts, degree: str) -> None:
+    """Refuse, as vLLM does, an engine of a degree that could not hold even one of the longest sequences."""
     needed = _needed_kv_tokens(config)
     capacity = engine.num_kv_tokens
     if capacity < needed:
         raise ConfigError(
-            f"An engine of engine.tensor_parallel={config.engine.tensor_parallel} {engine.memory} has room for "
-            f"{capacity:,} tokens of KV cache.",
+            f"An engine of {degree} {engine.memory} has room for {capacity:,} tokens of KV cache.",
             f"One sequence needs up to {needed:,}: prompt and response.",
-            "Raise engine.tensor_parallel, or lower rollout.max_response_tokens or data.max_prompt_tokens.",
+            f"Raise {degree.partition('=')[0]}, or lower rollout.max_response_tokens or data.max_prompt_tokens.",
         )

@@ -146,4 +146,22 @@ def test_a_model_that_leaves_no_room_for_one_sequence_is_refused():
     with pytest.raises(ConfigError, match=r"66 GB of weights in 40 GB has room for 0 tokens") as caught:
         plan_cluster(compose(words), needs_judge=False)
     assert "engine.tensor_parallel" in caught.value.remedy
-    assert plan_cluster(compose([*words, "engine.tensor_parallel=4"]), needs_judge=False).gpus.number == 8
+    larger = [*words, "engine.tensor_parallel=4"]
+    assert plan_cluster(compose(larger), needs_judge=False).gpus.number == 8
+    with pytest.raises(ConfigError, match=r"An engine of elastic\.tensor_parallel=1 with 66 GB") as caught:
+        plan_cluster(compose([*larger, "elastic=sim", "elastic.tensor_parallel=1"]), needs_judge=False)
+    assert "Raise elastic.tensor_parallel" in caught.value.remedy
+
+
+def test_a_judge_beside_the_engines_takes_nothing_from_rollout_workers():
+    words = [
+        "backend=sim",
+        "model=qwen2.5-7b",
+        "hardware=h800",
+        "run.dir=x",
+        "elastic=sim",
+        "reward.judge.placement=shared",
+    ]
+    alone, beside = (plan_cluster(compose(words), needs_judge=needs_judge) for needs_judge in (False, True))
+    assert beside.member == alone.member
+    assert beside.engines[1].num_kv_tokens < alone.engines[1].num_kv_tokens
