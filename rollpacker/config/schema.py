@@ -288,6 +288,11 @@ class RunConfig(Section):
                 "Every round races responses, and without eta_prompts above 1 no long round ever comes.",
             ),
             (
+                "system.max_staleness",
+                f"{system.max_staleness}" if system.max_staleness else "",
+                "Its policy would change while it runs: asynchronous training has no round that one policy fills.",
+            ),
+            (
                 "run.keep_best",
                 "true" if self.run.keep_best else "",
                 "When the score of a policy is known, the trainer has moved on from it.",

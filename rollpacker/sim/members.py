@@ -239,7 +239,8 @@ class ModelledMembers:
         self._network = Network(section, elastic.bucket_mb * MEBIBYTE)
         self._places: dict[int, _Place] = {}
         self._limit = elastic.max_workers
-        self._has_started = False
+        self._has_started = asyncio.Event()
+        """The run's clock is set: nothing may wait for a time before."""
         self._changes: Arrivals[WorkerArrived | NoticeGiven | WorkerLeft] = Arrivals()
         self._losses = list(section.losses)
         """Those that have not come yet."""
@@ -258,8 +259,8 @@ class ModelledMembers:
     # What the driver asks
 
     async def changes(self) -> Sequence[WorkerArrived | NoticeGiven | WorkerLeft]:
-        if not self._has_started:  # the run's clock is set before it listens
-            self._has_started = True
+        if not self._has_started.is_set():  # the run's clock is set before it listens
+            self._has_started.set()
             self._begin(self._follow(availability_of(self._section)))
         return await self._changes.collect()
 
@@ -300,6 +301,7 @@ class ModelledMembers:
             self._begin(self._lose_some(loss))
 
     async def _lose_some(self, loss: LossSection) -> None:
+        await self._has_started.wait()
         await asyncio.sleep(loss.delay_s)
         there = [place for place in self._places.values() if place.worker is not None]
         for place in there[: loss.num_workers]:

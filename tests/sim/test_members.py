@@ -70,6 +70,12 @@ def test_the_same_configuration_gives_the_same_run(tmp_path):
     assert first.equals(second)
 
 
+def test_workers_may_be_lost_from_the_first_policy_on(tmp_path, alone):
+    steps = steps_of(tmp_path / "run", *WORKERS, LOSS.replace("step: 1", "step: 0"))
+    assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()
+    assert steps["num_members_lost"].tolist() == [1, 0, 0, 0]
+
+
 def test_a_worker_is_lost_only_if_none_of_its_tokens_arrive_in_a_batch_twice(tmp_path):
     steps_of(tmp_path / "run", *WORKERS, LOSS)
     responses = read_frame(tmp_path / "run", "responses")

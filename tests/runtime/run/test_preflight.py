@@ -168,6 +168,7 @@ def test_held_out_sets_that_cannot_be_evaluated_are_refused_before_the_start(
         (["evaluation.path=new.jsonl", "evaluation.temperature=5", "engine=vllm"], "evaluation.temperature of new=5"),
         (["evaluation.path=new.jsonl", "evaluation.when=fill", "run.keep_best=true"], "fill with run.keep_best=true"),
         (["evaluation.path=new.jsonl", "evaluation.when=fill", "system=dapo"], "fill with system.dynamic_sampling"),
+        (["evaluation.path=new.jsonl", "evaluation.when=fill", "system=flash"], "fill with system.max_staleness=2"),
         (
             ["evaluation.path=new.jsonl", "evaluation.when=fill", "system=tail", "system.eta_prompts=1"],
             "fill with system.eta_responses",
