@@ -26,7 +26,7 @@ from rollpacker.rewards.sandbox.namespaces import (
     require_bubblewrap,
     start_error,
 )
-from rollpacker.rewards.supervisor_process import path_of_package
+from rollpacker.rewards.supervisor_process import path_of_package, path_without_package
 
 _PASSED = frozenset(
     {
@@ -87,8 +87,8 @@ def variables_of_environment(passed: Sequence[str], python: str | None) -> dict[
         for name, value in os.environ.items()
         if name in _PASSED or name in passed or name.startswith(_PASSED_FAMILIES)
     }
-    own = {} if python is not None else {"PYTHONPATH": path_of_package()}
-    return {"CUDA_VISIBLE_DEVICES": "", **kept, **own, "OMP_NUM_THREADS": "1"}
+    kept["PYTHONPATH"] = path_of_package() if python is None else path_without_package()
+    return {"CUDA_VISIBLE_DEVICES": "", **kept, "OMP_NUM_THREADS": "1"}
 
 
 def bubblewrap_command(

@@ -257,8 +257,17 @@ def environment_of_children() -> dict[str, str]:
 
 def path_of_package() -> str:
     """PYTHONPATH, with this package before all else."""
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*_package_roots(), *([inherited] if inherited else [])])
+
+
+def path_without_package() -> str:
+    """PYTHONPATH, without what `path_of_package` added in a process before: this interpreter's packages may be there."""
+    roots = _package_roots()
+    return os.pathsep.join(each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each not in roots)
+
+
+def _package_roots() -> list[str]:
     package = importlib.util.find_spec("rollpacker")
     locations = package.submodule_search_locations if package else None
-    roots = [str(Path(location).resolve().parent) for location in locations or ()]
-    inherited = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([*roots, inherited] if inherited else roots)
+    return [str(Path(location).resolve().parent) for location in locations or ()]

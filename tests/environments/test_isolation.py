@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
+import rollpacker
 from rollpacker.core.errors import ConfigError, UserError
 from rollpacker.core.ids import Domain, PromptId, RequestId
+from rollpacker.environments.isolation import variables_of_environment
 from rollpacker.environments.pool import EnvironmentPool
 from rollpacker.environments.starting import EnvironmentStarter, starter_of
 from rollpacker.environments.trial import tool_schemas, try_environment
@@ -126,6 +128,13 @@ def test_no_environment_sees_a_key_or_the_cluster_and_one_that_is_named_passes(
     assert seen.issuperset({"PATH", "HOME", "LC_TIME", "PYTHONPATH", "OMP_NUM_THREADS"})
     with started(curious, is_isolated=is_isolated, pass_variables=["OPENAI_API_KEY"]) as process:
         assert seen.symmetric_difference(said(process, "variables").split()) == {"OPENAI_API_KEY"}
+
+
+def test_another_interpreter_does_not_look_where_the_packages_of_this_one_are(monkeypatch: pytest.MonkeyPatch):
+    own, mine = str(Path(rollpacker.__file__).parents[1]), "/somewhere/mine"
+    monkeypatch.setenv("PYTHONPATH", f"{own}{os.pathsep}{mine}")  # as `rollpacker.train` sets it for the run's process
+    assert variables_of_environment([], None)["PYTHONPATH"].split(os.pathsep)[0] == own
+    assert variables_of_environment([], "other/bin/python")["PYTHONPATH"] == mine
 
 
 def test_a_variable_that_is_named_and_not_set_is_refused(monkeypatch: pytest.MonkeyPatch):
