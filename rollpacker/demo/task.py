@@ -8,7 +8,7 @@ model's choice. The answers worked out here are long-tailed, too, and have one b
 to remove: every second `+2` is added as if it were `+1`. A model that imitates them perfectly is right in 56 % of
 walks; one that avoids `+2`, or adds it correctly, in all of them.
 
-Source: facts/engines.md, section 7. `rollpacker.rewards.walk` scores the responses.
+`rollpacker.rewards.walk` scores the responses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an LLM judge asks of a model: how likely certain tokens come next.
 
-A verdict is one token (facts/rollpacker.md, section 3), so nothing is generated: one forward pass over each prompt, and
-of its last position the few numbers that were asked for.
+A verdict is one token, so nothing is generated: one forward pass over each prompt, and of its last position the few
+numbers that were asked for.
 """
 
 from __future__ import annotations

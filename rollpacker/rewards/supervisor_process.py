@@ -262,7 +262,7 @@ def path_of_package() -> str:
 
 
 def path_without_package() -> str:
-    """PYTHONPATH, without what `path_of_package` added in a process before: this interpreter's packages may be there."""
+    """PYTHONPATH, without what `path_of_package` added in an outer process: packages of another interpreter."""
     roots = _package_roots()
     return os.pathsep.join(each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each not in roots)
 

@@ -9,7 +9,7 @@ is not used. The first mistake decides:
 * `truncated`: no mistake so far, but the response ended at the length limit;
 * `missed_target`: every sum is right, and the last number (or the start, of an empty response) is not the target.
 
-It cannot hang: one pass over the words. Source: facts/engines.md, section 7.
+It cannot hang: one pass over the words.
 """
 
 from __future__ import annotations

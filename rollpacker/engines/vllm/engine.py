@@ -43,6 +43,7 @@ from rollpacker.engines.checks import (
 from rollpacker.engines.end_tokens import end_tokens
 from rollpacker.engines.vllm.arguments import expected_tensors, make_llm
 from rollpacker.engines.vllm.drafting import try_drafts
+from rollpacker.engines.vllm.lifeline import SHUTDOWN_S
 from rollpacker.engines.vllm.receiving import fetch_weights
 from rollpacker.engines.vllm.sampling import Flight, check_sampling, sampling_params
 from rollpacker.engines.vllm.sending import send_tensors
@@ -53,10 +54,6 @@ from rollpacker.protocols.weights import Weights
 from rollpacker.transfer.offers import WeightOffer
 
 T = TypeVar("T")
-
-SHUTDOWN_S = 15.0
-"""How long vLLM's processes may take to end before they are killed. They take 2 to 10 s, and the driver waits for 20
-(`backend.deadlines.stop_s`). Those that are killed leave names of empty memory in /dev/shm."""
 
 
 class VllmEngine:

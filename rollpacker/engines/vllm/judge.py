@@ -20,6 +20,7 @@ from rollpacker.core.errors import EngineFailed
 from rollpacker.engines.judging import check_candidates, check_lengths
 from rollpacker.engines.vllm.arguments import make_llm
 from rollpacker.engines.vllm.judged import judge_as_engine
+from rollpacker.engines.vllm.lifeline import SHUTDOWN_S
 from rollpacker.engines.vllm.stats import StepTotals
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
     from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.protocols.rollout import TokenIds
-
-SHUTDOWN_S = 15.0
-"""How long vLLM's processes may take to end before they are killed, as those of an engine."""
 
 
 class VllmJudge:

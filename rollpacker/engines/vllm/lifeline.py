@@ -27,6 +27,10 @@ OWNER_VARIABLE = "ROLLPACKER_ENGINE_PID"
 INTERVAL_S = 1.0
 """Between two looks: short against any start of an engine that would need the memory."""
 
+SHUTDOWN_S = 15.0
+"""How long they may take to end when they are asked to, before they are killed. They take 2 to 10 s, and the driver
+waits for 20 (`backend.deadlines.stop_s`). Those that are killed leave names of empty memory in /dev/shm."""
+
 GRACE_S = 2.0
 """A worker that is not in the middle of a step ends at once."""
 
