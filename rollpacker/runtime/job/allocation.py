@@ -108,7 +108,6 @@ def current_allocation(environment: Mapping[str, str]) -> Allocation | None:
             "RollPacker runs once on each node; Ray starts the processes that it needs there.",
             "Start it by `srun --ntasks-per-node=1`.",
         )
-    memory_mb = int(environment.get(f"SLURM_MEM_PER_NODE{group}", "0"))
     end_time = environment.get(END_TIME_VARIABLE)
     requeue_file = environment.get(REQUEUE_FILE_VARIABLE)
     return Allocation(
@@ -120,12 +119,26 @@ def current_allocation(environment: Mapping[str, str]) -> Allocation | None:
         node_name=environment["SLURMD_NODENAME"],
         num_cpus=int(environment.get("SLURM_CPUS_PER_TASK") or environment["SLURM_CPUS_ON_NODE"]),
         gpus=named_gpus(environment) or (),
-        memory_bytes=memory_mb * _MEBIBYTE or None,
+        memory_bytes=allocated_memory(environment, group),
         end_time=float(end_time) if end_time else None,
         requeue_file=Path(requeue_file) if requeue_file else None,
         grace_s=float(environment.get(GRACE_VARIABLE) or 0) or None,
         num_environment_nodes=len(of_environments),
     )
+
+
+def allocated_memory(environment: Mapping[str, str], group: str = "") -> int | None:
+    """Bytes that Slurm gave to the job on this node, by node or by CPU; None where it gave all, or says nothing.
+
+    Args:
+        environment: Of a process of the job.
+        group: What ends the names of a component's variables.
+    """
+    per_node, per_cpu = (environment.get(f"SLURM_MEM_PER_{unit}{group}", "") for unit in ("NODE", "CPU"))
+    if per_node.isdecimal():
+        return int(per_node) * _MEBIBYTE or None
+    num_cpus = environment.get("SLURM_CPUS_ON_NODE", "")
+    return int(per_cpu) * int(num_cpus) * _MEBIBYTE if per_cpu.isdecimal() and num_cpus.isdecimal() else None
 
 
 def named_gpus(environment: Mapping[str, str]) -> tuple[str, ...] | None:

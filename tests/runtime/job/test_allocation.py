@@ -48,6 +48,22 @@ def test_a_task_knows_its_rank_and_what_it_may_use():
     assert allocation.grace_s == pytest.approx(15)
 
 
+@pytest.mark.parametrize(
+    ("variables", "memory_mb"),
+    [
+        ({"SLURM_MEM_PER_NODE": "3000"}, 3000),
+        ({"SLURM_MEM_PER_CPU": "500"}, 8 * 500),
+        ({"SLURM_MEM_PER_NODE": "0"}, None),  # all of it
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_memory_is_given_by_node_or_by_cpu(variables, memory_mb):
+    allocation = current_allocation(STEP | variables)
+    assert allocation is not None
+    assert allocation.memory_bytes == (memory_mb and memory_mb << 20)
+
+
 TWO_COMPONENTS = {
     "SLURM_HET_SIZE": "2",
     "SLURM_STEP_NUM_TASKS": "4",
@@ -56,7 +72,7 @@ TWO_COMPONENTS = {
     "SLURM_JOB_NODELIST_HET_GROUP_1": "cpu7,gpu2",
     "SLURM_MEM_PER_NODE": "1000",
     "SLURM_MEM_PER_NODE_HET_GROUP_0": "1000",
-    "SLURM_MEM_PER_NODE_HET_GROUP_1": "2000",
+    "SLURM_MEM_PER_CPU_HET_GROUP_1": "250",
 }
 
 
