@@ -121,3 +121,5 @@ class EnvironmentParts:
     texts: TurnTexts
     gives_rewards: bool = True
     """Else the reward scores what a policy wrote last."""
+    longest_call_s: float = 0.0
+    """How long one may take to answer before it begins again."""

@@ -193,4 +193,5 @@ def modelled_environments(config: RunConfig, workload: Workload) -> EnvironmentP
     return EnvironmentParts(
         service=ModelledEnvironments(episodes, workload.solves, in_batches=section.pace == "batch"),
         texts=BlankTurns(section.observation_tokens),
+        longest_call_s=max(section.reset_timeout_s, section.turn_timeout_s),
     )

@@ -113,7 +113,8 @@ class Driver:
         self._clock = clock
         self._listeners = listeners
         self._inbox = inbox = Inbox()
-        self._wait = Awaiting(watchdog, fleet.deadlines.rollout_stall_s, self._describe_wait)
+        longest_call_s = environments.longest_call_s if environments else 0.0  # in which nothing else may happen
+        self._wait = Awaiting(watchdog, fleet.deadlines.rollout_stall_s + longest_call_s, self._describe_wait)
         self._reward = RewardClient(
             reward,
             check_of=sampling.rewards.name_of,
@@ -449,4 +450,6 @@ class Driver:
 
     def _describe_wait(self) -> str:
         waits = self._orders.describe_wait(self._scheduler.due) + self._reward.describe_wait()
-        return " and ".join(waits + self._engines.describe_wait()) or "the next fact of any engine or reward"
+        return (
+            " and ".join(waits + self._engines.describe_wait()) or "the next fact of any engine, reward or environment"
+        )
