@@ -48,6 +48,9 @@ _WORD = re.compile(r"[a-z]+(?:[ -][a-z]+)*")
 
 _BOX_BEGINS = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BOX_ENDS = re.compile(r"(?<![\\.,;])[.,;]\s*\}$")
+"""With the end of the sentence in it, of which math-verify reads nothing."""
+_CHOICE_IN_BRACKETS = re.compile(r"(?<!\w)\(([A-E])\)")
 _JOINS_BOXES = re.compile(r"[\s$]*(?:[,;]|and|or|,\s*and|,\s*or)[\s$]*")
 
 _ARROW = re.compile(r"\\(?:long)?(?:left)?(?:right)?arrow\b|\\(?:to|mapsto|implies|iff|lor|vee)\b", re.IGNORECASE)
@@ -109,9 +112,11 @@ def _parse_truth(ground_truth: str) -> list[Any]:
 def _parse_answer(response_text: str, is_truncated: bool, can_announce_words: bool) -> list[Any]:
     boxes = _final_boxes(response_text)
     if boxes:
-        return _parse(boxes, _ANYWHERE)
+        return _parse(_BOX_ENDS.sub("}", boxes), _ANYWHERE)
     configs = _ANNOUNCED if is_truncated else _ANYWHERE
-    return _parse(response_text, (*configs, _ANNOUNCED_WORDS) if can_announce_words else configs)
+    if not can_announce_words:
+        return _parse(response_text, configs)
+    return _parse(_CHOICE_IN_BRACKETS.sub(r"\1", response_text), (*configs, _ANNOUNCED_WORDS))
 
 
 def _offers_several(response_text: str) -> bool:

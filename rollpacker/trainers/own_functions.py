@@ -17,6 +17,7 @@ perhaps empty, it tries them on a few numbers, and prints `{"problem": ..., "rea
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -127,3 +128,5 @@ def main(sources: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # what the module prints at its end would be read as the answer

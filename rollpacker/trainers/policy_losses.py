@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 Loss = Callable[[Tokens], "tuple[Tensor, Tensor]"]
 """Gives what each token costs, [N], and where it has lost its gradient or some of its weight to a bound, [N] bool."""
 
+_ROUNDING = 1e-4
+"""Of a ratio, from one engine's kernels to another's: `tis` and `topr` are bounded by 1, which fresh tokens surpass."""
+
 
 def make_policy_loss(section: TrainerSection) -> Loss:
     """Return the loss of a resolved section (`rollpacker.config.sections.losses`).
@@ -88,7 +91,8 @@ def _reinforce(tokens: Tokens, _: Tensor, __: TrainerSection) -> tuple[Tensor, T
 def _weighted(tokens: Tokens, anchor_N: Tensor, section: TrainerSection) -> tuple[Tensor, Tensor]:
     ratio_N = ratios(tokens.current_N.detach(), anchor_N)
     weights_N = _bounded(ratio_N, section)
-    return -weights_N * tokens.advantages_N * tokens.current_N, weights_N != ratio_N
+    is_bounded_N = (weights_N - ratio_N).abs() > _ROUNDING * ratio_N  # a bound of 1 is that of each fresh token
+    return -weights_N * tokens.advantages_N * tokens.current_N, is_bounded_N
 
 
 def _topr(tokens: Tokens, anchor_N: Tensor, section: TrainerSection) -> tuple[Tensor, Tensor]:

@@ -54,6 +54,15 @@ def reason_of(response, ground_truth, is_truncated=False):
         (r"\text{(B)}", "The answer is B."),
         (r"\text{odd}", r"\boxed{Odd}"),
         ("e", r"\boxed{e}"),
+        ("B", "The answer is (B)."),
+        ("B", "The correct answer is (B)"),
+        ("B", "Answer: (B)"),
+        ("42", r"\boxed{42.}"),
+        ("42", r"\[\boxed{42.}\]"),
+        ("5", r"\boxed{5,}"),
+        ("5", r"\boxed{5 \text{ units}.}"),
+        ("5", r"\boxed{5^\circ.}"),
+        ("5", r"\boxed{5\,}"),
     ],
 )
 def test_right_answers_in_many_forms_are_correct(ground_truth, response):

@@ -211,6 +211,14 @@ async def test_stale_tokens_are_left_out_of_what_tests_engines_and_count_in_all_
     assert metrics.surprisal == pytest.approx(np.mean(current), rel=1e-5)
 
 
+@pytest.mark.parametrize("loss", ["tis", "topr", "cispo"])
+async def test_fresh_tokens_are_not_counted_as_clipped_for_a_rounding(bench, loss):
+    groups, generator = bench.groups(REWARDS), np.random.default_rng(0)
+    for response in (response for group in groups for response in group.responses):
+        response.logprobs[:] += generator.normal(0, 1e-6, response.num_tokens)
+    assert (await step(bench.trainer(loss=loss), bench, groups)).clip_fraction == 0.0
+
+
 async def test_a_wrong_weight_of_an_engine_does_not_hide_behind_stale_tokens(bench):
     groups = [of_versions(group, (1, 2)) for group in bench.groups(REWARDS)]
     for response in (response for group in groups for response in group.responses):

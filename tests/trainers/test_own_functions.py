@@ -51,6 +51,9 @@ MODULE = """
 
     def too_few(rewards):
         return rewards[1:]
+
+    import atexit
+    atexit.register(print, "bye")
 """
 
 

@@ -112,7 +112,7 @@ class TrainerSection(Section):
     bounds (token_mask); by the product of its response's ratios, at most `mismatch_high` (sequence_truncate: long
     responses have large ones); by their geometric mean, and by 0 where that is outside of the bounds (sequence_mask);
     or by 0 where their divergence is above `mismatch_k3` (k3_mask). null is none with engine=torch and with a loss that
-    reads the engine's probabilities itself, and otherwise token_truncate."""
+    reads the engine's probabilities itself or is a function of your own, and otherwise token_truncate."""
     mismatch_high: Number = Field(2.0, ge=1)
     """Upper bound of the ratio."""
     mismatch_low: Annotated[Number, OnlyWith("trainer.mismatch", "token_mask", "sequence_mask")] = Field(
