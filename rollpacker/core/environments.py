@@ -17,8 +17,9 @@ while others are evaluated. With `starts_per_minute` places are given out evenly
 over the deadlines.
 
 An environment that crashes or hangs is no engine that fails: nothing but its own trajectory is concerned. One that is
-given up never finishes. A prompt with fewer others than its group needs is dropped, and counted; a held-out trajectory
-counts as finished, with what it has. So no prompt is tried for ever, and a long round, which has no race, ends.
+lost with its node, or with an attempt of the run, is not counted. A trajectory that is given up never finishes. A
+prompt with fewer others than its group needs is dropped, and counted; a held-out trajectory counts as finished, with
+what it has. So no prompt is tried for ever, and a long round, which has no race, ends.
 
 Each call to the environments of a request has a number, over all restarts. An answer with an older number, or to a
 trajectory that was stopped, is late: it changes nothing. One that never comes is made up for by the time limits.
@@ -50,6 +51,8 @@ TIMER: Final = "environments"
 FINISHED: Final = "finished"
 STOPPED: Final = "stopped"
 TIMEOUT: Final = "environment_timeout"
+LOST: Final = "environment_lost"
+"""With its node, or with the attempt of the run that had it: not the trajectory's fault, and not counted."""
 NO_TURN: Final = "environment_over"
 """Its reset left the policy nothing to say."""
 
@@ -88,9 +91,9 @@ class _Trajectory:
         self.turn: TurnFinished | None = None
         """The last one of this attempt."""
 
-    def begin_again(self) -> None:
+    def begin_again(self, *, counts: bool) -> None:
         self.stage, self.num_turns, self.turn, self.acted_s = Stage.QUEUED, 0, None, 0.0
-        self.num_restarts += 1
+        self.num_restarts += counts
 
 
 class Environments:
@@ -205,9 +208,9 @@ class Environments:
     def _fail(self, request: RequestId, reason: str, conclude: Conclude) -> tuple[Command, ...]:
         """Let a trajectory begin again, or give it up."""
         trajectory = self._trajectories[request]
-        if trajectory.num_restarts < self._settings.max_restarts:
+        if reason == LOST or trajectory.num_restarts < self._settings.max_restarts:
             self._to_close.append(CloseEnvironment(request=request, reason=reason, begins_again=True))
-            trajectory.begin_again()
+            trajectory.begin_again(counts=reason != LOST)
             self._num_open[is_held_out(request)] -= 1
             self._queues[is_held_out(request)][request] = None
             return ()

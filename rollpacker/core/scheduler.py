@@ -359,6 +359,10 @@ class Scheduler:
         """The engines that are there, in joining order, lent ones too."""
         return self._router.engines
 
+    def is_in_flight(self, request: RequestId) -> bool:
+        """Whether a request is on an engine, or waits for one."""
+        return self._router.is_in_flight(request)
+
     @property
     def keeps_requests(self) -> bool:
         """True while engines get new weights with requests in flight."""

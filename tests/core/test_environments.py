@@ -24,7 +24,7 @@ from rollpacker.core.commands import (
 )
 from rollpacker.core.engine_states import Closing
 from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
-from rollpacker.core.environments import TIMER
+from rollpacker.core.environments import LOST, TIMER
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import EngineLost, RewardComputed, TimerFired
 from rollpacker.core.ids import EngineId, RequestId, VersionSpan
@@ -58,8 +58,8 @@ class TurnsPlayer(Player):
         answer = EnvironmentStepped(request=request, call=self.call[request], num_tokens_left=left, is_done=is_done)
         return self.tell(answer)
 
-    def crash(self, request: RequestId) -> tuple[Command, ...]:
-        return self.tell(EnvironmentFailed(request=request, call=self.call[request], reason="environment_error"))
+    def crash(self, request: RequestId, reason: str = "environment_error") -> tuple[Command, ...]:
+        return self.tell(EnvironmentFailed(request=request, call=self.call[request], reason=reason))
 
     def end_turn(self, request: RequestId) -> tuple[Command, ...]:
         spans = (VersionSpan(self.version, 5),)
@@ -290,6 +290,16 @@ def test_a_prompt_that_keeps_failing_is_dropped_and_the_batch_is_smaller():
         ending = player.tell(RewardComputed(request=first(sample, "math-1"), reward=1.0))
     assert only(ending, AcceptGroup)
     assert [each.prompts for each in only(ending, EndRound)] == [(prompt("math-1"),)]
+
+
+def test_an_environment_that_was_lost_with_its_node_or_the_attempt_of_the_run_is_not_counted():
+    player = TurnsPlayer(num_prompts=2)
+    player.start(0)
+    for _ in range(RULES.max_restarts + 3):
+        assert not only(player.crash(first(), LOST), DropPrompt)
+    for _ in range(RULES.max_restarts):
+        assert not only(player.crash(first()), DropPrompt)
+    assert only(player.crash(first()), DropPrompt)
 
 
 def test_in_a_race_a_sample_that_keeps_failing_costs_its_prompt_nothing_while_enough_are_left():

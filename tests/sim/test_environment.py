@@ -1,9 +1,12 @@
 """Modelled environments: their draws, and whole runs whose trajectories have several turns."""
 
 import asyncio
+import itertools
+import json
 import math
 import statistics
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +22,12 @@ from rollpacker.core.events import StepStarted
 from rollpacker.core.ids import ENVIRONMENT, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.metrics.event_log import attempt_path, read_event_log
 from rollpacker.metrics.tables import read_frame
-from rollpacker.protocols.environment import EnvironmentReset
+from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset
 from rollpacker.runtime.rollout.replay import replay
+from rollpacker.runtime.rollout.trajectories import Trajectories
+from rollpacker.sim import backend
 from rollpacker.sim.backend import ModelledBackend
-from rollpacker.sim.environment import Episodes, ModelledEnvironments
+from rollpacker.sim.environment import Episodes, ModelledEnvironments, modelled_environments
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from rollpacker.sim.workload import turn_of
 from tests.sim.composed import config_of
@@ -274,6 +279,59 @@ def test_what_hangs_begins_again_after_its_time_limit_and_every_prompt_is_traine
     assert not any(isinstance(record.event, EnvironmentFailed) for record in records)
     assert closed[FINISHED] == len(opened) == 6 * 16
     assert len(accepted(tmp_path)) == 6 * 16
+
+
+def failing(share: int, monkeypatch, *, gives_rewards: bool):
+    """Have every so-manieth answer of the environments be a crash."""
+
+    def patched(config, workload):
+        parts = modelled_environments(config, workload)
+        arrivals, count = parts.service._arrivals, itertools.count(1)
+        put = arrivals.put
+
+        def put_some(answers):
+            crash = {"failure": "environment_crashed", "problem": "of the test"}
+            put(
+                [
+                    each if next(count) % share else EnvironmentAnswer(request=each.request, call=each.call, **crash)
+                    for each in answers
+                ]
+            )
+
+        monkeypatch.setattr(arrivals, "put", put_some)
+        return replace(parts, gives_rewards=gives_rewards)
+
+    monkeypatch.setattr(backend, "modelled_environments", patched)
+
+
+ASYNCHRONOUS = (*RUN, "system=flash", "workload.environment.max_restarts=0", "workload.environment.pace=batch")
+
+
+@pytest.mark.parametrize("gives_rewards", [False, True])
+def test_a_prompt_that_is_dropped_as_a_sample_of_it_is_to_be_scored_holds_nobody_up_and_leaves_no_record(
+    tmp_path, monkeypatch, gives_rewards
+):
+    failing(61, monkeypatch, gives_rewards=gives_rewards)
+    pipeline.run(config_of(tmp_path, [*ASYNCHRONOUS, "run.num_steps=20", "rollout.num_prompts=8"]))
+    steps = read_frame(tmp_path, "steps")
+    assert len(steps) == 20
+    assert steps["tokens_dropped"].sum() > 0
+    [rollouts] = (tmp_path / "checkpoints").glob("step-000020/rollouts.json")
+    assert json.loads(rollouts.read_text())["requests"] == []
+
+
+def test_trajectories_of_deferred_prompts_are_forgotten_with_their_batch(tmp_path, monkeypatch):
+    kept, made = [], []
+    init = Trajectories.__init__
+    monkeypatch.setattr(Trajectories, "__init__", lambda self, *parts: (init(self, *parts), made.append(self))[0])
+
+    def watch(*_):
+        return lambda event, *_: kept.append(len(made[0]._attempts)) if isinstance(event, StepStarted) else None
+
+    words = (*RUN, "system=tail", "rollout.num_prompts=16", "rollout.num_responses=8")
+    config = config_of(tmp_path, words)
+    run_in_virtual_time(pipeline.train(config, ModelledBackend(config), watch))
+    assert max(kept[1:]) <= max(kept[:3]) < 100
 
 
 def test_trajectories_under_way_at_a_checkpoint_begin_again_and_every_prompt_is_trained_once(tmp_path):

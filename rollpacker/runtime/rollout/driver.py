@@ -123,6 +123,7 @@ class Driver:
             on_verdicts=lambda verdicts: inbox.put(VerdictsArrived(verdicts)),
             on_error=inbox.put,
         )
+        self.pause_reward, self.resume_reward = self._reward.pause, self._reward.resume
         self._rounds = Rounds(sampling)
         self._members = MemberEngines(
             fleet,
@@ -224,7 +225,9 @@ class Driver:
         Raises:
             DataError: Too few prompts have rewards that differ.
         """
-        self._rounds.batch = None
+        before, self._rounds.batch = self._rounds.batch, None
+        if before is not None and not self._rounds.goes_on:
+            self._trajectories.forget(before.requests)
         self._take(StepStarted(step=step, policy_version=self._engines.policy_version))
         await self._wait.until(lambda: self._is_run_over or self._rounds.is_batch_complete)
         if not self._is_run_over:
@@ -431,7 +434,8 @@ class Driver:
         """Send what has gathered; no fact waits for an answer."""
         self._sending = None
         self._orders.send()
-        to_score, self._to_score = [self._rounds.scoring(command) for command in self._to_score], []
+        unscored, self._to_score = self._to_score, []
+        to_score = [self._rounds.scoring(each) for each in unscored if not self._rounds.is_gone(each.request)]
         if to_score:
             self._reward.add(to_score, is_filling=self._rounds.is_filled)
         self._wait.look()
@@ -446,7 +450,8 @@ class Driver:
         self._listeners.on_stream(batch, gpus, command.groups_per_call)
 
     def _to_generate(self, launch: Launch) -> GenerationRequest:
-        return self._rounds.generation(launch, self._engines.policy_version, self._clock.now())
+        is_needed = self._scheduler.is_in_flight(launch.request)
+        return self._rounds.generation(launch, self._engines.policy_version, self._clock.now(), is_needed=is_needed)
 
     def _describe_wait(self) -> str:
         waits = self._orders.describe_wait(self._scheduler.due) + self._reward.describe_wait()

@@ -71,6 +71,7 @@ class RewardClient:
         self._open: dict[RequestId, tuple[Domain, float]] = {}
         """Of each response without a verdict, the oldest first: its domain, and since when it has waited."""
         self._last_verdict_at_s = self._loop.time()
+        self._is_paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._calling: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -111,7 +112,22 @@ class RewardClient:
             self._open[response.request] = response.prompt.domain, now
         self._to_score += responses
         self._call()
-        if self._timer is None:
+        self._expect()
+
+    def pause(self) -> None:
+        """Allow the reward any time: its judges sleep."""
+        self._is_paused = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def resume(self) -> None:
+        """Expect verdicts again."""
+        self._is_paused, self._last_verdict_at_s = False, self._loop.time()
+        self._expect()
+
+    def _expect(self) -> None:
+        if self._open and self._timer is None and not self._is_paused:
             self._timer = self._loop.call_later(self._stall_s, self._look)
 
     def forget(self) -> None:

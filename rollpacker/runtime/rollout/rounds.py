@@ -118,9 +118,20 @@ class Rounds:
         evaluation, self.evaluation = self.evaluation, None
         return evaluation
 
-    def generation(self, launch: Launch, policy_version: int, now: float) -> GenerationRequest:
-        """What an engine, which holds this version, is asked for."""
-        record = self.book_of(launch.request).launched(launch.request, launch.engine, now)
+    def is_gone(self, request: RequestId) -> bool:
+        """Whether no record of it is kept, in an asynchronous run: a batch has it, or it never had one."""
+        return self.goes_on and not is_held_out(request) and request not in self.live.requests
+
+    def generation(
+        self, launch: Launch, policy_version: int, now: float, *, is_needed: bool = True
+    ) -> GenerationRequest:
+        """What an engine, which holds this version, is asked for.
+
+        One that is not needed any more is stopped next. If its prompt was dropped in an asynchronous run, its batch has
+        its record, and takes none later.
+        """
+        book = RequestBook() if not is_needed and self.is_gone(launch.request) else self.book_of(launch.request)
+        record = book.launched(launch.request, launch.engine, now)
         return self.sampling.generation(launch.request, record.begun, policy_version, record.launch)
 
     def scoring(self, command: ScoreResponse) -> ResponseToScore:

@@ -15,13 +15,13 @@ Invariant: an observation is appended once, and only where the policy goes on af
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from rollpacker.core.commands import CloseEnvironment, OpenEnvironment, ScoreResponse, StepEnvironment
 from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
-from rollpacker.core.environments import FINISHED, STOPPED, TIMEOUT
+from rollpacker.core.environments import FINISHED, LOST, STOPPED, TIMEOUT
 from rollpacker.core.events import Event, ResponseFinished, RewardComputed
 from rollpacker.core.ids import EngineId, RequestId, is_held_out, sampled
 from rollpacker.core.scheduler import Scheduler
@@ -95,7 +95,7 @@ class Trajectories:
             return
         self._listening = asyncio.create_task(self._listen(self._parts.service), name="pump: environments")
         for request, call in scheduler.beside.environments.acting if scheduler.beside.environments else ():
-            self._take(EnvironmentFailed(request=request, call=call, reason="environment_lost"))
+            self._take(EnvironmentFailed(request=request, call=call, reason=LOST))
 
     async def stop(self) -> None:
         """End all environments."""
@@ -105,6 +105,11 @@ class Trajectories:
                 await self._listening
         if self._parts is not None:
             await self._parts.service.close()
+
+    def forget(self, requests: Collection[RequestId]) -> None:
+        """Forget trajectories that nobody will score: their batch is over without them."""
+        for request in requests:
+            self._attempts.pop(request, None)
 
     # What the scheduler is told
 
@@ -130,7 +135,7 @@ class Trajectories:
         if self._parts is None:
             return None
         request, now = command.request, self._clock.now()
-        attempt = self._attempts.pop(request, None) or _Attempt(episode=Episode(), end="environment_lost")
+        attempt = self._attempts.pop(request, None) or _Attempt(episode=Episode(), end=LOST)
         book = self._rounds.book_of(request)
         book.end_trajectory(request, is_whole=attempt.end == "terminated", now=now)
         if attempt.end in _ENDS and not self._parts.gives_rewards:

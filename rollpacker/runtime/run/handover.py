@@ -101,10 +101,12 @@ class SharedGpuHandover(Handover):
             for judge in self._judges.colocated:
                 self._interval_log.add(judge, "judge", "asleep", self._judges_asleep_since)
             await within(deadlines.train_s, "judges to wake", self._judges.wake())
+            self._driver.resume_reward()
         return await super().publish()
 
     async def _wake_trainer(self) -> None:
         if self._judges is not None:
+            self._driver.pause_reward()
             await self._watchdog.within(self._deadlines.train_s, "judges to sleep", self._judges.sleep())
             self._judges_asleep_since = self._clock.now()
         await self._watchdog.within(self._deadlines.train_s, "the trainer to take its GPUs", self._trainer.wake())

@@ -73,6 +73,33 @@ def test_a_reward_that_stands_still_ends_the_run_by_the_name_of_what_it_has_what
     assert at_s == {ScriptedEngine: 15, Paced: 25}[engine]
 
 
+def test_a_reward_whose_judges_sleep_while_the_trainer_learns_has_its_time_after_they_wake(tmp_path):
+    async def main():
+        gone = []
+        reward = StandingReward()
+        client = RewardClient(
+            reward,
+            check_of=lambda _: "judge",
+            watchdog=Watchdog(tmp_path / "stall.txt", 60),
+            stall_s=15,
+            on_verdicts=lambda _: None,
+            on_error=gone.append,
+        )
+        client.add(answers(1))
+        await asyncio.sleep(10)
+        client.pause()
+        await asyncio.sleep(1000)
+        client.resume()
+        await asyncio.sleep(14)
+        assert gone == []
+        await asyncio.sleep(2)
+        assert [type(each) for each in gone] == [DeadlineExceeded]
+        reward.may_go_on.set()
+        await client.stop()
+
+    run_in_virtual_time(main())
+
+
 def test_a_reward_that_brings_one_verdict_after_the_other_may_take_its_time(tmp_path):
     class SlowReward(ScriptedReward):
         async def collect(self):
