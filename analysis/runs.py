@@ -235,5 +235,5 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
 def find_runs(folder: Path) -> Iterator[Path]:
     """Every run's folder below one, by name."""
     for mark in sorted(folder.rglob("run.json")):
-        if "checkpoints" not in mark.parts:
+        if "checkpoints" not in mark.relative_to(folder).parts:
             yield mark.parent

@@ -64,6 +64,7 @@ Then:
 
 from __future__ import annotations
 
+import numbers
 import os
 import pickle
 import re
@@ -203,8 +204,8 @@ def _in_hydra(value: object) -> str:
 
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int | float):
-        return repr(value)
+    if isinstance(value, numbers.Real):  # also of NumPy
+        return repr(int(value) if isinstance(value, numbers.Integral) else float(value))
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{_in_hydra(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -102,6 +103,10 @@ def test_a_function_of_a_notebook_is_refused() -> None:
 
 
 TEXTS = ["verl", "a b", "it's", 'say "x"', "true", "null", "12", "x,y", "a\\", "", "[1]", "k=v", "a:b", "ü"]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert [api._in_hydra(each) for each in (np.float64(1e-3), np.float32(0.5), np.int64(3))] == ["0.001", "0.5", "3"]
 
 
 @pytest.mark.parametrize("value", [None, True, 3, -0.5, 1e-6, *TEXTS])

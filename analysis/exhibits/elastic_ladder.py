@@ -29,7 +29,7 @@ def gather(runs: Runs) -> Numbers:
         (system, number): {
             run.seed: (run, _time_s(run))
             for run in runs.of(setup="elastic", study=f"elastic-ladder-{number}", system=system)
-            if run.is_finished
+            if run.is_finished and len(run.steps) > NUM_FIRST_STEPS
         }
         for system in SYSTEMS
         for number in (0, WORKERS)

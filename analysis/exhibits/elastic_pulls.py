@@ -26,8 +26,10 @@ def gather(runs: Runs) -> Numbers:
     """Means over the publications of the steps from the sixth on."""
     points: list[Point | None] = []
     for number in WORKERS[1:]:
-        found = [(run, _pulls(run)) for run in runs.of(setup="elastic", study=f"elastic-workers-{number}")]
-        relayed = [(run, _pulls(run)) for run in runs.of(setup="elastic", study=f"elastic-pulls-{number}")]
+        found, relayed = (
+            [(run, _pulls(run)) for run in runs.of(setup="elastic", study=study) if len(run.steps) > NUM_FIRST_STEPS]
+            for study in (f"elastic-workers-{number}", f"elastic-pulls-{number}")
+        )
         for series, pick, of_series in ((FIRST, "min", found), (LAST, "max", found), (RELAYED, "max", relayed)):
             values = [
                 Value(run, float(pulls.groupby("started_at_s")["time_s"].agg(pick).mean())) for run, pulls in of_series

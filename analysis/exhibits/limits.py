@@ -109,6 +109,8 @@ def _draw_border(axes: Axes, speedup: np.ndarray[tuple[int, int], np.dtype[np.fl
 
 def _draw_cases(axes: Axes, rows: pd.DataFrame, shares: pd.DataFrame) -> None:
     axes.set_title("b  what bounds the step, 16 GPUs")
+    if rows.empty:
+        return
     names: Sequence[str] = list(dict.fromkeys(rows["x"]))
     share_of = dict(zip(shares["x"], shares["y"], strict=True))
     for series, color, offset in (("step", SYSTEM_COLORS["tail"], 0.2), ("rollout", OTHER_COLORS[3], -0.2)):

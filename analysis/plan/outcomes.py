@@ -65,7 +65,8 @@ def attempt(task: tuple[RunConfig, Trial, Path]) -> Outcome:
     cluster = ModelledRunFacts(run).cluster()
     capacities = {trial.setting.tensor_parallel: cluster.kv_tokens_per_engine}
     for other in set(steps["tensor_parallel"]) - set(capacities):  # a planner chose it
-        engine = run.engine.model_copy(update={"tensor_parallel": int(other)})
+        num_engines = trial.setting.num_gpus // int(other)
+        engine = run.engine.model_copy(update={"tensor_parallel": int(other), "num_engines": num_engines})
         capacities[int(other)] = (
             ModelledRunFacts(run.model_copy(update={"engine": engine})).cluster().kv_tokens_per_engine
         )

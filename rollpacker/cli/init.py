@@ -39,12 +39,13 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.cli.screen import facts, heading, output, show_notes
     from rollpacker.config.compose import compose
+    from rollpacker.data.hub import with_pinned_names
     from rollpacker.runtime.placing.automatic import Chooser
     from rollpacker.runtime.run.preflight import validate
 
     words = _words(arguments.words)
     chooser = Chooser()
-    config = compose([word for word, _ in words], chooser.complete)
+    config = with_pinned_names(compose([word for word, _ in words], chooser.complete), can_download=False)
     rows = [*words, *((choice.word, choice.reason) for choice in chooser.chosen)]
     command = " \\\n    ".join(["rollpacker train", *(shlex.quote(word) for word, _ in rows)])
     console = output()

@@ -24,7 +24,7 @@ HELP = CommandHelp(
     examples=(
         f"rollpacker train {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x",
         f"rollpacker train -m {INPUTS} \\\n    system=verl,rollpacker run.seed=0,1",
-        f"rollpacker train -m {INPUTS} \\\n    hydra/launcher=slurm cluster=slurm run.seed=0,1",
+        f"rollpacker train -m {INPUTS} \\\n    hydra/launcher=slurm cluster=slurm cluster.cpus_per_node=8 run.seed=0,1",
         "rollpacker train config=runs/x/config.yaml run.dir=runs/y run.seed=1",
     ),
     lists_keys_of="train",

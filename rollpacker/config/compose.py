@@ -249,8 +249,8 @@ def _with_absent_sections(root: Root[BaseModel], tree: Any) -> Any:
         *parents, leaf = name.split(".")
         node, default = tree, defaults
         for parent in parents:
-            node, default = node and node[parent], default[parent]
-        if node and node[leaf] == default[leaf]:
+            node, default = node[parent] if isinstance(node, dict) else None, default[parent]
+        if isinstance(node, dict) and node[leaf] == default[leaf]:  # else the schema refuses it
             node[leaf] = None
     return tree
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollpacker.config.schema import RunConfig
-from rollpacker.launch.sbatch_script import REQUEUE_WAIT_S, job_environment, memory_mb
+from rollpacker.launch.sbatch_script import REQUEUE_WAIT_S, in_log_name, job_environment, memory_mb
 from rollpacker.launch.shape import workers_shape
 from rollpacker.runtime.job.elastic_folder import LEASE_WAIT_S
 
@@ -90,7 +90,7 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         "kill-on-invalid-dep": "yes",
         "requeue": "",
         "open-mode": "append",
-        "output": f"{folder}/%A_%a_worker.out",
+        "output": f"{in_log_name(folder)}/%A_%a_worker.out",
         "nodes": "1",
         "ntasks": "1",
         "cpus-per-task": str(cluster.cpus_per_node),

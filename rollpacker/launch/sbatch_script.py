@@ -63,6 +63,11 @@ _MEGABYTES_PER_GB = 1e9 / (1 << 20)
 """Slurm's M is 2^20 bytes."""
 
 
+def in_log_name(folder: Path) -> str:
+    """A folder in the name of a log, where Slurm would take %j for the job's number."""
+    return str(folder).replace("%", "%%")
+
+
 def memory_mb(cluster: ClusterSection) -> int | None:
     """As Slurm counts it; 0 asks for all of a node's, None leaves it to Slurm."""
     given = cluster.memory_gb_per_node
@@ -101,13 +106,13 @@ def sbatch_text(
     command = f"-u -m submitit.core._submit {shlex.quote(str(folder))}"
     ranks, lines = f"{shlex.join(python)} {command}", []
     if (beside := shape.beside) is not None:
-        log = f'{shlex.quote(str(folder))}/"{job}"_%N{ENVIRONMENTS_LOG_SUFFIX}'
+        log = f'{shlex.quote(in_log_name(folder))}/"{job}"_%N{ENVIRONMENTS_LOG_SUFFIX}'
         options = ["--het-group=1", f"--output={log}", *_srun_options(beside.cluster)]
         ranks = " ".join([ranks, ":", *options, shlex.join(of_environments), command])
         lines = _environment_nodes(beside.cluster, name)
     text = _make_sbatch_string(
         command=ranks,
-        folder=folder,
+        folder=in_log_name(folder),
         job_name=name,
         stderr_to_stdout=True,
         map_count=num_jobs if is_array else None,

@@ -15,7 +15,7 @@ import pandas as pd
 
 from rollpacker.core.errors import DataError
 from rollpacker.metrics.samples import parts_of, read_newest_samples
-from rollpacker.metrics.tables import read_frame
+from rollpacker.metrics.tables import DamagedTables, read_frame
 from rollpacker.report.figures import Line, Panel, color, curves
 from rollpacker.report.style import CYCLE_STEPS
 from rollpacker.report.words import count, share
@@ -48,7 +48,9 @@ def read_held_out(run_dir: Path) -> HeldOut:
     with warnings.catch_warnings(action="ignore"):  # of columns that an older version did not write
         try:
             scores, of_pass = read_frame(run_dir, "evaluations"), read_frame(run_dir, "pass_at_k")
-        except DataError:
+        except DamagedTables:
+            raise
+        except DataError:  # it has none
             scores = of_pass = pd.DataFrame()
         samples = read_newest_samples(run_dir)
     scores = scores.dropna(subset=["reward_mean"]) if len(scores) else scores  # a set that was cut has none

@@ -18,6 +18,13 @@ def shown(numbers, panel):
     return {point.x: point.y for point in numbers.points if point.panel == panel}
 
 
+def test_runs_below_a_folder_that_is_called_checkpoints_are_found(tmp_path):
+    write_run(tmp_path / "checkpoints" / "runs" / "a", "verl", [1.0])
+    write_run(tmp_path / "checkpoints" / "runs" / "a" / "checkpoints" / "step-1", "verl", [1.0])
+    folder = tmp_path / "checkpoints" / "runs"
+    assert list(find_runs(folder)) == [folder / "a"]
+
+
 def test_rounds_are_told_by_the_share_at_which_engines_were_lent(tmp_path):
     for share, long_step_s in (("0.2", 30.0), ("None", 20.0)):
         times = [5.0, 5.0, 5.0, 5.0, long_step_s]

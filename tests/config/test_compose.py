@@ -179,3 +179,10 @@ def test_the_nearest_name_is_found_across_sections(name: str, closest: str) -> N
 
 def test_nothing_is_near_a_name_like_no_other() -> None:
     assert nearest("zzz", legal_keys(RunConfig)) == ()
+
+
+@pytest.mark.parametrize("value", ["m7b", "3", "true"])
+@pytest.mark.parametrize("section", ["reward.judge", "reward.judge.model"])
+def test_a_word_in_the_place_of_a_section_is_refused_by_its_key(section: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}={value}"):
+        compose(["model.path=m", "data.path=d", "run.dir=r", "reward=judge", f"{section}={value}"])

@@ -124,6 +124,12 @@ def test_a_job_is_requeued_when_its_run_asks_and_nobody_cancelled_it(
     assert (requeued.read_text() if requeued.exists() else "") == ("requeue 7_1\n" if is_requeued else "")
 
 
+def test_a_percent_sign_in_a_folder_is_none_of_slurms_patterns() -> None:
+    text = _text(*MODELLED, folder=Path("/runs/a%b"))
+    assert "#SBATCH --output=/runs/a%%b/%j_0_log.out" in text
+    assert "submitit.core._submit /runs/a%b\n" in text, "elsewhere it is as it is"
+
+
 def _text(*overrides: str, folder: Path = Path("/shared/.submitit"), num_jobs: int = 1) -> str:
     shape = job_shape(compose(list(overrides)))
     return sbatch_text(shape, name="x", folder=folder, python=["python"], num_jobs=num_jobs)

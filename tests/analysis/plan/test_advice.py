@@ -37,6 +37,13 @@ def test_a_loss_is_called_a_loss():
     assert given.summary.endswith("Run verl.")
 
 
+def test_a_degree_that_one_lucky_seed_has_tried_is_not_what_is_compared_with():
+    plain = outcomes("verl", 200, 210, 190), outcomes("verl", 180, degree=4)
+    given = advice(*plain, outcomes("rollpacker", 100, 105, 95, eta=1.25))
+    assert given.verdict == "pays"
+    assert "2.00 x" in given.summary
+
+
 def test_one_seed_decides_nothing():
     given = advice(outcomes("verl", 200), outcomes("rollpacker", 100, eta=1.25))
     assert given.verdict == "within the spread"
