@@ -45,11 +45,11 @@ def add_speedups(outcomes: pd.DataFrame, baseline: str) -> pd.DataFrame:
     It is null where plain batching did not run with the seed.
     """
     place = ["num_gpus", "rho"]
-    plain = outcomes[outcomes["system"] == baseline].set_index([*place, "tensor_parallel"])
-    degrees = plain.groupby(level=[0, 1, 2])["step_time_s"].agg(["size", "mean"])
+    plain = outcomes[outcomes["system"] == baseline]
+    degrees = plain.groupby([*place, "tensor_parallel"])["step_time_s"].agg(["size", "mean"]).reset_index()
     in_order = degrees.sort_values(["size", "mean"], ascending=[False, True])  # one lucky seed is no best
-    best = in_order.index[~in_order.index.droplevel(2).duplicated()]
-    times = plain[plain.index.isin(list(best))].reset_index().set_index([*place, "seed"])["step_time_s"]
+    best = in_order.drop_duplicates(place)[[*place, "tensor_parallel"]]
+    times = plain.merge(best).set_index([*place, "seed"])["step_time_s"]
     paired = times.reindex(outcomes.set_index([*place, "seed"]).index)
     return outcomes.assign(speedup=paired.to_numpy() / outcomes["step_time_s"])
 

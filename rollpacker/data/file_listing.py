@@ -99,7 +99,7 @@ def _found_files(path: Path, split: str | None) -> tuple[Path, ...]:
         raise DataError(
             f"The folder {path} holds several data sets: {', '.join(names)}",
             "Allowed: one of them",
-            f"Name its folder: {path / names[0]}",
+            f"Name its folder: {path / next(name for name in names if name != '.')}",
         )
     chosen = _choose(path, sorted({name for _, name in by_place}), split)
     return tuple(found for (_, name), files in by_place.items() if name == chosen for found in files)

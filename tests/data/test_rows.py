@@ -298,6 +298,11 @@ MALFORMED = {
         {},
         ["line 2: there is an `id`, and the first row has none"],
     ),
+    "beside a file": (
+        lambda tmp: write_parquet(two_configurations(tmp) / "train.parquet", GSM8K).parent,
+        {},
+        ["holds several data sets: ., main, socratic", "main"],
+    ),
     "two configurations": (two_configurations, {}, ["holds several data sets: main, socratic", "Name its folder"]),
     "two splits": (two_splits, {}, ["has several splits, and none is chosen", "test, train"]),
     "wrong split": (two_splits, {"split": "validation"}, ["has no split validation", "Its splits: test, train"]),

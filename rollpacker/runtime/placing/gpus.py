@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rollpacker.config.sections.base import LARGEST
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.engines.vllm.installed import is_vllm_for_gpus_installed
 from rollpacker.runtime.job.allocation import current_allocation
@@ -37,7 +38,9 @@ class Gpus:
 
 
 def gpus_of_run(tree: Mapping[str, Any]) -> Gpus:
-    """Those that its job asks for, else those that Slurm gave, else this machine's."""
+    """Those that its job asks for, that Slurm gave, or this machine has; of each node at most backend.num_gpus."""
+    given = (tree.get("backend") or {}).get("num_gpus")
+    most = given if type(given) is int else LARGEST
     if tree.get("cluster") is not None:
         try:
             cluster = ClusterSection.model_validate(tree["cluster"])
@@ -45,16 +48,15 @@ def gpus_of_run(tree: Mapping[str, Any]) -> Gpus:
             return Gpus(per_node=0, num_bytes=None, has_vllm=False)  # the schema reports it
         return Gpus(
             num_nodes=cluster.num_nodes or 1,
-            per_node=cluster.gpus_per_node,
+            per_node=min(cluster.gpus_per_node, most),
             num_bytes=None if cluster.gpu_memory_gb is None else cluster.gpu_memory_gb * 1e9,
             has_vllm=cluster.container.image is not None or is_vllm_for_gpus_installed(),
         )
     allocation = current_allocation(os.environ)
     num_gpus = visible_gpus() if allocation is None else len(allocation.gpus)
-    given = (tree.get("backend") or {}).get("num_gpus")
     return Gpus(
         num_nodes=1 if allocation is None else allocation.num_nodes,
-        per_node=min(num_gpus, given) if type(given) is int else num_gpus,
+        per_node=min(num_gpus, most),
         num_bytes=gpu_memory() if num_gpus else None,
         has_vllm=is_vllm_for_gpus_installed(),
     )

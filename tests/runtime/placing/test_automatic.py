@@ -15,7 +15,7 @@ from rollpacker.launch.shape import job_shape, ray_size
 from rollpacker.runtime.placing import gpus as gpus_module
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.automatic import Chooser, complete
-from rollpacker.runtime.placing.gpus import Gpus
+from rollpacker.runtime.placing.gpus import Gpus, gpus_of_run
 from rollpacker.runtime.placing.planning import placed_actors
 from tests.golden.placements import WORDS, write_models
 
@@ -172,3 +172,9 @@ def test_what_is_no_configuration_is_refused_as_without_gpus(word, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(UserError, match=word.partition("=")[0]):
         compose(["model.path=m", "data.path=d", "run.dir=r", word], complete)
+
+
+def test_a_job_that_is_to_use_fewer_gpus_of_its_nodes_is_no_larger_for_it():
+    cluster = {"name": "h800", "gpus_per_node": 8}
+    assert gpus_of_run({"cluster": cluster, "backend": {"num_gpus": 4}}).number == 4
+    assert gpus_of_run({"cluster": cluster, "backend": {"num_gpus": None}}).number == 8
