@@ -56,7 +56,7 @@ from rollpacker.core.events import (
     RewardComputed,
     StepStarted,
 )
-from rollpacker.core.ids import PromptId, RequestId, sampled
+from rollpacker.core.ids import Domain, PromptId, RequestId, sampled
 from rollpacker.core.round import FINISHED, RUNNING, SCORED, Group, Outcome
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.supply import DrawnPrompt, PromptSupply
@@ -135,6 +135,8 @@ class AsyncBatching:
         self._num_wanted = 0
         """So many groups may be admitted by now, over the run; dropped ones are not counted."""
         self._num_admitted = 0
+        self._owed: Counter[Domain] = Counter()
+        """Prompts of each domain that were dropped and have none asked for in their place."""
         self._next_number = 0
         self._live: dict[PromptId, LiveGroup] = {}
         """Admitted and neither accepted nor dropped, in the order of admission."""
@@ -199,7 +201,8 @@ class AsyncBatching:
         if self._supply.is_waiting:
             return []
         num_lacking = self._num_wanted - self._num_admitted - len(self._supply.drawn)
-        draws = list(self._supply.ask_any(num_lacking))
+        draws = list(self._supply.ask_any(num_lacking, self._owed))
+        self._owed.clear()
         if self._is_preparing:
             return [*draws] if draws else self._begin_step()
         starting = self._launch(self._supply.take())
@@ -326,6 +329,7 @@ class AsyncBatching:
         self._forget(group)
         self._num_admitted -= 1
         self._num_dropped += 1
+        self._owed[group.domain] += 1
         decisions = [DropPrompt(round=group.birth, prompt=group.prompt), *self._fill_batch(self._live.values())]
         num_launched = self._num_prompts + self._num_dropped
         if self._places and num_launched > self._most_launched and self._supply.open_weights:
@@ -414,6 +418,7 @@ class AsyncBatching:
             "num_admitted": self._num_admitted,
             "next_number": self._next_number,
             "live": [group.snapshot() for group in self._live.values()],
+            **({"owed": dict(self._owed)} if self._owed else {}),
         }
 
     @classmethod
@@ -429,4 +434,5 @@ class AsyncBatching:
         machine._num_admitted, machine._next_number = snapshot["num_admitted"], snapshot["next_number"]
         machine._live = {group.prompt: group for group in map(LiveGroup.restore, snapshot["live"])}
         machine._num_by_birth = Counter(group.birth for group in machine._live.values())
+        machine._owed = Counter({Domain(domain): number for domain, number in snapshot.get("owed", {}).items()})
         return machine

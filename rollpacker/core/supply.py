@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from fractions import Fraction
-from typing import Any, NamedTuple, Self
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Self
 
 from rollpacker.core.commands import DrawPrompts
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import PromptsDrawn
 from rollpacker.core.ids import Domain, PromptId
 from rollpacker.core.quotas import apportion, interleave
+
+_NONE: Final[Mapping[Domain, int]] = MappingProxyType({})
 
 
 class DrawnPrompt(NamedTuple):
@@ -73,10 +76,19 @@ class PromptSupply:
         self._asked = {domain: count for domain, count in counts.items() if count}
         return tuple(DrawPrompts(domain=domain, num_prompts=count) for domain, count in self._asked.items())
 
-    def ask_any(self, num_prompts: int) -> tuple[DrawPrompts, ...]:
-        """Ask for prompts of whichever domains still have some, by weight; asks nothing when all have ended."""
+    def ask_any(self, num_prompts: int, owed: Mapping[Domain, int] = _NONE) -> tuple[DrawPrompts, ...]:
+        """Ask for prompts of whichever domains still have some, by weight; asks nothing when all have ended.
+
+        Args:
+            num_prompts: In all.
+            owed: Of these, so many are to be of a domain, whatever its weight, unless it has ended.
+        """
         weights = self.open_weights
-        return self.ask(apportion(num_prompts, weights)) if weights and num_prompts > 0 else ()
+        if not weights or num_prompts <= 0:
+            return ()
+        first = {domain: owed.get(domain, 0) for domain in weights}
+        rest = apportion(num_prompts - sum(first.values()), weights)
+        return self.ask({domain: first[domain] + rest[domain] for domain in weights})
 
     def receive(self, event: PromptsDrawn, known: Collection[DrawnPrompt] = ()) -> None:
         """Take in the answer to one draw.

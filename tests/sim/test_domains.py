@@ -10,6 +10,7 @@ from rollpacker.metrics.schemas import DOMAINS
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.run.preflight import validate
 from rollpacker.sim.workload import Workload
+from tests.sim.composed import config_of
 
 WORDS = [
     *("backend=sim", "model=qwen2.5-7b", "workload=mix", "system=rollpacker", "run.progress=none"),
@@ -69,3 +70,15 @@ def test_long_prompts_of_a_modelled_run_are_shortened_or_refused_as_in_a_real_on
     assert shortened.num_long_prompts == len(shortened.prompts)
     with pytest.raises(DataError, match=r"12288 of the workload's 12288 prompts .*=100 tokens"):
         Workload(compose([*words, "data.long_prompts=error"]))
+
+
+def test_with_dynamic_sampling_a_dropped_prompt_is_replaced_by_one_of_its_domain_in_asynchronous_runs_too(tmp_path):
+    words = (
+        *("backend=sim", "model=qwen2.5-7b", "workload=mix", "system=flash", "system.dynamic_sampling=true"),
+        *("rollout.num_prompts=12", "rollout.num_responses=8", "system.max_launch_factor=60", "run.num_steps=20"),
+        *("run.progress=none", "run.checkpoint_every_steps=0"),
+    )
+    pipeline.run(config_of(tmp_path, words))
+    assert read_frame(tmp_path, "steps")["tokens_dropped"].sum() > 0
+    shares = read_frame(tmp_path, "domains").groupby("domain")["num_prompts"].sum() / (20 * 12)
+    assert shares.between(1 / 3 - 0.05, 1 / 3 + 0.05).all(), shares.to_dict()

@@ -87,6 +87,8 @@ class AsynchronousModel:
         self.stream = StreamModel(settings.stream, self.engines)
         self.trained: list[PromptId] = []
         self.dropped: list[PromptId] = []
+        self.to_replace: Counter[Domain] = Counter()
+        """Dropped prompts of each domain for which none has been asked."""
         self.has_ended = False
         self.has_given_up = False
         # data
@@ -321,7 +323,11 @@ class AsynchronousModel:
         wanted: dict[Domain, int] = {}
         if may_draw and not (self.awaited or is_over) and self.has_data and self.num_lacking > 0:
             weights = {each: weight for each, weight in self.settings.domain_weights if each not in self.ended_domains}
-            wanted = {each: count for each, count in quotas.shares(self.num_lacking, weights).items() if count}
+            replaced = {each: self.to_replace[each] for each in weights}
+            shares = quotas.shares(self.num_lacking - sum(replaced.values()), weights)
+            wanted = {each: count + replaced[each] for each, count in shares.items() if count + replaced[each]}
+        if may_draw and not self.awaited:
+            self.to_replace.clear()
         assert draws == wanted, "other prompts were asked for than are to be admitted"
         self.awaited |= draws
         if not is_over and not self.awaited:
@@ -408,6 +414,7 @@ class AsynchronousModel:
         assert self._is_complete(group), "dropped before its rewards were known"
         assert len(set(group.rewards.values())) == 1, "a prompt with variance was dropped"
         self.dropped.append(command.prompt)
+        self.to_replace[self.domain_of[command.prompt]] += 1
         self.num_admitted -= 1
         self.num_dropped += 1
 
