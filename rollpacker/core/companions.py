@@ -77,6 +77,11 @@ class Companions:
         """The last measured round's rate over that of the last of its kind on another degree; None if unknown."""
         return self.planner.gain if self.planner else None
 
+    @property
+    def is_filled(self) -> bool:
+        """Whether an evaluation runs in the slots of the round."""
+        return self.evaluation is not None and self.evaluation.is_filling
+
     def begin_round(self, decision: BeginRound) -> tuple[Command, ...]:
         """Tell those that watch rounds."""
         for watcher in (self.seeding, self.balance):

@@ -46,8 +46,8 @@ class Waiting:
 
     def are_behind(self, requests: Collection[RequestId]) -> bool:
         """Tell whether others go before some requests."""
-        ahead = [each for each in self._begun if not self._is_held_back(each)]
-        return bool(ahead) and not self._begun.keys() >= set(requests)
+        are_begun = self._begun.keys() >= set(requests)
+        return not are_begun and not all(map(self._is_held_back, self._begun))
 
     def listed(self) -> list[RequestId]:
         """Give all that wait for an engine, in order."""

@@ -36,7 +36,7 @@ def make_environments(
         service=EnvironmentHosts(hosts) if hosts else make_pool(config),
         texts=TurnRenderer(tokenizer, keeps_special=section.name == "tools"),
         gives_rewards="environment" in config.reward.names,
-        longest_call_s=max(section.reset_timeout_s, section.turn_timeout_s),
+        longest_call_s=section.longest_call_s,
     )
 
 
@@ -50,7 +50,7 @@ def make_pool(config: RunConfig) -> EnvironmentPool:
     assert section is not None
     return EnvironmentPool(
         starter_of(config),
-        limit_s=max(section.reset_timeout_s, section.turn_timeout_s) + GRACE_S,
+        limit_s=section.longest_call_s + GRACE_S,
         sends_tokens=section.name in {"loop", "verifiers"},
     )
 

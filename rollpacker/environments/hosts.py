@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from rollpacker.core.environments import LOST
 from rollpacker.core.errors import RollpackerError
 from rollpacker.core.ids import RequestId
 from rollpacker.protocols.arrivals import Arrivals
@@ -142,4 +143,4 @@ class _Link:
 
 
 def _lost(request: RequestId, call: int) -> EnvironmentAnswer:
-    return EnvironmentAnswer(request=request, call=call, failure="environment_lost", problem="its node is lost")
+    return EnvironmentAnswer(request=request, call=call, failure=LOST, problem="its node is lost")

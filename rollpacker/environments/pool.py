@@ -24,6 +24,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from rollpacker.core.environments import LOST
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import RequestId
 from rollpacker.environments.starting import EnvironmentStarter
@@ -79,7 +80,7 @@ class EnvironmentPool:
         if request in self._open:
             self._ask(request, call, {"step": dataclasses.asdict(turn) if self._sends_tokens else {"text": turn.text}})
         else:
-            self._answers.put([EnvironmentAnswer(request=request, call=call, failure="environment_lost")])
+            self._answers.put([EnvironmentAnswer(request=request, call=call, failure=LOST)])
 
     def end(self, request: RequestId, *, has_hung: bool = False) -> None:
         process = self._open.pop(request, None)

@@ -181,11 +181,7 @@ STEPS = TableSchema(
         number("loss", "Training loss; null when modelled", is_nullable=True),
         number("grad_norm", "Norm of the gradient before clipping; null when modelled", is_nullable=True),
         number("learning_rate", "Learning rate of the update; null when modelled", is_nullable=True),
-        number(
-            "clip_fraction",
-            "Share of tokens with a gradient whose ratio was clipped; null if modelled",
-            is_nullable=True,
-        ),
+        number("clip_fraction", "Share clipped of tokens with a gradient; null if modelled", is_nullable=True),
         number(
             "entropy", "Mean entropy of the policy per trained token; null when modelled", unit="nats", is_nullable=True
         ),
@@ -202,11 +198,7 @@ STEPS = TableSchema(
             "dynamic sampling, responses are selected, which shifts it; null when modelled",
             is_nullable=True,
         ),
-        number(
-            "kl_to_reference",
-            "Mean KL per token with a gradient, estimator k3; null without a reference",
-            is_nullable=True,
-        ),
+        number("kl_to_reference", "Mean KL (k3) of tokens with a gradient; null without reference", is_nullable=True),
         number(
             "logprob_mismatch_max",
             "Largest absolute difference per token that policy_version sampled between engine and trainer; null when "

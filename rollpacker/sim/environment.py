@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
+from rollpacker.core.environments import LOST
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentParts, EnvironmentReset
 from rollpacker.sim.engine import blank_tokens
@@ -118,7 +119,7 @@ class ModelledEnvironments:
         del turn
         environment = self._open.get(request)
         if environment is None:  # an earlier attempt of the run had it
-            self._arrivals.put([EnvironmentAnswer(request=request, call=call, failure="environment_lost")])
+            self._arrivals.put([EnvironmentAnswer(request=request, call=call, failure=LOST)])
             return
         episode, latency_s = environment.episode, environment.episode.latencies_s[environment.num_steps]
         environment.num_steps += 1
@@ -193,5 +194,5 @@ def modelled_environments(config: RunConfig, workload: Workload) -> EnvironmentP
     return EnvironmentParts(
         service=ModelledEnvironments(episodes, workload.solves, in_batches=section.pace == "batch"),
         texts=BlankTurns(section.observation_tokens),
-        longest_call_s=max(section.reset_timeout_s, section.turn_timeout_s),
+        longest_call_s=section.turn_timeout_s,  # of a reset, too
     )

@@ -108,6 +108,11 @@ class EnvironmentSection(Section):
     episode_timeout_s: Annotated[PositiveSeconds, NOT_IN_FINGERPRINT] = 600.0
     """For all answers of a trajectory together; what engines take is not counted."""
 
+    @property
+    def longest_call_s(self) -> float:
+        """How long an environment may take to answer."""
+        return max(self.reset_timeout_s, self.turn_timeout_s)
+
     @field_validator("env", "tools", "loop")
     @classmethod
     def _names_something(cls, value: Any, info: ValidationInfo) -> Any:

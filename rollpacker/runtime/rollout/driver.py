@@ -192,7 +192,7 @@ class Driver:
         await self._meter.begin(await self._engines.start())
         self.elastic.start()
         unscored = self._trajectories.to_score(self._rounds.live.unscored, self._scheduler)
-        self._reward.add([self._rounds.scoring(ScoreResponse(request=each)) for each in unscored])
+        self._reward.add(self._rounds.scoring(ScoreResponse(request=each) for each in unscored))
         for timer, at_s in self._scheduler.timers.items():
             self._timers.set(timer, at_s)
         self._trajectories.start(self._scheduler)
@@ -225,9 +225,8 @@ class Driver:
         Raises:
             DataError: Too few prompts have rewards that differ.
         """
-        before, self._rounds.batch = self._rounds.batch, None
-        if before is not None and not self._rounds.goes_on:
-            self._trajectories.forget(before.requests)
+        self._trajectories.end_batch()
+        self._rounds.batch = None
         self._take(StepStarted(step=step, policy_version=self._engines.policy_version))
         await self._wait.until(lambda: self._is_run_over or self._rounds.is_batch_complete)
         if not self._is_run_over:
@@ -392,8 +391,7 @@ class Driver:
             case BeginRound():
                 self._rounds.begin(command, self._engines.policy_version, now)
             case BeginEvaluation():
-                evaluation = self._scheduler.beside.evaluation
-                fills = evaluation is not None and evaluation.is_filling
+                fills = self._scheduler.beside.is_filled
                 self._rounds.begin_evaluation(command, self._engines.policy_version, now, fills=fills)
             case EndEvaluation():
                 self._rounds.end_evaluation(now)
@@ -434,8 +432,7 @@ class Driver:
         """Send what has gathered; no fact waits for an answer."""
         self._sending = None
         self._orders.send()
-        unscored, self._to_score = self._to_score, []
-        to_score = [self._rounds.scoring(each) for each in unscored if not self._rounds.is_gone(each.request)]
+        to_score, self._to_score = self._rounds.scoring(self._to_score), []
         if to_score:
             self._reward.add(to_score, is_filling=self._rounds.is_filled)
         self._wait.look()
@@ -455,6 +452,4 @@ class Driver:
 
     def _describe_wait(self) -> str:
         waits = self._orders.describe_wait(self._scheduler.due) + self._reward.describe_wait()
-        return (
-            " and ".join(waits + self._engines.describe_wait()) or "the next fact of any engine, reward or environment"
-        )
+        return " and ".join(waits + self._engines.describe_wait()) or "a fact of any engine, reward or environment"

@@ -14,6 +14,8 @@ from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
 from rollpacker.runtime.rollout.request_book import RequestBook
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rollpacker.core.commands import (
         AcceptGroup,
         BeginEvaluation,
@@ -134,8 +136,11 @@ class Rounds:
         record = book.launched(launch.request, launch.engine, now)
         return self.sampling.generation(launch.request, record.begun, policy_version, record.launch)
 
-    def scoring(self, command: ScoreResponse) -> ResponseToScore:
-        """What the reward is asked for."""
+    def scoring(self, commands: Iterable[ScoreResponse]) -> list[ResponseToScore]:
+        """What the reward is asked for; nothing of prompts that were dropped since."""
+        return [self._scoring(command) for command in commands if not self.is_gone(command.request)]
+
+    def _scoring(self, command: ScoreResponse) -> ResponseToScore:
         response = self.book_of(command.request).requests[command.request].response
         assert response is not None
         return self.sampling.scoring(command, response)

@@ -15,7 +15,7 @@ Invariant: an observation is appended once, and only where the policy goes on af
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -106,10 +106,11 @@ class Trajectories:
         if self._parts is not None:
             await self._parts.service.close()
 
-    def forget(self, requests: Collection[RequestId]) -> None:
+    def end_batch(self) -> None:
         """Forget trajectories that nobody will score: their batch is over without them."""
-        for request in requests:
-            self._attempts.pop(request, None)
+        if self._rounds.batch is not None and not self._rounds.goes_on:
+            for request in self._rounds.batch.requests:
+                self._attempts.pop(request, None)
 
     # What the scheduler is told
 
