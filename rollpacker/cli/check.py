@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rollpacker.cli.arguments import Arguments
+    from rollpacker.config.compose import Complete
+    from rollpacker.config.launching import LauncherSettings
     from rollpacker.config.schema import RunConfig
     from rollpacker.terminal import Terminal
 
@@ -88,21 +90,29 @@ def _check_sweep(overrides: Sequence[str]) -> None:
     from rollpacker.config.multirun import compose_sweep, point_names
     from rollpacker.data.hub import with_pinned_names
     from rollpacker.launch.validation import validate_sweep
-    from rollpacker.runtime.placing.automatic import complete
+    from rollpacker.runtime.placing.automatic import Chooser
 
-    sweep = compose_sweep(overrides, tell=tell_points, complete=complete).with_configs(
+    choosers: list[Chooser] = []
+
+    def complete_point(launcher: LauncherSettings | None) -> Complete:
+        choosers.append(Chooser(is_job=launcher is not None and launcher.is_for_slurm))
+        return choosers[-1].complete
+
+    sweep = compose_sweep(overrides, tell_points, complete_point).with_configs(
         lambda config: with_pinned_names(config, can_download=False)
     )
     resolved_runs = validate_sweep(sweep, run_facts_of)
-    are_jobs = sweep.launcher is not None and sweep.launcher.executor == "slurm"
+    are_jobs = sweep.launcher is not None and sweep.launcher.is_for_slurm
     notes: dict[str, list[str]] = {}  # of points with the same model and data: read once
     points = []
-    for config, resolved in zip(sweep.configs, resolved_runs, strict=True):
+    for config, resolved, chooser in zip(sweep.configs, resolved_runs, choosers, strict=True):
         inputs = config.model_dump_json(include={"model", "data", "rollout"})
         if inputs not in notes:
             notes[inputs] = _notes_of_tokens(config)
-        points.append(summary_of(config, resolved, notes[inputs], is_job=are_jobs))
-    shared = {label: text for label, text in points[0].items() if all(point[label] == text for point in points)}
+        chosen = ", ".join(choice.word for choice in chooser.chosen)
+        described = summary_of(config, resolved, notes[inputs], is_job=are_jobs)
+        points.append(described | ({"chosen": chosen} if chosen else {}))
+    shared = {label: text for label, text in points[0].items() if all(point.get(label) == text for point in points)}
     console = output()
     console.print(heading(f"All {len(points)} points"), facts(shared.items()), "", sep="\n")
     for number, (own, point) in enumerate(zip(point_names(sweep.points), points, strict=True)):

@@ -92,17 +92,19 @@ def validate_run(config: RunConfig) -> None:
 
 def _run_sweep(overrides: Sequence[str]) -> None:
     from rollpacker.cli.run_facts import run_facts_of
-    from rollpacker.cli.screen import tell_points
-    from rollpacker.config.multirun import compose_sweep, run_sweep
+    from rollpacker.cli.screen import show_notes, tell_points
+    from rollpacker.config.multirun import compose_sweep, notes_of_points, run_sweep
     from rollpacker.data.hub import with_pinned_names
     from rollpacker.launch.validation import validate_sweep
     from rollpacker.metrics.files import make_private_folder
-    from rollpacker.runtime.placing.automatic import complete
+    from rollpacker.runtime.placing.automatic import complete_point
 
-    sweep = compose_sweep(overrides, tell=tell_points, complete=complete).with_configs(
+    sweep = compose_sweep(overrides, tell_points, complete_point).with_configs(
         lambda config: with_pinned_names(config, can_download=_can_download())
     )
-    validate_sweep(sweep, run_facts_of)
+    resolved_runs = validate_sweep(sweep, run_facts_of)
+    if sweep.launcher is not None and sweep.launcher.is_for_slurm:  # a run that starts here prints its own
+        show_notes(notes_of_points([resolved.notes for resolved in resolved_runs]))
     if sweep.launcher is not None and sweep.launcher.dry_run:
         from rollpacker.cli.screen import output
         from rollpacker.launch.dry_run import dry_run

@@ -63,6 +63,11 @@ class LauncherSettings(Section):
     poll_interval_s: PositiveSeconds
     """How often Slurm is asked about the jobs while waiting."""
 
+    @property
+    def is_for_slurm(self) -> bool:
+        """Whether the points become jobs."""
+        return self.executor == "slurm"
+
 
 def launcher_defaults() -> dict[str, object]:
     """The defaults of the keys, by their names without the prefix."""

@@ -9,6 +9,12 @@ from collections.abc import Iterator, Sequence
 from rollpacker.core.errors import ConfigError, UserError
 
 
+class SeveralMistakes(ConfigError):
+    """A numbered list."""
+
+    listed: tuple[UserError, ...] = ()
+
+
 def raise_mistakes(mistakes: Sequence[UserError]) -> None:
     """Raise the mistakes together; does nothing when there are none."""
     if mistakes:
@@ -16,12 +22,15 @@ def raise_mistakes(mistakes: Sequence[UserError]) -> None:
 
 
 def combined(mistakes: Sequence[UserError]) -> UserError:
-    """The mistake itself for one, and a `ConfigError` that lists several, each once."""
-    different = list({str(mistake): mistake for mistake in mistakes}.values())
+    """The mistake itself for one, and a list of several, each once; what a list among them has belongs to this one."""
+    single = [each for one in mistakes for each in (one.listed if isinstance(one, SeveralMistakes) else (one,))]
+    different = list({str(mistake): mistake for mistake in single}.values())
     if len(different) == 1:
         return different[0]
     listed = "\n".join(_as_item(number, mistake) for number, mistake in enumerate(different, start=1))
-    return ConfigError(f"{len(different)} mistakes:\n{listed}")
+    error = SeveralMistakes(f"{len(different)} mistakes:\n{listed}")
+    error.listed = tuple(different)
+    return error
 
 
 @contextlib.contextmanager

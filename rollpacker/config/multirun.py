@@ -43,6 +43,9 @@ from rollpacker.paths import real_path
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra  # only the type
 
+CompletePoint = Callable[[LauncherSettings | None], Complete]
+"""Gives what completes the next point, by what launches it; None is another launcher than ours."""
+
 MOST_POINTS = 1_000
 """As many as a job array has by Slurm's default; composing them takes one or two minutes."""
 HYDRA_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
@@ -83,12 +86,27 @@ def point_names(points: Sequence[Sequence[str]]) -> tuple[str, ...]:
     )
 
 
+def notes_of_points(notes: Sequence[Sequence[str]]) -> list[str]:
+    """The notes of all points, each once; one that not every point has says which ones have it."""
+    owners: dict[str, list[int]] = {}
+    for number, own in enumerate(notes):
+        for note in own:
+            owners.setdefault(note, []).append(number)
+    return [note if len(numbers) == len(notes) else f"{_points(numbers)}: {note}" for note, numbers in owners.items()]
+
+
+def _points(numbers: Sequence[int]) -> str:
+    return f"point {numbers[0]}" if len(numbers) == 1 else f"points {', '.join(map(str, numbers))}"
+
+
 def compose_sweep(
-    overrides: Sequence[str], tell: Callable[[int], None] = lambda _: None, complete: Complete | None = None
+    overrides: Sequence[str],
+    tell: Callable[[int], None] = lambda _: None,
+    complete_point: CompletePoint | None = None,
 ) -> Sweep:
     """Expand a multirun and validate every point; two points that would share a `run.dir` are refused.
 
-    `tell` is called with the number of points before they are composed; `complete` as `compose` does.
+    `tell` is called with the number of points before they are composed, `complete_point` before each.
     """
     refuse_file(overrides)
     overrides = without_plus(TRAIN, overrides)
@@ -103,6 +121,7 @@ def compose_sweep(
         mistakes: list[UserError] = []
         for number, point in enumerate(points):
             with collected(mistakes):
+                complete = None if complete_point is None else complete_point(launcher)
                 configs.append(compose_in(session, TRAIN, point, job_num=number, complete=complete))
         raise_mistakes(mistakes)
     _refuse_shared_dirs(configs)

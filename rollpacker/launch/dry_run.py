@@ -25,7 +25,7 @@ def dry_run(points: Sequence[Point], settings: LauncherSettings, folder: Path) -
     """
     to_do = [point for point in points if not point.has_finished]
     blocks = [f"{point.title} has finished: it would be skipped" for point in points if point.has_finished]
-    if settings.executor != "slurm":
+    if not settings.is_for_slurm:
         where = (
             "one after the other in this process" if settings.executor == "debug" else "in processes of this machine"
         )

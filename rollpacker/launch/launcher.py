@@ -31,7 +31,7 @@ from rollpacker.launch.submissions import Submission, read_submission, write_sub
 from rollpacker.launch.waiting import wait_for
 from rollpacker.metrics.files import make_private_folder
 from rollpacker.runtime.job.elastic_folder import ElasticFolder
-from rollpacker.runtime.placing.automatic import complete
+from rollpacker.runtime.placing.automatic import complete_point
 from rollpacker.terminal import Terminal
 
 _LOCK_FILE = "launch.lock"
@@ -47,14 +47,15 @@ def launch_from_hydra(
     settings: dict[str, Any],
 ) -> list[JobReturn]:
     """Compose the points as Hydra's own launcher does, and launch them."""
+    launcher = validate_launcher(settings)
     points = []
     for number, (words, name) in enumerate(zip(overrides, point_names(overrides), strict=True), start=first_number):
         composed = context.config_loader.load_sweep_config(config, list(words))
         with open_dict(composed):
             composed.hydra.job.num = number
         HydraConfig.instance().set_config(composed)
-        points.append(Point(number=number, name=name, config=config_of_point(composed, complete)))
-    launch(points, task, validate_launcher(settings), Path(config.hydra.sweep.dir))
+        points.append(Point(number=number, name=name, config=config_of_point(composed, complete_point(launcher))))
+    launch(points, task, launcher, Path(config.hydra.sweep.dir))
     return [JobReturn(overrides=list(words), status=JobStatus.COMPLETED) for words in overrides]
 
 
@@ -74,7 +75,7 @@ def launch(points: Sequence[Point], task: Task, settings: LauncherSettings, fold
             unfinished.append(point)
     if not unfinished:
         return
-    if settings.executor == "slurm":
+    if settings.is_for_slurm:
         _launch_jobs(unfinished, task, settings, folder, console)
     else:
         from rollpacker.launch.local import run_here

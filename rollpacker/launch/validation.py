@@ -57,16 +57,17 @@ def validate_launch(
         UserError: What is wrong.
         WorldError: Slurm is here, but does not answer.
     """
-    is_for_slurm = settings.executor == "slurm"
     mistakes: list[UserError] = []
     resolved_runs: list[ResolvedRun] = []
     for point in points:
         with collected(mistakes):
-            resolved_runs.append(validate_run(point.config, _in_jobs(run_facts_of) if is_for_slurm else run_facts_of))
-    if is_for_slurm:
+            resolved_runs.append(
+                validate_run(point.config, _in_jobs(run_facts_of) if settings.is_for_slurm else run_facts_of)
+            )
+    if settings.is_for_slurm:
         mistakes.extend(_job_mistakes(points))
     raise_mistakes(mistakes)
-    if is_for_slurm:
+    if settings.is_for_slurm:
         for batch in batches(points):
             batch_script(batch, settings, folder)  # refuses what cannot be bound into a container
     return tuple(resolved_runs)
@@ -74,6 +75,8 @@ def validate_launch(
 
 class _JobFacts(RealRunFacts):
     """The facts of a real run on the nodes of its job, of which this machine need not be one."""
+
+    is_here = False
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)

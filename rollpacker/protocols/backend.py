@@ -174,6 +174,9 @@ class RunFacts(Protocol[ClusterT_co]):
     def cluster(self) -> ClusterT_co:
         """The nodes and GPUs of engines and trainer."""
 
+    def notes(self) -> tuple[str, ...]:
+        """What may be a mistake about where the run will be."""
+
 
 class Within(Protocol):
     """Awaits an answer for so many seconds, or ends the run with what was awaited."""

@@ -53,3 +53,6 @@ class ModelledRunFacts:
             degrees=tuple(plan.engines),
             evaluation=evaluation_cost(self._config, workload, plan) if has_cost else None,
         )
+
+    def notes(self) -> tuple[str, ...]:
+        return ()

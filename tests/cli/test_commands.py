@@ -123,6 +123,23 @@ def test_the_demo_refuses_what_it_sets_itself_before_anything_is_made(
     assert not (workdir / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rollout.num_promts=8"], "`rollout.num_prompts`"),
+        (["mixed", "rollout.num_prompts=0"], "at least 1"),
+        (["mixde"], "`mixde` has no value"),
+    ],
+)
+def test_the_demo_refuses_a_mistake_before_anything_is_made(
+    words: list[str], said: str, workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollpacker.demo.three_commands._prepare", lambda *_: pytest.fail("began"))
+    assert main(["demo", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (workdir / "runs").exists()
+
+
 def test_check_shows_quotas_that_add_up_to_the_batch(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_prompts(workdir / "prompts.jsonl", ["math"] * 30 + ["code"] * 20)
     text = _run(["check", *RUN, "rollout.num_prompts=16"], capsys)
@@ -136,6 +153,7 @@ def test_check_says_who_works_on_which_gpus_and_what_it_takes_there(
     workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "240")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
     sizes = {
         "num_hidden_layers": 28,
         "hidden_size": 3584,
@@ -212,10 +230,12 @@ def test_check_says_where_a_resumed_run_goes_on(workdir: Path, capsys: pytest.Ca
 
 
 def test_check_of_a_multirun_shows_what_the_points_share_once(
-    workdir: Path, capsys: pytest.CaptureFixture[str]
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     text = _run(["check", "-m", *RUN, "system=verl,rollpacker", "run.seed=0,1"], capsys)
     assert text.count("40 in prompts.jsonl") == 1
+    assert text.count("chosen placement.engine=all, placement.trainer=all, ") == 1
     for number, words in enumerate(
         ["system=verl run.seed=0", "system=verl run.seed=1", "system=rollpacker run.seed=0"]
     ):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from rollpacker.config.multirun import compose_sweep, config_of_point, expand_sweep, run_sweep
+from rollpacker.config.multirun import compose_sweep, config_of_point, expand_sweep, notes_of_points, run_sweep
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError, StorageFailed
 
@@ -113,3 +113,8 @@ def test_a_failing_point_does_not_stop_the_others_and_is_raised_in_the_end() -> 
     with pytest.raises(StorageFailed, match="seed 0"):
         run_sweep(compose_sweep([*INPUTS, "run.seed=0,1,2"]), task)
     assert [config.run.seed for config in task.configs] == [0, 1, 2]
+
+
+def test_a_note_of_all_points_is_said_once_and_one_of_some_with_their_numbers() -> None:
+    notes = [("of all", "of two"), ("of all",), ("of two", "of all", "of one")]
+    assert notes_of_points(notes) == ["of all", "points 0, 2: of two", "point 2: of one"]

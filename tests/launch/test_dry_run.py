@@ -54,6 +54,18 @@ def test_check_says_what_slurm_would_be_asked_for(here: Path, capsys: pytest.Cap
     assert "reserving 48.5 CPUs + 32 GPUs of 4 nodes x 96 CPUs + 8 GPUs in Ray" in printed
 
 
+def test_what_a_job_has_no_use_for_is_said_before_it_waits_in_the_queue(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["model=qwen2.5-7b", "run.dir=sweep/${run.num_steps}", "run.num_steps=1,3", "trainer.warmup_steps=2"]
+    assert main(["train", "-m", *E2E[:-1], *words, "hydra.launcher.dry_run=true"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in told] == ["note"] * len(told)
+    late = [line for line in told if "trainer.warmup_steps" in line]
+    assert len(late) == 1
+    assert late[0].startswith("note: point 0: trainer.warmup_steps=2 with run.num_steps=1")
+
+
 def test_the_script_of_rollout_workers_is_shown_and_options_that_it_sets_itself_are_refused(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+from rollpacker.config.compose import Complete
 from rollpacker.config.gpu_map import GpuMap
+from rollpacker.config.launching import LauncherSettings
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError, ModelError
 from rollpacker.data.shapes import Transformer, transformer_of
@@ -68,16 +70,17 @@ class Chooser:
 
     Args:
         gpus: Of the run; None looks for them.
+        is_job: Whether Slurm gets the run the GPUs that its section `cluster` asks for.
     """
 
-    def __init__(self, gpus: Gpus | None = None) -> None:
-        self._given = gpus
+    def __init__(self, gpus: Gpus | None = None, *, is_job: bool = False) -> None:
+        self._given, self._is_job = gpus, is_job
         self.gpus = gpus or Gpus(per_node=0, num_bytes=None, has_vllm=False)
         self.chosen: list[Choice] = []
 
     def complete(self, tree: dict[str, Any], named: AbstractSet[str]) -> dict[str, object]:
         """Choose; `rollpacker.config.compose.Complete`. The result says that there is nothing left to choose."""
-        self.gpus = self._given or gpus_of_run(tree)
+        self.gpus = self._given or gpus_of_run(tree, is_job=self._is_job)
         chosen = choices(tree, named, self.gpus)
         self.chosen = chosen or []
         if chosen is None:
@@ -86,8 +89,13 @@ class Chooser:
 
 
 def complete(tree: dict[str, Any], named: AbstractSet[str]) -> dict[str, object]:
-    """Choose for the GPUs that the run will have; `rollpacker.config.compose.Complete`."""
+    """Choose for the GPUs that are here; `rollpacker.config.compose.Complete`."""
     return Chooser().complete(tree, named)
+
+
+def complete_point(launcher: LauncherSettings | None) -> Complete:
+    """Choose for the GPUs that a launcher gets a point of a multirun; `rollpacker.config.multirun.CompletePoint`."""
+    return Chooser(is_job=launcher is not None and launcher.is_for_slurm).complete
 
 
 def choices(tree: dict[str, Any], named: AbstractSet[str], gpus: Gpus) -> list[Choice] | None:

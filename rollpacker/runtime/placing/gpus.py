@@ -37,11 +37,11 @@ class Gpus:
         return number if self.num_nodes == 1 else f"{self.num_nodes} nodes of {number}"
 
 
-def gpus_of_run(tree: Mapping[str, Any]) -> Gpus:
-    """Those that its job asks for, that Slurm gave, or this machine has; of each node at most backend.num_gpus."""
+def gpus_of_run(tree: Mapping[str, Any], *, is_job: bool = False) -> Gpus:
+    """Those that its job will ask for, that Slurm gave, or this machine has; of each node at most backend.num_gpus."""
     given = (tree.get("backend") or {}).get("num_gpus")
     most = given if type(given) is int else LARGEST
-    if tree.get("cluster") is not None:
+    if is_job and tree.get("cluster") is not None:
         try:
             cluster = ClusterSection.model_validate(tree["cluster"])
         except ValidationError:

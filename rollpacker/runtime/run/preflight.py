@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rollpacker.config.effects import keys_without_effect
-from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.mistakes import collected, raise_mistakes
 from rollpacker.config.schema import MOST_RESPONSES, RunConfig
 from rollpacker.core.errors import ConfigError, ModelError, UserError
 from rollpacker.core.ids import Domain
@@ -78,6 +78,9 @@ class ResolvedRun:
 class RealRunFacts:
     """The facts of a run by the files and the resources of this machine; implements `RunFacts`."""
 
+    is_here = True
+    """Whether the run will be on this machine, or in the job that this process is in."""
+
     def __init__(self, config: RunConfig) -> None:
         self._config = config
 
@@ -114,13 +117,20 @@ class RealRunFacts:
         check_rubrics(self._config.reward, prompts, can_ask=_runs_in_this_environment(self._config))
         check_chat(self._config.data, self._config.model.directory, prompts)
         if _runs_in_this_environment(self._config):
-            is_elsewhere = self._config.cluster is not None and current_allocation(os.environ) is None
-            try_checks(self._config.reward, prompts, can_reach=not is_elsewhere)
+            try_checks(self._config.reward, prompts, can_reach=self.is_here)
             if self._config.environment and prompts:
                 try_environment(self._config, prompts[0])
 
     def cluster(self) -> ClusterSize:
         return cluster_size(self._config, current_allocation(os.environ))
+
+    def notes(self) -> tuple[str, ...]:
+        cluster = self._config.cluster
+        if cluster is None or not self.is_here or current_allocation(os.environ) is not None:
+            return ()
+        return (
+            f"cluster={cluster.name}: the run starts on this machine all the same; -m hydra/launcher=slurm submits it.",
+        )
 
 
 RunFactsOf = Callable[[RunConfig], RunFacts[ClusterSize | ModelledCluster]]
@@ -178,20 +188,18 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
         cluster=cluster,
         fit=fit,
         finished_steps=finished_steps,
-        notes=keys_without_effect(config),
+        notes=(*run_facts.notes(), *keys_without_effect(config)),
     )
 
 
 def validate_all(configs: Sequence[RunConfig], run_facts_of: RunFactsOf = RealRunFacts) -> tuple[ResolvedRun, ...]:
     """Judge every point of a multirun; a mistake that several points share is said once."""
     resolved_runs: list[ResolvedRun] = []
-    mistakes: dict[str, UserError] = {}
+    mistakes: list[UserError] = []
     for config in configs:
-        try:
+        with collected(mistakes):
             resolved_runs.append(validate(config, run_facts_of))
-        except UserError as mistake:
-            mistakes.setdefault(str(mistake), mistake)
-    raise_mistakes(list(mistakes.values()))
+    raise_mistakes(mistakes)
     return tuple(resolved_runs)
 
 

@@ -8,13 +8,14 @@ import pytest
 
 from rollpacker.cli.main import main
 from rollpacker.config.compose import compose, hydra_session
+from rollpacker.config.multirun import compose_sweep
 from rollpacker.config.record import differences, to_yaml
 from rollpacker.config.roots import TRAIN
 from rollpacker.core.errors import UserError
 from rollpacker.launch.shape import job_shape, ray_size
 from rollpacker.runtime.placing import gpus as gpus_module
 from rollpacker.runtime.placing.actors import ClusterSize
-from rollpacker.runtime.placing.automatic import Chooser, complete
+from rollpacker.runtime.placing.automatic import Chooser, complete, complete_point
 from rollpacker.runtime.placing.gpus import Gpus, gpus_of_run
 from rollpacker.runtime.placing.planning import placed_actors
 from tests.golden.placements import WORDS, write_models
@@ -139,9 +140,22 @@ def test_gpus_that_maps_leave_out_are_said(models):
 
 def test_a_job_is_placed_on_what_it_asks_for(models):
     words = [f"model.path={models['14B']}", *WORDS, "cluster=h800", "cluster.num_nodes=2"]
-    config = compose([*words, "cluster.container.image=image.sif"], complete)
+    words += ["cluster.container.image=image.sif", "hydra/launcher=slurm"]
+    (config,) = compose_sweep(words, complete_point=complete_point).configs
     assert (config.engine.name, config.trainer.num_ranks, job_shape(config).num_nodes) == ("vllm", 16, 2)
     assert len(placed_actors(config, ray_size(config))) == 16 + 16 + 1
+
+
+def test_a_cluster_of_a_run_that_no_job_gets_gives_it_no_gpus(models, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus_module, "visible_gpus", lambda: 2)
+    monkeypatch.setattr(gpus_module, "gpu_memory", lambda: 80e9)
+    words = [f"model.path={models['0.5B']}", *WORDS, "cluster=h800"]
+    assert compose(words, complete).trainer.num_ranks == 2
+    local = ["hydra/launcher=slurm", "hydra.launcher.executor=local"]
+    for launcher in (local, []):
+        (config,) = compose_sweep([*words, *launcher], complete_point=complete_point).configs
+        assert config.trainer.num_ranks == 2
 
 
 def test_what_was_chosen_is_recorded_and_not_chosen_again(models):
@@ -176,5 +190,5 @@ def test_what_is_no_configuration_is_refused_as_without_gpus(word, monkeypatch):
 
 def test_a_job_that_is_to_use_fewer_gpus_of_its_nodes_is_no_larger_for_it():
     cluster = {"name": "h800", "gpus_per_node": 8}
-    assert gpus_of_run({"cluster": cluster, "backend": {"num_gpus": 4}}).number == 4
-    assert gpus_of_run({"cluster": cluster, "backend": {"num_gpus": None}}).number == 8
+    assert gpus_of_run({"cluster": cluster, "backend": {"num_gpus": 4}}, is_job=True).number == 4
+    assert gpus_of_run({"cluster": cluster, "backend": {"num_gpus": None}}, is_job=True).number == 8

@@ -107,6 +107,19 @@ def test_a_run_without_megatron_core_is_refused_unless_an_image_has_it(
     assert "rollpacker[megatron]" in error.value.allowed
 
 
+def test_a_cluster_without_the_launcher_is_noted_where_no_job_has_it(
+    inputs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (note,) = validate(compose([*inputs, "cluster=slurm"])).notes
+    assert note == "cluster=slurm: the run starts on this machine all the same; -m hydra/launcher=slurm submits it."
+    assert not validate(compose(inputs)).notes
+    job = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}
+    node = {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "node", "SLURMD_NODENAME": "node", "SLURM_CPUS_ON_NODE": "8"}
+    for name, value in (job | node).items():
+        monkeypatch.setenv(name, value)
+    assert not validate(compose([*inputs, "cluster=slurm"])).notes
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can lend this process another user's rights")
 def test_a_folder_of_another_user_cannot_be_written() -> None:
     with tempfile.TemporaryDirectory() as name:
