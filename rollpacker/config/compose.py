@@ -35,6 +35,7 @@ from rollpacker.config.names_elsewhere import key_for
 from rollpacker.config.roots import SCORE, TRAIN, Root, Schema_co, conf_dir, groups
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.score_schema import ScoreConfig
+from rollpacker.config.words import shown
 from rollpacker.core.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ def _option_mistakes(override: Override, options: Sequence[str]) -> Iterator[Use
     for choice in override.sweep_iterator() if override.is_sweep_override() else [override.value()]:
         for option in choice if isinstance(choice, list) else [choice]:
             if option not in options:
-                yield _unknown_option(group, _shown(option), options)
+                yield _unknown_option(group, shown(option), options)
 
 
 def _is_below_mapping(name: str, keys: Mapping[str, Key]) -> bool:
@@ -417,18 +418,18 @@ def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError
             )
         case "value_error":
             return ConfigError(*str(details["ctx"]["error"]).split("\n"))
-    shown = f"{name}={_shown(details['input'])}"
+    given = f"{name}={shown(details['input'])}"
     if key is None:  # a section that is no mapping
         own = [other for other in keys if other.startswith(f"{name}.")]
         return ConfigError(
-            f"{shown} is not legal: `{name}` is a section, which has keys of its own.",
+            f"{given} is not legal: `{name}` is a section, which has keys of its own.",
             f"They are {', '.join(own)}." if own else "",
             f"Set single keys, such as {own[0]}=..." if own else _KEYS_LISTED.format(command=root.command),
         )
     close = nearest(str(details["input"]), key.choices)
     is_inside = key.name != name
     return ConfigError(
-        f"{shown} is {_fault(details['type'])}" + (f": {details['msg'].lower()}." if is_inside else "."),
+        f"{given} is {_fault(details['type'])}" + (f": {details['msg'].lower()}." if is_inside else "."),
         f"`{key.name}` is {key.legal}.",
         f"Write {key.name}={close[0]}." if close else "",
     )
@@ -436,7 +437,3 @@ def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError
 
 def _fault(kind: str) -> str:
     return "out of bounds" if kind.startswith(("greater_than", "less_than", "finite_number")) else "not legal"
-
-
-def _shown(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

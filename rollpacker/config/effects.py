@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollpacker.config.keys import section_of
 from rollpacker.config.sections.base import OnlyWith
+from rollpacker.config.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +42,7 @@ def _found(config: RunConfig, section: BaseModel, prefix: str) -> Iterator[str]:
 def _changed(value: Any, field: FieldInfo, name: str) -> list[str]:
     """The key itself; of a section its keys that differ, or its `name`."""
     if section_of(field) is None:
-        return [f"{name}={_shown(value)}"]
+        return [f"{name}={shown(value)}"]
     if "name" in type(value).model_fields:
         return [f"{name}={value.name}"]
     inner = ((key, inner, getattr(value, key)) for key, inner in type(value).model_fields.items())
@@ -61,10 +62,6 @@ def _holds(config: RunConfig, needed: OnlyWith) -> bool:
     if not needed.values:
         return bool(value)
     return any(each in needed.values for each in (value if isinstance(value, tuple) else (value,)))
-
-
-def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _beyond_the_end(config: RunConfig) -> Iterator[str]:

@@ -74,6 +74,10 @@ class GpuMap:
         others = set(self.but.gpus_of(node, num_gpus))
         return tuple(gpu for gpu in gpus if gpu not in others)
 
+    def places(self, num_nodes: int, num_gpus: int) -> set[tuple[int, int]]:
+        """The GPUs that it names of so many nodes that have `num_gpus`, each with its node."""
+        return {(node, gpu) for node in range(num_nodes) for gpu in self.gpus_of(node, num_gpus)}
+
 
 def rest_of(other: GpuMap) -> GpuMap:
     """Every GPU that another map does not name."""

@@ -18,5 +18,10 @@ def quoted(path: Path) -> str:
     return f"'{escaped}'"
 
 
+def shown(value: object) -> str:
+    """A value as an argument has it, as far as it needs no quotes."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _key_of(argument: str) -> str:
     return argument.lstrip("+~").partition("=")[0]

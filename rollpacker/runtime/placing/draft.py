@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from rollpacker.config.gpu_map import REST, GpuMap, rest_of
 from rollpacker.config.schema import RunConfig
+from rollpacker.config.words import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +26,7 @@ class Choice:
     @property
     def word(self) -> str:
         """As an argument."""
-        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
-        return f"{self.key.removesuffix('.name')}={value}"
+        return f"{self.key.removesuffix('.name')}={shown(self.value)}"
 
 
 class Draft:
@@ -53,11 +53,15 @@ class Draft:
         return rest_of(self.gpu_map("trainer")) if text == REST else GpuMap.parse(text)
 
     def choose(self, reason: str, values: Mapping[str, object]) -> None:
-        """Set keys of which nobody named one; a key whose value stays is no choice."""
+        """Set keys of which nobody named one. A key whose value stays is no choice; the last choice of a key counts."""
         for key, value in values.items():
-            if self.is_free(key) and self.value(key) != value:
+            if self.is_free(key) and (key in self.chosen or self.value(key) != value):
                 _set(self._tree, key, value)
                 self.chosen[key] = Choice(key=key, value=value, reason=reason)
+
+    def freed(self, keys: Collection[str]) -> Draft:
+        """The same with these keys as if nobody had named them."""
+        return Draft(self._tree, self._named - set(keys))
 
     def config(self, values: Mapping[str, object] | None = None) -> RunConfig | None:
         """The configuration, with further values for free keys; None where it is not legal."""

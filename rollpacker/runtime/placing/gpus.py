@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
+from rollpacker.config.gpu_map import GpuMap
 from rollpacker.config.sections.base import LARGEST
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.engines.vllm.installed import is_vllm_for_gpus_installed
 from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.placing.host import gpu_memory, visible_gpus
+
+USABLE_SHARE = 0.9
+"""Of a GPU's memory by the estimate; the rest is for CUDA, NCCL and a sleeping engine."""
+_USUAL_BYTES = 80e9
+"""Assumed where the memory of a GPU is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +37,20 @@ class Gpus:
     @property
     def number(self) -> int:
         return self.num_nodes * self.per_node
+
+    @property
+    def usual_bytes(self) -> float:
+        """Memory of each, or what most have where it is unknown."""
+        return self.num_bytes or _USUAL_BYTES
+
+    def places(self, named: GpuMap) -> set[tuple[int, int]]:
+        """Those that a map names, each with its node."""
+        return named.places(self.num_nodes, self.per_node)
+
+    def counts(self, named: GpuMap) -> list[int]:
+        """How many of each node a map names, of nodes with any; 0 for a map that names none."""
+        counts = Counter(node for node, _ in self.places(named))
+        return list(counts.values()) or [0]
 
     def __str__(self) -> str:
         kind = "GPU" if self.num_bytes is None else f"GPU of {self.num_bytes / 1e9:.0f} GB"

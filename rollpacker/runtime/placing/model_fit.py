@@ -21,8 +21,6 @@ from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.runtime.placing.actors import ClusterSize, Role
 from rollpacker.runtime.placing.fleets import config_of, degrees_of
 from rollpacker.runtime.placing.host import gpu_memory
-from rollpacker.runtime.placing.planning import placed_actors
-from rollpacker.runtime.placing.topology import colocated_engines, shared_by_judges
 from rollpacker.trainers.replicas import whole_up_to
 
 if TYPE_CHECKING:
@@ -133,7 +131,7 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
         judge=_judge_memory(config),
         gpu_bytes=gpu_bytes,
     )
-    taken = _taken_by_judges(config, size)
+    taken = taken_by_judges(config, size.num_nodes if size else 0, size.num_gpus if size else 0)
     if gpu_bytes is not None:
         is_placed = config.placement.maps is not None
         if is_placed or config.engine.resources.num_gpus:
@@ -145,20 +143,24 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
                 _check_standing(config, memories, gpu_bytes * share, gpu_bytes * taken["engine"])
         if config.trains and (is_placed or config.trainer.resources.num_gpus):
             share = 1.0 if is_placed else min(config.trainer.resources.num_gpus, 1.0)
-            _check_rank(config, fit.rank, gpu_bytes * (share - taken["trainer"]))
+            _check_rank(config, fit.rank, gpu_bytes * share, taken["trainer"])
         if fit.judge is not None and (config.placement.judge is not None or config.reward.judge.resources.num_gpus):
             _check_judge(config, fit.judge, gpu_bytes)
     return fit
 
 
-def _taken_by_judges(config: RunConfig, size: ClusterSize | None) -> dict[Role, float]:
-    """Share of a GPU that judges have while engines or ranks use it, too."""
-    placed = placed_actors(config, size) if size and config.placement.judge else []
-    sharing = shared_by_judges(placed)
-    roles = {actor.role for actor in placed if actor.name in sharing}
-    if colocated_engines(config, placed, "judge") and not config.system.stream:  # a stream trains beside judges
-        roles.discard("trainer")
-    return {role: config.reward.judge.memory_share if role in roles else 0.0 for role in ("engine", "trainer")}
+def taken_by_judges(config: RunConfig, num_nodes: int, num_gpus: int) -> dict[Role, float]:
+    """Share of a GPU that judges have while engines or ranks use it, too, by the maps on nodes of so many GPUs."""
+    maps = config.placement.maps
+    if maps is None or not config.reward.has_judge:
+        return {"engine": 0.0, "trainer": 0.0}
+    engines, ranks, judges = (each.places(num_nodes, num_gpus) for each in (*maps, config.placement.judge_map))
+    judge_sleeps = not (engines.isdisjoint(ranks) or config.system.stream)  # a stream trains beside judges
+    share = config.reward.judge.memory_share
+    return {
+        "engine": 0.0 if judges.isdisjoint(engines) else share,
+        "trainer": 0.0 if judges.isdisjoint(ranks) or judge_sleeps else share,
+    }
 
 
 def _judge_memory(config: RunConfig) -> JudgeMemory | None:
@@ -342,15 +344,18 @@ def _check_standing(config: RunConfig, memories: Sequence[EngineMemory], gpu_byt
         )
 
 
-def _check_rank(config: RunConfig, rank: RankMemory, gpu_bytes: float) -> None:
-    if rank.state > gpu_bytes:
+def _check_rank(config: RunConfig, rank: RankMemory, gpu_bytes: float, taken: float) -> None:
+    """Raise `ConfigError` for a rank that does not fit. `taken` is the share of the GPU that a judge has."""
+    if rank.state > gpu_bytes * (1 - taken):
+        copies = config.trainer.name == "fsdp" and config.trainer.shard_ranks is not None
         raise ConfigError(
             f"A rank of trainer={config.trainer.name} needs {gigabytes(rank.state)} of its GPU by an estimate, without "
             f"activations: {gigabytes(rank.weights)} of weights, {gigabytes(rank.gradients)} of gradients and "
             f"{gigabytes(rank.optimizer)} for the optimizer.",
-            f"A GPU has {gigabytes(gpu_bytes)}.",
-            "Share the model out among more ranks: trainer=fsdp with a higher trainer.data_parallel, or "
-            "trainer=megatron with higher degrees.",
+            f"A GPU has {gigabytes(gpu_bytes)}"
+            + (f", less a judge's {taken:g} (reward.judge.memory_share)." if taken else "."),
+            "Share the model out among more ranks: trainer=fsdp with a higher "
+            f"{'trainer.shard_ranks' if copies else 'trainer.data_parallel'}, or trainer=megatron with higher degrees.",
         )
 
 

@@ -1,25 +1,29 @@
 """Divides the GPUs of an asynchronous run: some for the engines, the others for the trainer.
 
 Which split is best depends on what responses and their training cost, which a run knows only when it runs. So the GPUs
-are halved, and the trainer gets as many more as it needs to fit; `rollpacker check` of a modelled run says what
-theory suggests (`rollpacker.sim.split`). The trainer has the last GPUs, whole nodes first.
+are halved, and the trainer gets as many more as it, and the engines on the rest, need to fit; `rollpacker check` of a
+modelled run says what theory suggests (`rollpacker.sim.split`). The trainer has the last GPUs, whole nodes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rollpacker.config.gpu_map import REST, GpuMap, map_text, rest_of
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError
+from rollpacker.data.shapes import Transformer
 from rollpacker.runtime.placing.draft import Draft
+from rollpacker.runtime.placing.engine_choice import engines_fit
 from rollpacker.runtime.placing.gpus import Gpus
+from rollpacker.runtime.placing.trainer_choice import smallest_trainer_fits
 
 _POOLS = 2
+_HALF = "half of the GPUs; `rollpacker check backend=sim` says what theory suggests"
 
 
 def complete_pools(draft: Draft, gpus: Gpus) -> None:
-    """Give one role what the other one's map leaves, where only one is named; raises `ConfigError` for a single GPU."""
+    """Give one role what the other one's map leaves, or each role half; raises `ConfigError` for a single GPU."""
     if gpus.number < _POOLS:
         raise ConfigError(
             f"system.max_staleness={draft.value('system.max_staleness')} on {gpus}.",
@@ -32,13 +36,13 @@ def complete_pools(draft: Draft, gpus: Gpus) -> None:
         others = rest_of(GpuMap.parse(str(draft.value("placement.engine"))))
         by_node = [others.gpus_of(node, gpus.per_node) for node in range(gpus.num_nodes)]
         draft.choose("all that the engines do not have", {"placement.trainer": map_text(by_node)})
+    else:
+        _divide(draft, gpus, gpus.number // 2, _HALF)
 
 
-def choose_pools(draft: Draft, gpus: Gpus, config: RunConfig, fits: Callable[[int], bool]) -> None:
-    """Divide the GPUs where no map is named; `fits` tells whether a trainer of so many ranks does."""
-    number, reason = _trainer_gpus(draft, gpus, config, fits)
-    draft.choose(reason, {"placement.trainer": map_text(last_gpus(number, gpus.num_nodes, gpus.per_node))})
-    draft.choose("all that the trainer does not have", {"placement.engine": REST})
+def choose_pools(draft: Draft, gpus: Gpus, config: RunConfig, model: Transformer | None) -> None:
+    """Divide the GPUs where no map is named."""
+    _divide(draft, gpus, *_trainer_gpus(draft, gpus, config, model))
 
 
 def last_gpus(number: int, num_nodes: int, per_node: int) -> Sequence[Sequence[int]]:
@@ -47,7 +51,12 @@ def last_gpus(number: int, num_nodes: int, per_node: int) -> Sequence[Sequence[i
     return [range(min(max(first - node * per_node, 0), per_node), per_node) for node in range(num_nodes)]
 
 
-def _trainer_gpus(draft: Draft, gpus: Gpus, config: RunConfig, fits: Callable[[int], bool]) -> tuple[int, str]:
+def _divide(draft: Draft, gpus: Gpus, number: int, reason: str) -> None:
+    draft.choose(reason, {"placement.trainer": map_text(last_gpus(number, gpus.num_nodes, gpus.per_node))})
+    draft.choose("all that the trainer does not have", {"placement.engine": REST})
+
+
+def _trainer_gpus(draft: Draft, gpus: Gpus, config: RunConfig, model: Transformer | None) -> tuple[int, str]:
     """How many GPUs train, and why."""
     if config.trainer.name == "torch":
         return 1, "one process"
@@ -56,8 +65,15 @@ def _trainer_gpus(draft: Draft, gpus: Gpus, config: RunConfig, fits: Callable[[i
     if not draft.is_free("engine.num_engines"):
         return gpus.number - config.engine.num_engines * config.engine.tensor_parallel, "what the engines leave"
     half = gpus.number // 2
-    number = next(filter(fits, range(half, gpus.number)), half)
-    theory = "`rollpacker check backend=sim` says what theory suggests"
+    holding = [number for number in range(half, gpus.number) if smallest_trainer_fits(draft, gpus, model, number)]
+    both = [number for number in holding if engines_fit(draft, gpus, model, _counts_of_rest(gpus, number))]
+    number = next(iter(both or holding), gpus.number - 1)
     if number == half:
-        return number, f"half of the GPUs; {theory}"
-    return number, f"the fewest from half of the GPUs on which the trainer fits; {theory}"
+        return number, _HALF
+    return number, "the fewest from half of the GPUs on which the trainer fits, and the engines on the rest"
+
+
+def _counts_of_rest(gpus: Gpus, number: int) -> list[int]:
+    """GPUs of each node that the trainer leaves, of nodes with any."""
+    by_node = last_gpus(number, gpus.num_nodes, gpus.per_node)
+    return [gpus.per_node - len(ranks) for ranks in by_node if len(ranks) < gpus.per_node]

@@ -11,12 +11,13 @@ from rollpacker.config.compose import compose, hydra_session
 from rollpacker.config.multirun import compose_sweep
 from rollpacker.config.record import differences, to_yaml
 from rollpacker.config.roots import TRAIN
-from rollpacker.core.errors import UserError
+from rollpacker.core.errors import ConfigError, UserError
 from rollpacker.launch.shape import job_shape, ray_size
 from rollpacker.runtime.placing import gpus as gpus_module
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.automatic import Chooser, complete, complete_point
 from rollpacker.runtime.placing.gpus import Gpus, gpus_of_run
+from rollpacker.runtime.placing.model_fit import validate_fit
 from rollpacker.runtime.placing.planning import placed_actors
 from tests.golden.placements import WORDS, write_models
 
@@ -132,6 +133,43 @@ def test_what_does_not_fit_and_a_gpu_that_nobody_uses_are_refused(models, model,
     with pytest.raises(UserError) as raised:
         chosen(models[model], *words, **gpus)
     assert all(part in str(raised.value) for part in said), str(raised.value)
+
+
+def judged(models, *words, **gpus):
+    judge = ["reward=judge", f"reward.judge.model.path={models['0.5B']}", "reward.judge.memory_share=0.3"]
+    return chosen(models["7B"], *judge, *words, "placement.judge=0", **gpus)
+
+
+def test_what_a_judge_has_of_a_gpu_is_left_to_it(models):
+    assert chosen(models["7B"], card=48).engine.tensor_parallel == 1
+    beside, in_turns = (judged(models, f"system={system}", card=40) for system in ("rollpacker", "tail"))
+    assert chosen(models["7B"], card=40).engine.tensor_parallel == 1
+    assert (beside.engine.tensor_parallel, in_turns.engine.tensor_parallel) == (2, 2)
+    assert beside.trainer.max_tokens_per_microbatch < 16384
+    assert in_turns.trainer.max_tokens_per_microbatch == 16384  # the judge sleeps in the trainer's turns
+    size = ClusterSize(num_nodes=1, num_cpus=64, num_gpus=8)
+    assert validate_fit(beside, size) is not None
+    with pytest.raises(ConfigError, match=r"less a judge's 0\.3 \(reward.judge.memory_share\)"):
+        judged(models, "system=rollpacker", "placement.trainer=0-7", card=36)
+
+
+def test_copies_of_the_trainer_that_are_named_are_kept(models):
+    trainer = chosen(models["1.5B"], "trainer.shard_ranks=4").trainer
+    assert (trainer.num_ranks, trainer.shard_ranks, trainer.shard_gradients) == (8, 4, False)
+
+
+@pytest.mark.parametrize("word", ["trainer.max_tokens_per_microbatch=1000000", "trainer.data_parallel=1"])
+def test_a_size_that_is_named_and_does_not_fit_is_blamed_itself(models, word):
+    with pytest.raises(ConfigError) as raised:
+        chosen(models["7B"], word)
+    assert f"with {word} needs" in raised.value.problem
+    assert raised.value.remedy == f"Leave out {word.partition('=')[0]}."
+
+
+def test_a_degree_that_is_named_is_no_reason(models):
+    chooser = Chooser(Gpus(per_node=8, num_bytes=80e9, has_vllm=True))
+    compose([f"model.path={models['7B']}", *WORDS, "engine.tensor_parallel=2"], chooser.complete)
+    assert {choice.key: choice.reason for choice in chooser.chosen}["engine.num_engines"] == "as many as the GPUs hold"
 
 
 def test_gpus_that_maps_leave_out_are_said(models):

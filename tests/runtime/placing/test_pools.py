@@ -74,3 +74,19 @@ def test_what_is_named_decides_the_split(models, words, trainer):
 def test_one_gpu_cannot_be_divided(models):
     with pytest.raises(ConfigError, match=r"system\.max_staleness=2 on 1 GPU of 80 GB"):
         chosen(models["0.5B"], number=1)
+
+
+def test_a_judge_whose_map_alone_is_named_leaves_the_split_as_it_is(models):
+    config = chosen(models["7B"], "placement.judge=0", "reward=judge", f"reward.judge.model.path={models['0.5B']}")
+    assert gpus_of(config) == {"engine": 4, "trainer": 4}
+
+
+def test_the_trainer_leaves_engines_gpus_on_which_they_fit(models):
+    assert gpus_of(chosen(models["14B"], card=72)) == {"engine": 3, "trainer": 5}
+    narrow = chosen(models["14B"], "engine.vllm.memory_share=0.4", card=72)  # an engine of one GPU does not fit
+    assert gpus_of(narrow) == {"engine": 2, "trainer": 6}
+    assert narrow.engine.tensor_parallel == 2
+
+
+def test_copies_that_are_named_decide_how_many_gpus_train(models):
+    assert gpus_of(chosen(models["0.5B"], "trainer.shard_ranks=3")) == {"engine": 2, "trainer": 6}
