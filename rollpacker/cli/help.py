@@ -256,12 +256,19 @@ def _print_notes(group: Group, most_lines: int | None = None) -> None:
 
 
 def _paragraphs(notes: str) -> list[RenderableType | str]:
-    """Join the lines of each paragraph and item, so that they wrap at the width at hand; keep examples and tables."""
+    """Join the lines of each paragraph and item, so that they wrap at the width at hand; keep examples and tables.
+
+    An indented line is an example, unless it continues an item.
+    """
     blocks: list[RenderableType | str] = []
     prose: list[str] = []
     for line in [*notes.splitlines(), ""]:
-        is_kept = line.startswith(("{", "'", "json.")) or "   " in line
-        if prose and (is_kept or not line or line.startswith("* ")):
+        in_item = bool(prose) and prose[0].startswith("* ")
+        if in_item and line.startswith("  "):
+            prose.append(line.strip())
+            continue
+        is_kept = line.startswith(("  ", "{", "'", "json.")) or "   " in line
+        if prose and (in_item or is_kept or not line or line.startswith("* ")):
             blocks.append(Text(" ".join(prose)))
             prose.clear()
         if is_kept or not line:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 DEFAULTS = {"model": "", "data": ""}
 
+_KEYS_OF = {"model": {"model.path"}, "data": {"data.path", "experiment"}}
+"""What of a run's keys and groups may stand in place of each."""
+
 HELP = CommandHelp(
     purpose=(
         "Print the command that trains a model on this machine, with the reason for each word, and validate it as "
@@ -60,19 +63,25 @@ def _words(given: Sequence[str]) -> list[tuple[str, str]]:
     from rollpacker.config.roots import TRAIN, groups
 
     keys, settings = parse_settings("init", given, DEFAULTS, example="model=DIR data=prompts.jsonl", takes_keys=True)
+    named = {word.partition("=")[0].removeprefix("+") for word in keys}
     for name, value in settings.items():
-        if not value:
+        if not value and not named & _KEYS_OF[name]:
             raise ConfigError(f"`rollpacker init` has no {name}.", HELP.arguments[name == "data"][1], f"Add {name}=...")
     is_recipe = settings["data"] in groups(TRAIN)["experiment"].options
-    named = {word.partition("=")[0] for word in keys}
     wanted = [
         ("model.path", settings["model"], "the policy"),
         ("experiment", settings["data"], "the recipe: data, reward, batch, lengths")
         if is_recipe
         else ("data.path", settings["data"], "the prompts"),
-        ("run.dir", "runs/first", "everything that the run writes is below it"),
+        ("run.dir", "" if "run.dir" in named else "runs/first", "everything that the run writes is below it"),
     ]
-    words = [(f"{key}={value}", reason) for key, value, reason in wanted if key not in named]
+    if twice := [key for key, value, _ in wanted if value and key in named]:
+        raise ConfigError(
+            f"`{twice[0]}` is given twice.",
+            "`model` stands for model.path, `data` for data.path, or for experiment where it names a recipe.",
+            "Leave out one of the two.",
+        )
+    words = [(f"{key}={value}", reason) for key, value, reason in wanted if value]
     return [*words, *((word, "yours") for word in keys)]
 
 

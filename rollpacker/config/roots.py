@@ -86,13 +86,17 @@ def option_summary(group: str, option: str) -> str:
 
 
 def option_notes(group: str, option: str) -> str:
-    """The rest of that comment, after its first blank line."""
+    """The rest of that comment, after its first blank line; lines keep their indentation."""
     return "\n".join(_comment(group, option)).partition("\n\n")[2]
 
 
 def _comment(group: str, option: str) -> list[str]:
     lines = (conf_dir() / group / f"{option}.yaml").read_text(encoding="utf-8").splitlines()
-    return [line.removeprefix("#").strip() for line in lines if line.startswith("#") and "@package" not in line]
+    return [
+        line.removeprefix("#").removeprefix(" ").rstrip()
+        for line in lines
+        if line.startswith("#") and "@package" not in line
+    ]
 
 
 def default_choices(root: Root[BaseModel]) -> dict[str, object]:

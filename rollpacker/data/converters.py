@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.errors import DataError
@@ -39,6 +39,12 @@ _AFTER_DAPO = '\n\nRemember to put your answer on its own line after "Answer:".'
 """What DAPO's prompts have around the question: another form of answer than `\\boxed{}`."""
 _MOST_BYTES = 1 << 30
 """Of one problem's unpacked test cases; the largest of LiveCodeBench take some hundred MB."""
+
+
+class _DataSet(PromptFile):
+    """What `rollpacker data` reads."""
+
+    split_choice: ClassVar[str] = "split={}"
 
 
 _UNPACKING_ERRORS = (
@@ -226,10 +232,10 @@ def convert_rows(converter: Converter, path: Path, split: str | None, counts: Co
     Raises:
         DataError: The folder is not that of the data set, or a row is wrong.
     """
-    given = PromptFile(path=path)
+    given = _DataSet(path=path)
     folder = given.location / converter.inside
     if converter.inside and folder.is_dir():
-        given = PromptFile(path=folder)
+        given = _DataSet(path=folder)
     if given.location.is_dir():
         given = given.model_copy(update={"split": split or converter.split})
     elif split is not None:

@@ -38,20 +38,20 @@ def data_files(file: PromptFile) -> tuple[Path, ...]:
     if not path.is_dir():
         if file.split is not None and path.exists():
             raise DataError(
-                f"data.split={file.split}, and {path} is one file",
+                f"{file.split_choice.format(file.split)}, and {path} is one file",
                 "Allowed: a split of a folder that has several",
-                "Leave out data.split, or give the folder its own: data.path=[{path: DIR, split: NAME}, FILE]",
+                "Leave out the split, or give the folder its own: [{path: DIR, split: NAME}, FILE]",
             )
         return (path,)
     if (path / "dataset_dict.json").is_file():
         splits = _list_of(path / "dataset_dict.json", "splits", str)
-        return _saved_files(path / _choose(path, splits, file.split))
+        return _saved_files(path / _choose(path, splits, file))
     if (path / "state.json").is_file():
         own = _content(path / "state.json").get("_split")
         if file.split is not None and own != file.split:
-            raise _no_split(path, file.split, [own] if own else [])
+            raise _no_split(path, file, [own] if own else [])
         return _saved_files(path)
-    return _found_files(path, file.split)
+    return _found_files(path, file)
 
 
 def _saved_files(path: Path) -> tuple[Path, ...]:
@@ -79,7 +79,7 @@ def _list_of(file: Path, key: str, kind: type) -> list[Any]:
     )
 
 
-def _found_files(path: Path, split: str | None) -> tuple[Path, ...]:
+def _found_files(path: Path, file: PromptFile) -> tuple[Path, ...]:
     by_place: dict[tuple[Path, str], list[Path]] = {}
     for found in sorted(path.rglob("*")):
         hidden = any(part.startswith(".") for part in found.relative_to(path).parts)
@@ -93,7 +93,7 @@ def _found_files(path: Path, split: str | None) -> tuple[Path, ...]:
             "Allowed: files of Parquet, Arrow, CSV or JSON lines (.jsonl), or a folder of `datasets` (save_to_disk)",
             "Check the path; a data set that was cloned from the Hub without its large files is downloaded again",
         )
-    folders = {folder for folder, name in by_place if split in {None, name}}
+    folders = {folder for folder, name in by_place if file.split in {None, name}}
     if len(folders) > 1:
         names = sorted(str(folder.relative_to(path)) for folder in folders)
         raise DataError(
@@ -101,21 +101,21 @@ def _found_files(path: Path, split: str | None) -> tuple[Path, ...]:
             "Allowed: one of them",
             f"Name its folder: {path / next(name for name in names if name != '.')}",
         )
-    chosen = _choose(path, sorted({name for _, name in by_place}), split)
+    chosen = _choose(path, sorted({name for _, name in by_place}), file)
     return tuple(found for (_, name), files in by_place.items() if name == chosen for found in files)
 
 
-def _choose(path: Path, splits: Sequence[str], split: str | None) -> str:
-    if split is None and len(splits) == 1:
+def _choose(path: Path, splits: Sequence[str], file: PromptFile) -> str:
+    if file.split is None and len(splits) == 1:
         return splits[0]
-    if split in splits:
-        return str(split)
-    raise _no_split(path, split, splits)
+    if file.split in splits:
+        return str(file.split)
+    raise _no_split(path, file, splits)
 
 
-def _no_split(path: Path, split: str | None, splits: Sequence[str]) -> DataError:
+def _no_split(path: Path, file: PromptFile, splits: Sequence[str]) -> DataError:
     return DataError(
-        f"{path} has no split {split}" if split else f"{path} has several splits, and none is chosen",
+        f"{path} has no split {file.split}" if file.split else f"{path} has several splits, and none is chosen",
         f"Its splits: {', '.join(splits) or 'none that has a name'}",
-        f"Write data.split={splits[0]}" if splits else "Leave out data.split",
+        f"Write {file.split_choice.format(splits[0])}" if splits else "Leave out the split",
     )

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.rule import Rule
 from rich.text import Text
 
+from rollpacker.config.multirun import compose_sweep
 from rollpacker.config.words import replaced
 from rollpacker.core.errors import ConfigError
 from rollpacker.demo import mixed
@@ -44,7 +45,7 @@ def run_demo(overrides: Sequence[str]) -> int:
     """Run the demo; returns the exit code of the first command that failed, or 0.
 
     Raises:
-        ConfigError: An override of what the demo sets itself: systems or folder.
+        ConfigError: An override that is not legal, or of what the demo sets itself: systems or folder.
     """
     is_mixed = overrides[:1] == ("mixed",)
     overrides = overrides[is_mixed:]
@@ -55,11 +56,13 @@ def run_demo(overrides: Sequence[str]) -> int:
     folder = FOLDER / "mixed" if is_mixed else FOLDER
     inputs = Inputs(folder=folder / "input", is_mixed=is_mixed)
     runs = folder / datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
-    own = ["-m", *words_of(inputs), f"system={','.join(SYSTEMS)}", f"run.dir={runs}/${{system.name}}"]
+    own = [*words_of(inputs), f"system={','.join(SYSTEMS)}", f"run.dir={runs}/${{system.name}}"]
+    words = replaced(own, overrides)
+    compose_sweep(words)  # a mistake is refused before anything is made
     _announce(console, "1/3", "a task and a model to train")
     _prepare(console, inputs)
     _announce(console, "2/3", "the same job under two systems")
-    code = _run(console, "train", replaced(own, overrides))
+    code = _run(console, "train", ["-m", *words])
     if not code:
         _announce(console, "3/3", "the results")
         code = _run(console, "analysis", ["demo", *(str(runs / system) for system in SYSTEMS), f"out={runs}"])

@@ -122,6 +122,30 @@ def test_a_topic_may_be_a_key_a_group_an_option_or_the_launcher(capsys: pytest.C
     assert "data.path" in _run(["score", "--help", "data"], capsys)
 
 
+@pytest.mark.parametrize(
+    ("topic", "lines"),
+    [
+        (
+            "experiment=gsm8k",
+            (
+                "    hf download openai/gsm8k --repo-type dataset",
+                "    rollpacker train experiment=gsm8k model.path=Qwen/Qwen2.5-1.5B-Instruct run.dir=runs/gsm8k",
+            ),
+        ),
+        ("elastic=slurm", ("    elastic=slurm elastic.max_workers=8 elastic.job.partition=preemptible",)),
+        ("hardware=h800", ("for the same reason: its 27 s are 7 % of 383 s.",)),
+    ],
+    ids=["recipe", "after a sentence", "a list's item, which wraps"],
+)
+def test_an_options_commands_stay_lines_that_can_be_copied_and_its_lists_wrap(
+    topic: str, lines: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["help", topic]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert set(lines) <= set(printed)
+
+
 def test_words_that_set_a_key_are_no_topics(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rollout.num_prompts=32" in _run(["train", "model.path=x", "--help"], capsys)
 

@@ -51,6 +51,16 @@ def test_a_shell_reads_the_printed_command_as_the_words_that_were_given(workdir,
     assert words[-2:] == given
 
 
+@pytest.mark.parametrize("key", ["", ".path"], ids=["own words", "keys of a run"])
+def test_paths_with_blanks_are_taken_and_quoted_in_either_way_of_writing_them(workdir, capsys, key):
+    (workdir / "my files").mkdir()
+    (workdir / "model").rename(workdir / "my files/model")
+    (workdir / "prompts.jsonl").rename(workdir / "my files/the prompts.jsonl")
+    command = command_in(printed(capsys, f"model{key}=my files/model", f"data{key}=my files/the prompts.jsonl"))
+    assert set(command) == {"model.path=my files/model", "data.path=my files/the prompts.jsonl", "run.dir=runs/first"}
+    assert main(["check", *command]) == 0
+
+
 def test_an_environment_keeps_the_reward_that_it_chooses(workdir, capsys):
     (workdir / "games.py").write_text(
         "class Game:\n"
@@ -69,6 +79,7 @@ def test_an_environment_keeps_the_reward_that_it_chooses(workdir, capsys):
         (["model=model"], "has no data"),
         (["model=model", "data=nothing.jsonl"], "nothing.jsonl"),
         (["model=model", "data=prompts.jsonl", "rollout.num_promts=8"], "rollout.num_prompts"),
+        (["model=model", "model.path=other", "data=prompts.jsonl"], "`model.path` is given twice"),
     ],
     ids=str,
 )

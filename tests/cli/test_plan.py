@@ -59,6 +59,21 @@ def test_a_small_plan_prints_an_answer_and_writes_what_it_is_made_of(workdir, ca
     assert not [path for path in workdir.iterdir() if path.name.startswith(".tmp-")]
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("are_named", [False, True])
+def test_a_system_with_a_length_history_is_modelled_beyond_its_first_epoch_or_that_is_said(workdir, capsys, are_named):
+    lengths = workdir / "lengths.csv"
+    rows = [(f"p{number}", 300 + 10 * number) for number in range(200)]
+    table = pd.DataFrame(rows, columns=["prompt", "length_tokens"])
+    (table if are_named else table[["length_tokens"]]).to_csv(lengths, index=False)
+    words = ["plan", *SMALL, f"workload.lengths={lengths}", "workload.domain=null", "seeds=1", "workers=1", "out=plan"]
+    assert main([*words, "engine.tensor_parallel=1", "systems=verl,ours"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("ours knows prompts by their last epoch, and some runs ended in the first one" in printed) == are_named
+    trials = pd.read_parquet(workdir / "plan" / "plan.parquet").query("system == 'ours'")
+    assert (trials["deferred_at_once"] > 0).all() == (not are_named)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

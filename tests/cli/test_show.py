@@ -137,6 +137,21 @@ def test_a_run_that_only_evaluated_shows_what_it_was_answered(
     assert "has kept no text of training" in said(capsys, str(run_dir), "kind=training", code=2)
 
 
+@pytest.mark.parametrize("damage", ["garbled", "gone"])
+def test_a_damaged_table_of_evaluations_is_named_and_not_taken_for_none(
+    run_dir: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = run_dir / "evaluation" / "evaluation_responses" / "step-000002.parquet"
+    part.write_bytes(b"PAR1") if damage == "garbled" else part.unlink()
+    said_of_it = " is not readable" if damage == "garbled" else " is missing, although"
+    assert f"{part}{said_of_it}" in " ".join(said(capsys, str(run_dir), code=2).split())
+
+
+def test_a_run_that_only_trained_shows_its_texts(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run_dir / "evaluation")
+    assert "step 2  math p1 #0  reward 1, found, 9 tokens" in said(capsys, str(run_dir))
+
+
 def test_a_modelled_run_has_no_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = modelled_run(tmp_path / "run", "run.num_steps=1")
     assert "has kept no text" in said(capsys, str(run_dir), code=2)

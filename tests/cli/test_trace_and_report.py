@@ -65,6 +65,19 @@ def test_what_is_no_run_is_refused_in_three_parts(run_dir, tmp_path, capsys, wor
     assert message in said(capsys, ["trace", *(str(places.get(word, word)) for word in words)], code=2)
 
 
+@pytest.mark.parametrize("command", ["trace", "report"])
+def test_a_run_that_only_evaluated_is_called_one_with_what_shows_it(command, tmp_path, capsys):
+    held_out = tmp_path / "new.jsonl"
+    held_out.write_text(json.dumps({"id": "q", "domain": "math", "prompt": "New?", "ground_truth": "1"}) + "\n")
+    run_dir = modelled_run(tmp_path / "run", f"evaluation.path={held_out}", "run.num_steps=0")
+    text = said(capsys, [command, str(run_dir)], code=2)
+    assert f"{run_dir} is a run that only evaluates (run.num_steps=0): it has no training step" in text
+    assert f"`rollpacker jobs {run_dir}` shows its held-out scores" in text
+    assert "new 0.000" in said(capsys, ["jobs", str(run_dir)])
+    (run_dir / "config.yaml").write_text("run: 5")
+    assert "is a run without a finished step yet" in said(capsys, [command, str(run_dir)], code=2)
+
+
 def test_a_run_of_a_newer_version_is_refused(run_dir, tmp_path, capsys):
     manifest = tmp_path / "metrics" / "manifest.json"
     manifest.parent.mkdir()

@@ -13,6 +13,7 @@ from rollpacker.config.sections.evaluation import EvaluationSection
 from rollpacker.core.errors import DataError
 from rollpacker.data.held_out import check_apart, load_held_out
 from rollpacker.data.prompts import load_prompts
+from tests.data.files import write_parquet
 
 
 def write(path: Path, *questions: str, **fields: Any) -> Path:
@@ -59,6 +60,14 @@ def test_how_many_more_are_shared_is_said(tmp_path: Path) -> None:
     trained = write(tmp_path / "train.jsonl", "a", "b", "c")
     with pytest.raises(DataError, match="and 2 more prompts of train are trained on"):
         check_apart(load_prompts([PromptFile(path=trained)]), load_held_out(section(trained)))
+
+
+def test_a_set_of_several_splits_is_answered_with_the_key_of_held_out_prompts(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        write_parquet(tmp_path / f"{name}.parquet", [{"prompt": "1 + 1 =", "ground_truth": "2"}])
+    with pytest.raises(DataError) as caught:
+        load_held_out(EvaluationSection(path=[tmp_path]))
+    assert caught.value.remedy == "Write evaluation.path=[{path: DIR, split: test}]"
 
 
 def test_sets_that_training_never_sees_pass_and_may_share_prompts_with_each_other(tmp_path: Path) -> None:

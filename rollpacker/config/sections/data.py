@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_serializer
 
@@ -51,6 +51,9 @@ class RowSettings(Section):
 
 class PromptFile(RowSettings):
     """A file or a folder of prompts."""
+
+    split_choice: ClassVar[str] = "data.split={}"
+    """The word that chooses one of its splits."""
 
     path: Path
 

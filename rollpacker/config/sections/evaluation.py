@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
@@ -30,6 +30,8 @@ Probability = Annotated[Number, Field(gt=0, le=1)]
 
 class HeldOutFile(PromptFile):
     """A file of held-out prompts; what it leaves out is as the section says."""
+
+    split_choice: ClassVar[str] = "evaluation.path=[{{path: DIR, split: {}}}]"
 
     name: str = Field("", pattern=r"^[\w.=-]*$")
     """Of the set; empty takes the file's, without its ending."""
