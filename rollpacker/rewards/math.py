@@ -55,6 +55,8 @@ _JOINS_BOXES = re.compile(r"[\s$]*(?:[,;]|and|or|,\s*and|,\s*or)[\s$]*")
 
 _ARROW = re.compile(r"\\(?:long)?(?:left)?(?:right)?arrow\b|\\(?:to|mapsto|implies|iff|lor|vee)\b", re.IGNORECASE)
 """Of what stands on its sides, math-verify reads one."""
+_SUBSCRIPT_BEGINS = re.compile(r"(?:[A-Za-z}]\s*_|\\underset)\s*\{")
+"""Of a letter or a command; the arrow in it says where a variable goes, as in that of a limit."""
 
 _SEVERAL_ANNOUNCED = re.compile(
     r"answer\s+(?:is|are|:)\s*:?\s*(?:either\s+)?[^\s,;/]+(?:[,;]\s+(?:(?:or|and)\s+)?|\s+(?:or|and)\s+)"
@@ -126,13 +128,27 @@ def _offers_several(response_text: str) -> bool:
 
 def _is_one_claim(truth: list[Any], answer: list[Any]) -> bool:
     """Whether an answer that math-verify finds right claims nothing else."""
-    if any(_ARROW.search(part) for part in answer if isinstance(part, str)):
-        return any(_ARROW.search(part) for part in truth if isinstance(part, str))
+    if _has_arrow(answer):
+        return _has_arrow(truth)
     formula = answer[0]
     if isinstance(truth[0], Eq | And) or not isinstance(formula, Eq | And):
         return True
     equations = formula.args if isinstance(formula, And) else (formula,)
     return all(isinstance(each, Eq) and _is_sound(each, truth) for each in equations)
+
+
+def _has_arrow(parsed: list[Any]) -> bool:
+    """Whether a text has an arrow outside of subscripts."""
+    return any(_ARROW.search(_without_subscripts(part)) for part in parsed if isinstance(part, str))
+
+
+def _without_subscripts(text: str) -> str:
+    kept, begins = "", 0
+    for match in _SUBSCRIPT_BEGINS.finditer(text):
+        if match.start() >= begins:
+            kept += text[begins : match.start()]
+            begins = _closing_brace(text, match.end()) or len(text)
+    return kept + text[begins:]
 
 
 def _is_sound(equation: Eq, truth: list[Any]) -> bool:

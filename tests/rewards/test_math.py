@@ -63,6 +63,10 @@ def reason_of(response, ground_truth, is_truncated=False):
         ("5", r"\boxed{5 \text{ units}.}"),
         ("5", r"\boxed{5^\circ.}"),
         ("5", r"\boxed{5\,}"),
+        ("1", r"\boxed{\lim_{x \to 0} \frac{\sin x}{x} = 1}"),
+        ("0", r"\boxed{\lim\limits_{x \rightarrow \infty} \frac{1}{x} = 0}"),
+        ("3", r"\boxed{\underset{x \to 0^{+}}{\lim} f(x) = 3}"),
+        ("2", r"$a_{n \to \infty} = 2$"),
     ],
 )
 def test_right_answers_in_many_forms_are_correct(ground_truth, response):
@@ -116,6 +120,8 @@ def test_wrong_answers_are_wrong(ground_truth, response):
         r"\boxed{8}, \boxed{7}",
         r"\boxed{8} or \boxed{7}",
         r"\boxed{8 \to 7}",
+        r"\boxed{\lim_{x \to 0} f(x) = 8 \to 7}",
+        r"\boxed{8_{\to 7}}",
         r"\boxed{6 \implies 7}",
         r"\boxed{8 \Rightarrow x = 7}",
         r"\boxed{7 \lor 8}",
