@@ -80,7 +80,9 @@ STEPS = TableSchema(
         tokens("tokens_wasted", "tokens_generated minus tokens_trained"),
         tokens("tokens_dropped", "Those of tokens_wasted that were generated for dropped prompts"),
         tokens("tokens_streamed", "Those of tokens_trained that the trainer took in while the rollout still ran"),
-        number("tokens_per_second", "tokens_generated over rollout_time_s", unit="tokens/s"),
+        number(
+            "tokens_per_second", "tokens_generated over rollout_time_s (asynchronous: step_time_s)", unit="tokens/s"
+        ),
         count("decode_slot_steps_busy", "Sum over forward passes of the decode slots in use"),
         count("decode_slot_steps_idle", "Sum over forward passes of the decode slots that stood idle"),
         number("bubble_ratio", "Idle share of the decode slots during the rollout, 0 to 1"),

@@ -114,6 +114,14 @@ def test_gpus_that_do_not_fit_are_refused_before_anything_starts(words, said):
         compose([*SMALL, *words])
 
 
+def test_an_asynchronous_run_generates_as_fast_as_all_of_its_time_allows_however_short_the_trainer_waits(tmp_path):
+    words = ("system=flash", "run.num_steps=12", "hardware.training_efficiency=0.05", *SEPARATE)  # the trainer is late
+    steps = steps_of(tmp_path, *words)
+    assert steps["rollout_time_s"].min() < 0.1 * steps["step_time_s"].min()
+    overall = steps["tokens_generated"].sum() / steps["finished_at_s"].max()
+    assert steps["tokens_per_second"].mean() == pytest.approx(overall, rel=0.2)
+
+
 def test_where_engines_and_trainer_take_turns_an_asynchronous_run_suspends_what_is_unfinished(tmp_path):
     steps = steps_of(tmp_path, "system=flash", *NODE, "placement=colocated")
     assert steps["num_requests_continued"].sum() > 0

@@ -93,13 +93,14 @@ class StepRecorder:
         drafts = [passes for each in costs.draft_passes().values() for passes in each]
         num_accepted = sum(passes.num_accepted for passes in drafts)
         num_sequence_passes = sum(passes.num_sequence_passes for passes in drafts)
-        finished_at = self._clock.now()
+        finished_at, step_time = self._clock.now(), self._step_time_s()
+        generation_time = step_time if batch.max_staleness else rollout_time  # engines go on while the trainer learns
         return {
             "step": self._step,
             "round": batch.begin.round,
             "round_kind": batch.begin.kind.value,
             "system": self._system,
-            "step_time_s": self._step_time_s(),
+            "step_time_s": step_time,
             "rollout_time_s": rollout_time,
             "exposed_reward_time_s": batch.ended_at_s - generation_ended,
             "train_time_s": self._times.duration_s("train"),
@@ -134,7 +135,7 @@ class StepRecorder:
             "tokens_wasted": generated - trained,
             "tokens_dropped": sum(_length(request) for request in requests if request.request.prompt in batch.dropped),
             "tokens_streamed": result.num_tokens_streamed,
-            "tokens_per_second": generated / rollout_time if rollout_time > 0 else 0.0,
+            "tokens_per_second": generated / generation_time if generation_time > 0 else 0.0,
             "decode_slot_steps_busy": busy,
             "decode_slot_steps_idle": idle,
             "bubble_ratio": idle / (busy + idle) if busy + idle else 0.0,
