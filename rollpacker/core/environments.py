@@ -17,9 +17,10 @@ while others are evaluated. With `starts_per_minute` places are given out evenly
 over the deadlines.
 
 An environment that crashes or hangs is no engine that fails: nothing but its own trajectory is concerned. One that is
-lost with its node, or with an attempt of the run, is not counted. A trajectory that is given up never finishes. A
-prompt with fewer others than its group needs is dropped, and counted; a held-out trajectory counts as finished, with
-what it has. So no prompt is tried for ever, and a long round, which has no race, ends.
+lost with its node, or with an attempt of the run, is not counted; a turn that waits for an engine then is not
+generated. A trajectory that is given up never finishes. A prompt with fewer others than its group needs is dropped, and
+counted; a held-out trajectory counts as finished, with what it has. So no prompt is tried for ever, and a long round,
+which has no race, ends.
 
 Each call to the environments of a request has a number, over all restarts. An answer with an older number, or to a
 trajectory that was stopped, is late: it changes nothing. One that never comes is made up for by the time limits.
@@ -156,10 +157,12 @@ class Environments:
         if isinstance(event, TurnFinished):
             self._end_turn(event, router)
             return ()
-        trajectory = self._awaiting(event)
+        trajectory = self._awaiting(event, router)
         if trajectory is None:
             return ()
         if isinstance(event, EnvironmentFailed):
+            if trajectory.stage is Stage.GENERATING:
+                router.abort([event.request])
             return self._fail(event.request, event.reason, conclude)
         trajectory.acted_s += now - trajectory.called_at_s
         is_over = event.is_done or event.num_tokens_left <= 0 or trajectory.num_turns >= self._settings.max_turns
@@ -172,14 +175,16 @@ class Environments:
         self._end(event.request, FINISHED)
         return commands
 
-    def _awaiting(self, event: EnvironmentStepped | EnvironmentFailed) -> _Trajectory | None:
-        """Look up the trajectory that waits for this answer; None if it comes late."""
+    def _awaiting(self, event: EnvironmentStepped | EnvironmentFailed, router: Router) -> _Trajectory | None:
+        """Look up the trajectory that this concerns; None if it comes late."""
         trajectory = self._trajectories.get(event.request)
         if trajectory is None or event.call < trajectory.call:
             return None
         if event.call > trajectory.call:
             raise ImpossibleEvent(f"{event.request} was answered call {event.call}.", f"The last is {trajectory.call}.")
-        return trajectory if trajectory.stage is Stage.ACTING else None
+        is_lost = isinstance(event, EnvironmentFailed) and event.reason == LOST
+        is_unanswerable = is_lost and trajectory.stage is Stage.GENERATING and router.holders[event.request] is None
+        return trajectory if trajectory.stage is Stage.ACTING or is_unanswerable else None
 
     def _end_turn(self, event: TurnFinished, router: Router) -> None:
         """Have the environment answer, unless the engine speaks of what it does not hold any more."""
@@ -286,8 +291,14 @@ class Environments:
         return None
 
     @property
+    def open(self) -> list[tuple[RequestId, int]]:
+        """What has an environment, with the number of its last call: in another attempt of the run none is there."""
+        queued = Stage.QUEUED
+        return [(request, each.call) for request, each in self._trajectories.items() if each.stage is not queued]
+
+    @property
     def acting(self) -> list[tuple[RequestId, int]]:
-        """What environments owe an answer, with the number of the call: after a restore none of them is there."""
+        """What environments owe an answer, with the number of the call."""
         return [(request, each.call) for request, each in self._trajectories.items() if each.stage is Stage.ACTING]
 
     # Self-check and snapshot

@@ -26,7 +26,7 @@ from rollpacker.core.engine_states import Closing
 from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.environments import LOST, TIMER
 from rollpacker.core.errors import ImpossibleEvent
-from rollpacker.core.events import EngineLost, RewardComputed, TimerFired
+from rollpacker.core.events import EngineJoined, EngineLost, RewardComputed, TimerFired
 from rollpacker.core.ids import EngineId, RequestId, VersionSpan
 from rollpacker.core.load_order import Room
 from rollpacker.core.routing import Router
@@ -300,6 +300,24 @@ def test_an_environment_that_was_lost_with_its_node_or_the_attempt_of_the_run_is
     for _ in range(RULES.max_restarts):
         assert not only(player.crash(first()), DropPrompt)
     assert only(player.crash(first()), DropPrompt)
+
+
+def test_a_trajectory_whose_environment_is_lost_before_an_engine_has_its_turn_begins_again_at_once():
+    player = TurnsPlayer(num_engines=0)
+    player.start(0)
+    player.answer_call(first())  # its turn waits for an engine
+    begun = player.crash(first(), LOST)
+    assert [each.request for each in only(begun, OpenEnvironment)] == [first()]
+    player.scheduler.check()
+    assert not only(player.tell(EngineJoined(engine=ENGINES[0], policy_version=player.version)), Launch)
+
+
+def test_a_turn_that_an_engine_generates_is_not_stopped_for_an_environment_that_is_lost():
+    player = TurnsPlayer()
+    player.start(0)
+    player.answer_call(first())
+    assert not player.crash(first(), LOST)
+    assert only(player.end_turn(first()), StepEnvironment)
 
 
 def test_in_a_race_a_sample_that_keeps_failing_costs_its_prompt_nothing_while_enough_are_left():

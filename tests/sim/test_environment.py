@@ -351,6 +351,8 @@ def test_trajectories_under_way_at_a_checkpoint_begin_again_and_every_prompt_is_
     events = [record.event for record in read_event_log(attempt_path(tmp_path, 1)).records]
     lost = [event for event in events if isinstance(event, EnvironmentFailed)]
     assert {event.reason for event in lost} == {"environment_lost"}
+    num_before_generation = next(index for index, event in enumerate(events) if isinstance(event, StepStarted))
+    assert set(map(id, lost)) <= set(map(id, events[:num_before_generation])), "a turn was generated in vain"
     prompts = accepted(tmp_path).groupby(["step", "prompt"]).size()
     assert list(prompts) == [4] * 24
     assert prompts.index.get_level_values("prompt").is_unique

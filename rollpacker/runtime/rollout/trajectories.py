@@ -94,7 +94,7 @@ class Trajectories:
         if self._parts is None:
             return
         self._listening = asyncio.create_task(self._listen(self._parts.service), name="pump: environments")
-        for request, call in scheduler.beside.environments.acting if scheduler.beside.environments else ():
+        for request, call in scheduler.beside.environments.open if scheduler.beside.environments else ():
             self._take(EnvironmentFailed(request=request, call=call, reason=LOST))
 
     async def stop(self) -> None:
