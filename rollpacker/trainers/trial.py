@@ -17,13 +17,14 @@ _LIMIT_S = 60.0
 """To load torch from a slow disk, and whatever the user's module imports."""
 
 
-def try_own_functions(section: TrainerSection, max_staleness: int) -> None:
-    """Have a resolved section's own functions compute a few numbers.
+def try_own_functions(section: TrainerSection, max_staleness: int) -> tuple[str, ...] | None:
+    """Have a resolved section's own functions compute a few numbers; gives what its own loss reads, None without one.
 
     Raises:
         ConfigError: One cannot be imported, takes other parameters, raises, hangs, or returns something else; or the
             loss and the section correct nothing, and stale tokens are trained.
     """
+    reads: tuple[str, ...] | None = None
     for key, source in (("loss", section.loss), ("advantage", section.advantage)):
         if source is None or not is_own(source):
             continue
@@ -34,14 +35,18 @@ def try_own_functions(section: TrainerSection, max_staleness: int) -> None:
                 "See rollpacker/trainers/own_functions.py for what it takes and returns.",
                 "Correct the name or the function.",
             )
-        if key == "loss" and max_staleness and section.mismatch == "none" and "behaviour" not in answer["reads"]:
+        if key == "advantage":
+            continue
+        reads = tuple(answer["reads"])
+        if max_staleness and section.mismatch == "none" and "behaviour" not in reads:
             raise ConfigError(
-                f"trainer.loss={source} reads {', '.join(answer['reads'])}, with trainer.mismatch=none and "
+                f"trainer.loss={source} reads {', '.join(reads)}, with trainer.mismatch=none and "
                 f"system.max_staleness={max_staleness}.",
                 "Tokens of older policies are trained, whose log-probabilities are `behaviour`: without these the loss "
                 "would learn from them as if the current policy had drawn them.",
                 "Take `behaviour` as a parameter, or set trainer.mismatch=token_truncate.",
             )
+    return reads
 
 
 def _answer(source: str, *, is_loss: bool) -> Any:

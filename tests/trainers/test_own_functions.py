@@ -94,7 +94,8 @@ def test_an_advantage_of_ones_own_gets_the_rewards_of_a_group(source):
 
 def test_functions_that_can_be_used_are_found_so(source):
     section = TrainerSection(loss=source("ppo"), advantage=source("best_of_group"))
-    try_own_functions(resolved(section, max_staleness=2), 2)
+    assert try_own_functions(resolved(section, max_staleness=2), 2) == ("current", "behaviour", "advantages")
+    assert try_own_functions(resolved(TrainerSection()), 0) is None
 
 
 @pytest.mark.parametrize(

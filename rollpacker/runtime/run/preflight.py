@@ -171,8 +171,9 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
     look(lambda: check_run_dir(config))
     look(lambda: check_trackers(config.tracker))
     look(lambda: _check_callbacks(config))
+    loss_reads = None
     if _runs_in_this_environment(config):
-        look(lambda: try_own_functions(config.objective, config.system.max_staleness))
+        loss_reads = look(lambda: try_own_functions(config.objective, config.system.max_staleness))
     raise_mistakes(mistakes)
     assert model is not None
     assert num_prompts_by_domain is not None
@@ -188,7 +189,7 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
         cluster=cluster,
         fit=fit,
         finished_steps=finished_steps,
-        notes=(*run_facts.notes(), *keys_without_effect(config)),
+        notes=(*run_facts.notes(), *keys_without_effect(config), *_uncorrected_loss(config, loss_reads)),
     )
 
 
@@ -304,6 +305,18 @@ def _check_judge(config: RunConfig) -> None:
             f"The judge's model in {judge.model.path} has {max_positions} positions.",
             f"Set reward.judge.max_prompt_tokens={max_positions - 1} or lower; longer responses lose their middle.",
         )
+
+
+def _uncorrected_loss(config: RunConfig, reads: Sequence[str] | None) -> tuple[str, ...]:
+    """A note where nothing corrects the gap between engine and trainer; `reads` is None without an own loss."""
+    is_chosen = config.trainer.mismatch is not None
+    if reads is None or "behaviour" in reads or config.engine.name != "vllm" or is_chosen or not config.trains:
+        return ()
+    note = (
+        f"trainer.loss={config.trainer.loss} does not read `behaviour`, the log-probabilities of vLLM, which differ a "
+        "little from the trainer's: nothing corrects the gap. trainer.mismatch=token_truncate would."
+    )
+    return (note,)
 
 
 def _check_callbacks(config: RunConfig) -> None:

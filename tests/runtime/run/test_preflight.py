@@ -120,6 +120,26 @@ def test_a_cluster_without_the_launcher_is_noted_where_no_job_has_it(
     assert not validate(compose([*inputs, "cluster=slurm"])).notes
 
 
+@pytest.mark.parametrize(
+    ("parameters", "words", "is_noted"),
+    [
+        ("current, advantages", ["engine=vllm"], True),
+        ("current, advantages", ["engine=vllm", "trainer.mismatch=none"], False),
+        ("current, advantages", [], False),
+        ("current, advantages, behaviour", ["engine=vllm"], False),
+    ],
+    ids=["uncorrected", "as was chosen", "engine as the trainer", "corrects itself"],
+)
+def test_a_loss_of_ones_own_that_leaves_the_gap_to_vllm_uncorrected_is_noted(
+    inputs: list[str], monkeypatch: pytest.MonkeyPatch, parameters: str, words: list[str], is_noted: bool
+) -> None:
+    folder = Path(inputs[0].removeprefix("model.path=")).parent
+    monkeypatch.setattr("rollpacker.runtime.run.preflight.check_vllm", lambda _: None)
+    (folder / "mine.py").write_text(f"def loss({parameters}):\n    return -current * advantages\n")
+    notes = validate(compose([*inputs, f"trainer.loss={folder}/mine.py:loss", *words])).notes
+    assert ["trainer.mismatch=token_truncate" in note for note in notes] == [True] * is_noted
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can lend this process another user's rights")
 def test_a_folder_of_another_user_cannot_be_written() -> None:
     with tempfile.TemporaryDirectory() as name:
