@@ -37,6 +37,7 @@ class ShelvedSync:
         self._is_prepared = False
         self._one_at_a_time = asyncio.Lock()
         """The trainer packs the next policy into the memory that engines are served from."""
+        self._filling = asyncio.Lock()
 
     async def prepare(self) -> None:
         async with self._one_at_a_time:
@@ -49,7 +50,8 @@ class ShelvedSync:
             return await self._fill() if self._laid_out is None or not self._is_prepared else self._newest
 
     async def shelf(self, policy_version: int) -> Weights | None:
-        laid_out = self._laid_out
+        async with self._filling:  # after a checkpoint the same version is laid out again
+            laid_out = self._laid_out
         return laid_out if laid_out is not None and laid_out.policy_version == policy_version else None
 
     async def publish(self, engines: Mapping[EngineId, Engine]) -> Published:
@@ -67,8 +69,9 @@ class ShelvedSync:
         return self._laid_out.policy_version
 
     async def _fill(self) -> int:
-        self._laid_out = None  # so that the buckets before are freed as soon as nobody pulls them
-        laid_out: Weights | None = await self._all.everywhere(lambda rank: rank.lay_out_weights(self._bucket_bytes))
-        assert laid_out is not None, "the first rank answers"
-        self._laid_out = laid_out
+        async with self._filling:
+            self._laid_out = None  # so that the buckets before are freed as soon as nobody pulls them
+            laid_out: Weights | None = await self._all.everywhere(lambda rank: rank.lay_out_weights(self._bucket_bytes))
+            assert laid_out is not None, "the first rank answers"
+            self._laid_out = laid_out
         return laid_out.policy_version
