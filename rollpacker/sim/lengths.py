@@ -112,6 +112,8 @@ class Lengths:
     """The same of aborted ones: tokens generated until then."""
     verdicts: Mapping[tuple[int, int, str, int], tuple[float, str]] = field(default_factory=dict)
     """The same: reward and reason of those that were scored."""
+    cut: Sequence[float] = ()
+    """Lengths of the responses of a recorded run that its limit ended."""
 
     @property
     def is_recording(self) -> bool:
@@ -290,6 +292,7 @@ def _recorded(frame: pd.DataFrame) -> Lengths:
         exact=exact,
         at_least=at_least,
         verdicts=verdicts,
+        cut=[float(length) for length in frame.loc[frame["finish_reason"] == "length", "length_tokens"]],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rollpacker.data.held_out import load_held_out
@@ -34,13 +35,13 @@ class ModelledRunFacts:
         )
 
     def num_prompts_by_domain(self) -> Mapping[Domain, int]:
-        return Workload(self._config).num_prompts_by_domain
+        return self._workload.num_prompts_by_domain
 
     def num_held_out(self) -> Mapping[str, int]:
         return {name: len(prompts) for name, prompts in load_held_out(self._config.evaluation).items()}
 
     def cluster(self) -> ModelledCluster:
-        workload = Workload(self._config)
+        workload = self._workload
         plan = plan_cluster(self._config, needs_judge=workload.needs_judge)
         has_cost = workload.held_out and self._config.modelled_environment is None
         return ModelledCluster(
@@ -55,4 +56,8 @@ class ModelledRunFacts:
         )
 
     def notes(self) -> tuple[str, ...]:
-        return ()
+        return self._workload.notes()
+
+    @cached_property
+    def _workload(self) -> Workload:
+        return Workload(self._config)

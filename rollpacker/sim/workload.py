@@ -126,6 +126,18 @@ class Workload:
     def num_prompts_by_domain(self) -> dict[Domain, int]:
         return dict(Counter(prompt.prompt.domain for prompt in self.prompts.values()))
 
+    def notes(self) -> tuple[str, ...]:
+        """What the lengths do not tell about this run."""
+        limit = self._max_response_tokens
+        cut = [length for length in self._lengths.cut if length < limit]
+        if not cut:
+            return ()
+        note = (
+            f"workload.lengths={self._section.lengths}: {len(cut):,} recorded responses ended at a limit of "
+            f"{max(cut):,.0f} tokens, and with rollout.max_response_tokens={limit:,} they end there, too."
+        )
+        return (note,)
+
     def length_of(self, request: GenerationRequest) -> ResponseLength:
         """How long a response will be at the end of its turn, and whether the limit cuts it."""
         name = request.request

@@ -18,6 +18,7 @@ from rollpacker.core.errors import ConfigError, DeadlineExceeded, UserError
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.runtime.run.preflight import validate
+from rollpacker.sim.run_facts import ModelledRunFacts
 from tests.sim.composed import config_of
 
 SMALL = [
@@ -160,6 +161,20 @@ def test_what_was_aborted_in_a_recorded_run_is_longer_than_it_came(tmp_path):
     longer = aborted.merge(read_frame(again, "responses"), on=["prompt", "sample"], suffixes=("", "_again"))
     assert len(longer) == len(aborted) > 0
     assert (longer["length_tokens_again"] > longer["length_tokens"]).all()
+
+
+def test_what_a_recorded_runs_limit_ended_is_noted_where_the_limit_is_higher(tmp_path):
+    recorded = train(tmp_path / "recorded", "workload=math", "run.num_steps=1", "rollout.max_response_tokens=500")
+    cut = (read_frame(recorded, "responses")["finish_reason"] == "length").sum()
+
+    def notes(limit):
+        words = [*SMALL, f"run.dir={tmp_path}/again", f"workload.lengths={recorded}"]
+        return ModelledRunFacts(compose([*words, f"rollout.max_response_tokens={limit}"])).notes()
+
+    assert notes(500) == ()
+    (note,) = notes(1000)
+    assert f"{cut} recorded responses ended at a limit of 500 tokens" in note
+    assert cut > 0
 
 
 def test_a_rollout_that_stalls_ends_at_its_deadline_in_virtual_time(tmp_path):
