@@ -58,7 +58,7 @@ def _check_run(overrides: Sequence[str], *, is_full: bool) -> None:
     config = with_pinned_names(compose(overrides, chooser.complete), can_download=False)
     resolved = validate(config, run_facts_of)
     console = output()
-    _print_configuration(console, config, is_full=is_full)
+    _print_configuration(console, config, overrides, is_full=is_full)
     if chooser.chosen:
         rows = ((f"  {choice.word}", choice.reason) for choice in chooser.chosen)
         console.print(heading("Chosen for the GPUs (placement=auto)"), facts(rows), "", sep="\n")
@@ -68,16 +68,21 @@ def _check_run(overrides: Sequence[str], *, is_full: bool) -> None:
         console.print("", heading("Placement"), placement_table(config, resolved.cluster, resolved.fit), sep="\n")
 
 
-def _print_configuration(console: Terminal, config: RunConfig, *, is_full: bool) -> None:
+def _print_configuration(console: Terminal, config: RunConfig, overrides: Sequence[str], *, is_full: bool) -> None:
+    from rollpacker.config.chosen_options import chosen_options, values_of
+    from rollpacker.config.keys import value_at
     from rollpacker.config.record import differences, to_yaml
 
     if is_full:
         console.print(heading("Configuration"), Text(to_yaml(config)), sep="\n")
         return
-    changed = differences(config)
+    options = chosen_options(overrides)
+    given = values_of(options)
+    changed = {name: value for name, value in differences(config).items() if value_at(given, name) != value}
+    rows = [*options.items(), *((name, json.dumps(value, ensure_ascii=False)) for name, value in changed.items())]
     console.print(
-        heading("Configuration, where it differs from the defaults (`rollpacker check full ...` prints all keys)"),
-        facts((f"  {name}", json.dumps(value, ensure_ascii=False)) for name, value in changed.items()),
+        heading("Configuration: options chosen, and what else is not the default (all keys: `check full ...`)"),
+        facts((f"  {name}", text) for name, text in rows),
         "",
         sep="\n",
     )

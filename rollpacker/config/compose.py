@@ -28,7 +28,7 @@ from pydantic import BaseModel, ValidationError
 
 from rollpacker.config.composed_choices import ComposedChoices
 from rollpacker.config.given_file import NO_FILE, GivenFile, take_file
-from rollpacker.config.keys import REQUIRED, Key, legal_keys, nearest, section_names
+from rollpacker.config.keys import REQUIRED, Key, legal_keys, nearest, section_names, value_at
 from rollpacker.config.launching import is_chosen, single_run_mistake
 from rollpacker.config.mistakes import combined, raise_mistakes
 from rollpacker.config.names_elsewhere import key_for
@@ -186,7 +186,7 @@ def _named(root: Root[BaseModel], tree: Any) -> frozenset[str]:
     keys = [word.partition("=")[0].lstrip("+") for word in _words() if not word.startswith("~")]
     named = {f"{key}.name" if key in groups(root) else key for key in keys}
     for key in legal_keys(root.schema).values():
-        value = functools.reduce(lambda node, part: node.get(part) if node else None, key.name.split("."), tree)
+        value = value_at(tree, key.name)
         if value is not None and value != key.default:
             named.add(key.name)
     return frozenset(named)

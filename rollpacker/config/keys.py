@@ -113,6 +113,14 @@ def default_tree(schema: type[BaseModel]) -> dict[str, Any]:
     return tree
 
 
+def value_at(tree: Mapping[str, Any], name: str) -> Any:
+    """The value of a dotted key; None where a section on the way is absent."""
+    value: Any = tree
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
 def nearest(name: str, legal: Iterable[str], *, limit: int = 1) -> tuple[str, ...]:
     """The legal names most similar to `name`, best first; none when none is similar enough.
 

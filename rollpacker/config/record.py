@@ -33,15 +33,13 @@ def to_yaml(config: BaseModel) -> str:
 
 def differences(config: RunConfig) -> dict[str, object]:
     """The keys whose values are not the defaults, by their dotted names."""
-    from rollpacker.config.keys import REQUIRED, legal_keys  # a report does without the schema
+    from rollpacker.config.keys import REQUIRED, legal_keys, value_at  # a report does without the schema
     from rollpacker.config.roots import TRAIN, default_choices
 
     found: dict[str, object] = {}
     chosen, tree = default_choices(TRAIN), config.model_dump(mode="json")
     for key in legal_keys(type(config)).values():
-        value: Any = tree
-        for part in key.name.split("."):
-            value = value.get(part) if value is not None else None
+        value = value_at(tree, key.name)
         default = chosen.get(key.name, key.default)
         if value != default and not (value is None and (default == REQUIRED or key.absent_section)):
             found[key.name] = value

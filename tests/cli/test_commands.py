@@ -229,6 +229,19 @@ def test_check_says_where_a_resumed_run_goes_on(workdir: Path, capsys: pytest.Ca
     )
 
 
+def test_check_names_an_option_that_was_chosen_instead_of_what_it_sets(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["backend=sim", "model=qwen2.5-7b", "hardware=h800", "workload=math", "hardware.tflops=500"]
+    configuration, _, _ = _run(["check", *words], capsys).partition("What it will do")
+    assert "model qwen2.5-7b hardware h800 workload math" in configuration
+    assert "hardware.tflops 500.0" in configuration
+    assert "hidden_size" not in configuration
+    assert "hardware.memory_gb" not in configuration
+    whole, _, _ = _run(["check", "full", *words], capsys).partition("What it will do")
+    assert "hidden_size: 3584" in whole
+
+
 def test_check_of_a_multirun_shows_what_the_points_share_once(
     workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
