@@ -2,7 +2,8 @@
 
 A trial is short, and the share of long rounds in it depends on where it stops. So means are taken over short and long
 rounds apart and weighted by the shares of the steady state: each short round defers d prompts and a long round takes
-P0 of them, so long rounds are d / (P0 + d) of all.
+P0 of them, so long rounds are d / (P0 + d) of all. Of a system with a length history, rounds before the first one that
+knows its prompts do not count.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Outcome(TypedDict):
     """Of rounds."""
     has_seen_long: bool
     """False when prompts were deferred and no long round came: the means are then of short rounds only."""
+    deferred_at_once: float
+    """Prompts per round, known to be long by system.length_history. 0 with it: no round knew its prompts."""
     bubble_ratio: float
     wasted_share: float
     """Of generated tokens."""
@@ -82,10 +85,15 @@ def outcome_of(
     num_all_gpus: int,
 ) -> Outcome:
     """Reduce a run's tables."""
+    peak_share = kv_peak_share(steps, responses, kv_tokens_by_degree)
+    at_once = steps["num_prompts_deferred_at_once"]
+    if at_once.any():
+        steps = steps[steps["step"] >= steps.loc[at_once > 0, "step"].min()]
     is_long = steps["round_kind"] == "long"
     others = steps[~is_long]
     num_prompts = float(steps["num_prompts"].mean())
-    num_deferred = float((others["num_prompts_launched"] - others["num_prompts"]).mean())
+    of_each = others["num_prompts_launched"] - others["num_prompts"] + others["num_prompts_deferred_at_once"]
+    num_deferred = float(of_each.mean())
     long_share = num_deferred / (num_prompts + num_deferred) if is_long.any() else 0.0
 
     def mean(column: str) -> float:
@@ -99,10 +107,11 @@ def outcome_of(
         train_time_s=mean("train_time_s"),
         long_share=long_share,
         has_seen_long=bool(is_long.any()) or num_deferred == 0,
+        deferred_at_once=mean("num_prompts_deferred_at_once"),
         bubble_ratio=mean("bubble_ratio"),
         wasted_share=mean("tokens_wasted") / max(1.0, mean("tokens_generated")),
         preemptions=mean("num_preemptions"),
-        kv_peak_share=kv_peak_share(steps, responses, kv_tokens_by_degree),
+        kv_peak_share=peak_share,
         kv_tokens_per_engine=kv_tokens_by_degree[trial.setting.tensor_parallel],
         num_all_gpus=num_all_gpus,
         gpu_hours_per_1000_steps=1000 * step_time_s * num_all_gpus / 3600,

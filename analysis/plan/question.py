@@ -158,7 +158,14 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Sp
     """Compose every system, find what fits, and validate it as `train` does; creates nothing."""
     from rollpacker.analysis.plan.lengths import length_facts
     from rollpacker.analysis.plan.search import Space
-    from rollpacker.analysis.plan.trials import Setting, changed, check_gpus, config_of, trainer_degree
+    from rollpacker.analysis.plan.trials import (
+        Setting,
+        changed,
+        check_gpus,
+        config_of,
+        trainer_degree,
+        with_short_epochs,
+    )
     from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.config.compose import compose
     from rollpacker.runtime.run.preflight import validate
@@ -171,6 +178,9 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Sp
     if not any(word.startswith(TRAINER_DEGREES) for word in words) and _shares_nothing(first):
         degree = trainer_degree(first)
         bases = {system: changed(config, {"trainer.tensor_parallel": degree}) for system, config in bases.items()}
+        first = bases[question.systems[0]]
+    if any(config.system.length_history for config in bases.values()):  # the same prompts for all
+        bases = {system: with_short_epochs(config, len(lengths.drawn)) for system, config in bases.items()}
         first = bases[question.systems[0]]
     assert first.workload is not None
     check_gpus(first, num_gpus)

@@ -162,6 +162,15 @@ def _uncertainty(
                 "engine.degrees names."
             ),
         )
+    knows_none = set(outcomes.loc[outcomes["deferred_at_once"] == 0, "system"])
+    if blind := [name for name, config in space.bases.items() if config.system.length_history and name in knows_none]:
+        yield (
+            "length history",
+            (
+                f"{' and '.join(blind)} knows prompts by their last epoch, and some runs ended in the first one: their "
+                "step times are without what that gains."
+            ),
+        )
     if not outcomes["has_seen_long"].all():
         yield "long rounds", "Some runs ended before their first long round; their step times are of short rounds only."
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,8 @@ from rollpacker.data.shapes import transformer_of
 from rollpacker.sim.run_facts import ModelledRunFacts
 
 ETAS = (1.0, 1.125, 1.25, 1.5)
-"""Speculation factors that are tried, of prompts and responses alike: none, and the paper's three."""
+"""Speculation factors that are tried, of prompts and, where a system races them, of responses: none, and the paper's
+three."""
 
 FIRST_ETA = 1.25
 """The paper's choice; the search begins with it."""
@@ -27,6 +29,10 @@ RHOS = (0.0, 0.3, 0.6)
 
 PLAIN_STEPS = 4
 """Of one trial of a system without long rounds: every step is alike."""
+
+EPOCH_STEPS = 4
+"""Plain steps in an epoch where a system knows prompts by their last epoch: few, so that a trial gets beyond the
+first, which does not count."""
 
 TRAINED_BYTES_PER_PARAMETER = 6
 """bf16 weight and fp32 gradient; the optimizer's states are taken to be sharded over all GPUs."""
@@ -92,7 +98,8 @@ def config_of(base: RunConfig, setting: Setting) -> RunConfig:
     for deadline in ("rollout_stall_s", "train_s", "weight_sync_s", "checkpoint_s"):
         changes[f"backend.deadlines.{deadline}"] = NEVER_S
     if setting.eta is not None:
-        changes |= {"system.eta_prompts": setting.eta, "system.eta_responses": setting.eta}
+        races_responses = base.system.eta_responses > 1
+        changes |= {"system.eta_prompts": setting.eta, "system.eta_responses": setting.eta if races_responses else 1.0}
     return changed(base, changes)
 
 
@@ -107,12 +114,26 @@ def has_eta(config: RunConfig) -> bool:
     return config.system.batching == "tail"
 
 
+def with_short_epochs(base: RunConfig, num_domains: int) -> RunConfig:
+    """A workload of so few prompts that an epoch is `EPOCH_STEPS`; one whose prompts have names stays as it is."""
+    assert base.workload is not None
+    num_prompts = EPOCH_STEPS * math.ceil(base.rollout.num_prompts / num_domains)
+    return changed(base, {"workload.num_prompts": min(base.workload.num_prompts, num_prompts)})
+
+
 def steps_of(config: RunConfig, eta: float | None) -> int:
-    """Steps of one trial: enough short rounds to fill the queue of deferred prompts, its long round, and one more."""
-    if eta is None or eta == 1:
+    """Steps of one trial: enough short rounds to fill the queue of deferred prompts, its long round, and one more.
+
+    With a length history these come after the first epoch.
+    """
+    share, num_first = exact(config.system.history_share), EPOCH_STEPS
+    if not config.system.length_history:
+        share, num_first = Fraction(0), 0
+    num_drawn = config.rollout.num_prompts * exact(eta or 1.0) / (1 - share)
+    num_deferred = num_drawn - config.rollout.num_prompts
+    if not num_deferred:
         return PLAIN_STEPS
-    num_deferred = config.rollout.num_prompts * (exact(eta) - 1)
-    return max(PLAIN_STEPS, math.ceil(config.rollout.num_prompts / num_deferred) + 2)
+    return num_first + max(PLAIN_STEPS, math.ceil(config.rollout.num_prompts / num_deferred) + 2)
 
 
 def trainer_degree(config: RunConfig) -> int:

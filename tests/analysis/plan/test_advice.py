@@ -90,6 +90,19 @@ def test_a_degree_that_is_short_of_memory_is_told_by_its_cache_and_preemptions()
     assert "at TP 1 an engine holds 21,000 tokens of KV and 40 responses a step are preempted" in given.reasons["TP 2"]
 
 
+def test_what_was_tried_once_is_compared_by_the_seed_that_it_was_tried_with():
+    """The first seed is twice as slow as the mean of all: what has no other seed is not worse for that."""
+    given = advice(
+        outcomes("verl", 400, 200, 200),
+        outcomes("rollpacker", 200, 100, 100, eta=1.25),
+        outcomes("rollpacker", 220, eta=1.25, degree=4),
+        outcomes("rollpacker", 220, eta=1.25, num_gpus=16),
+        outcomes("rollpacker", 190, eta=1.25, num_gpus=64),
+    )
+    assert given.reasons["TP 2"].startswith("200 s a step with the first seed; TP 4 220 s: ")
+    assert given.reasons["GPUs 16"].startswith("16 take 1.10 times as long a step; 64 take 0.95 times as long a step")
+
+
 def test_of_factors_that_are_equally_fast_the_one_that_launches_least_is_chosen():
     tail = (
         outcomes("rollpacker", 140, 142, 138, eta=1.0),

@@ -19,6 +19,7 @@ def steps(kinds: str, times_s: list[float], num_launched: int = 10) -> pd.DataFr
             "round_kind": [names[kind] for kind in kinds],
             "num_prompts": 8,
             "num_prompts_launched": [8 if kind == "l" else num_launched for kind in kinds],
+            "num_prompts_deferred_at_once": 0,
             "step_time_s": times_s,
             "rollout_time_s": times_s,
             "train_time_s": 1.0,
@@ -69,6 +70,17 @@ def test_plain_rounds_are_averaged():
     assert (outcome["step_time_s"], outcome["long_share"], outcome["has_seen_long"]) == (3, 0, True)
     assert outcome["wasted_share"] == 0.25
     assert outcome["gpu_hours_per_1000_steps"] == pytest.approx(1000 * 3 * 6 / 3600)
+
+
+def test_of_a_length_history_only_rounds_count_from_the_first_that_knows_its_prompts():
+    table = steps("ppppsslsl", [50, 50, 50, 50, 10, 10, 40, 10, 40], num_launched=9)
+    table.loc[[0, 1, 2, 3], "num_prompts_launched"] = 8
+    table.loc[[4, 5, 7], "num_prompts_deferred_at_once"] = 3
+    outcome = reduced(table)
+    assert outcome["long_share"] == pytest.approx(4 / 12)  # one loses its race, three do not begin one
+    assert outcome["step_time_s"] == pytest.approx((10 * 2 + 40) / 3)
+    assert outcome["deferred_at_once"] == pytest.approx(2)
+    assert reduced(table.head(4))["deferred_at_once"] == 0
 
 
 def test_a_trial_that_ends_before_its_long_round_says_so():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rollpacker.analysis.plan.search import Space, Stage, StepTimes, count_trials, nearest_degree, search
-from rollpacker.analysis.plan.trials import Trial, steps_of
+from rollpacker.analysis.plan.trials import Setting, Trial, config_of, steps_of, with_short_epochs
 from rollpacker.config.compose import compose
 
 WORDS = ["backend=sim", "model=qwen2.5-7b", "run.dir=x", "rollout.num_prompts=128"]
@@ -82,6 +82,16 @@ def test_a_search_that_is_cut_short_after_its_first_stage_still_ends(space):
 def test_a_trial_is_long_enough_for_a_long_round(space):
     config = space.bases["rollpacker"]
     assert [steps_of(config, eta) for eta in (None, 1.0, 1.125, 1.25, 1.5)] == [4, 4, 10, 6, 4]
+
+
+def test_a_trial_of_a_length_history_goes_beyond_its_first_epoch_and_races_what_its_system_races(space):
+    config = compose([*WORDS, "system=ours"])
+    assert [steps_of(config, eta) for eta in (1.0, 1.125, 1.25, 1.5)] == [10, 9, 8, 8]
+    assert with_short_epochs(config, 4).workload.num_prompts == 4 * 128 / 4
+    assert with_short_epochs(compose([*WORDS, "workload.num_prompts=9"]), 4).workload.num_prompts == 9
+    for base, factors in ((config, (1.5, 1.0)), (space.bases["rollpacker"], (1.5, 1.5))):
+        system = config_of(base, Setting(base.system.name, 1.5, 2, 16, 0.3)).system
+        assert (system.eta_prompts, system.eta_responses) == factors
 
 
 def test_the_nearest_degree_is_the_fewest_doublings_away():
