@@ -2,8 +2,8 @@
 
     rollpacker analysis demo RUN [RUN ...] [out=DIR]
 
-The first run is the baseline. All numbers come from the `steps` table; runs of unequal length are compared over the
-steps that both have. Speedups are ratios of sums over the steps, as in the paper.
+The first run is the baseline. All numbers come from the `steps` table; runs are compared over the steps that all of
+them have. Speedups are ratios of sums over the steps, as in the paper.
 
 How well a system learned is what its policy scores on held-out prompts. The reward of the batches that it trained
 stands beside it, in grey: a race selects short responses and a long round hard prompts, so it is not the policy's.
@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from rich.table import Table
 
-from rollpacker.analysis.runs import Run, read_runs
+from rollpacker.analysis.runs import Run, read_runs, shared_steps
 from rollpacker.analysis.style import CYCLE_STEPS, FIGURE_WIDTH_INCHES, color_of, label_of, save_figure, use_style
 from rollpacker.core.errors import ConfigError
 from rollpacker.terminal import Terminal
@@ -29,10 +29,10 @@ NUM_END_STEPS = 2 * CYCLE_STEPS
 ROUND_MARKERS = {"plain": "o", "short": "o", "long": "D"}
 
 
-def summarise(run: Run, baseline: Run, num_steps: int) -> dict[str, float]:
-    """Compute one run's column of the table over its first steps, as many as all runs have."""
-    steps, base = run.steps.head(num_steps), baseline.steps.head(num_steps)
-    num_end = max(1, min(NUM_END_STEPS, num_steps // 2))
+def summarise(run: Run, baseline: Run, shared: list[int]) -> dict[str, float]:
+    """Compute one run's column of the table over the steps that all runs have."""
+    steps, base = run.steps.loc[shared], baseline.steps.loc[shared]
+    num_end = max(1, min(NUM_END_STEPS, len(shared) // 2))
     idle, busy = steps["decode_slot_steps_idle"].sum(), steps["decode_slot_steps_busy"].sum()
     return {
         "step_time_s": steps["step_time_s"].mean(),
@@ -42,14 +42,17 @@ def summarise(run: Run, baseline: Run, num_steps: int) -> dict[str, float]:
         "wasted_share": steps["tokens_wasted"].sum() / max(1, steps["tokens_generated"].sum()),
         "reward_first": steps["reward_mean"].head(num_end).mean(),
         "reward_last": steps["reward_mean"].tail(num_end).mean(),
-        **_held_out(run, num_steps),
+        **_held_out(run, shared[-1] + 1),
         "rollout_speedup": base["rollout_time_s"].sum() / steps["rollout_time_s"].sum(),
         "step_speedup": base["step_time_s"].sum() / steps["step_time_s"].sum(),
     }
 
 
 def _held_out(run: Run, num_steps: int) -> dict[str, float]:
-    """First and last score, mean over the sets, and the largest error; none where nothing was held out."""
+    """First and last score up to so many finished steps, mean over the sets, and the largest error.
+
+    None where nothing was held out.
+    """
     scores = run.evaluations
     scores = scores[scores["step"] <= num_steps] if len(scores) else scores
     if scores.empty:
@@ -86,10 +89,10 @@ ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 def table_of(runs: Sequence[Run]) -> Table:
     """Lay out the comparison, the baseline first."""
-    num_steps = min(len(run.steps) for run in runs)
-    summaries = [summarise(run, runs[0], num_steps) for run in runs]
+    shared = shared_steps(runs)
+    summaries = [summarise(run, runs[0], shared) for run in runs]
     origin = "modelled" if any(run.is_modelled for run in runs) else "measured on this machine"
-    table = Table(title=f"{num_steps} steps, {origin}; means per step", title_style="bold", title_justify="left")
+    table = Table(title=f"{len(shared)} steps, {origin}; means per step", title_style="bold", title_justify="left")
     table.add_column("")
     for run in runs:
         table.add_column(run.system, justify="right")
@@ -182,21 +185,24 @@ def show(folders: Sequence[Path], out: Path) -> None:
     """Print the table and write the figure; what cannot be read is left out.
 
     Raises:
-        ConfigError: No run could be read.
+        ConfigError: No run could be read, or they have no step in common.
     """
     console = Terminal()
     runs, problems = read_runs(folders)
     for problem in problems:
         Terminal(stderr=True).print(f"left out: {problem}", soft_wrap=True)
-    if not runs:
+    shared = shared_steps(runs)
+    if not shared:
+        missing = "step that all runs have" if runs else "run with a finished step"
         raise ConfigError(
-            f"There is no run with a finished step in {', '.join(map(str, folders)) or 'what was given'}.",
+            f"There is no {missing} in {', '.join(map(str, folders)) or 'what was given'}.",
             "The demo's table and figure compare runs with the first of them.",
             "For example: rollpacker analysis demo runs/demo/DATE/verl runs/demo/DATE/rollpacker",
         )
     console.print(table_of(runs))
-    lengths = {len(run.steps) for run in runs}
-    if len(lengths) > 1:
-        console.print(f"The runs have {', '.join(map(str, sorted(lengths)))} steps; the table compares the first ones.")
+    lengths = sorted({len(run.steps) for run in runs})
+    if lengths != [len(shared)]:
+        said = ", ".join(map(str, lengths))
+        console.print(f"The runs have {said} steps; the table compares the {len(shared)} that all of them have.")
     for path in draw(runs, out / "demo"):
         console.print(f"figure: {path}", soft_wrap=True)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from rollpacker.analysis.runs import Run
+from rollpacker.analysis.runs import Run, shared_steps
 from rollpacker.report.words import digits
 
 PAPER = Path(__file__).parent / "paper"
@@ -219,6 +219,6 @@ def speedups(baselines: Iterable[Run], runs: Iterable[Run], *, column: str = "st
     for run in runs:
         if run.seed in by_seed:
             base, own = by_seed[run.seed].steps[column], run.steps[column]
-            num_steps = min(len(base), len(own))
-            values.append(Value(run, float(base.head(num_steps).sum() / own.head(num_steps).sum())))
+            if shared := shared_steps([by_seed[run.seed], run]):
+                values.append(Value(run, float(base[shared].sum() / own[shared].sum())))
     return values

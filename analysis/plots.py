@@ -100,15 +100,16 @@ def _draw_bars(  # noqa: PLR0917
 ) -> None:
     if rows.empty:
         return
-    is_paper = rows["source"].iloc[0] == Source.PAPER
-    is_modelled = rows["source"].iloc[0] == Source.MODELLED
     bars = axes.bar(
         [places[x] + offset for x in rows["x"]],
         rows["y"],
         width=_BAR_WIDTH,
-        color=[PAPER_COLOR if is_paper else colors.get(x, OUR_COLOR) for x in rows["x"]],
+        color=[
+            PAPER_COLOR if source == Source.PAPER else colors.get(x, OUR_COLOR)
+            for x, source in zip(rows["x"], rows["source"], strict=True)
+        ],
         edgecolor="white",
-        hatch="////" if is_modelled else None,
+        hatch=["////" if source == Source.MODELLED else "" for source in rows["source"]],
         linewidth=0.5,
     )
     if (rows["num_seeds"] > 1).all():

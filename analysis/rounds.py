@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
 from rollpacker.analysis.plots import origin_handles
-from rollpacker.analysis.runs import PAPER_SETUP, Run, Runs
+from rollpacker.analysis.runs import PAPER_SETUP, Run, Runs, shared_steps
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, PAPER_LABELS, color_of, use_style
 
 KINDS = ("plain", "short", "long")
@@ -70,13 +70,11 @@ def _gather(runs: Runs, *, models: Sequence[str], systems: Sequence[str], measur
     for model in models:
         for system in systems:
             found = runs.of(model=model, system=system, task="mix")
-            for step in range(min((len(run.steps) for run in found), default=0)):
+            for step in shared_steps(found):
                 for kind in KINDS:
                     place = Place(panel=model, x=float(step + 1), unit=measure.unit, series=f"{system}, {kind}")
-                    of_kind = [run for run in found if run.steps["round_kind"].iloc[step] == kind]
-                    points.append(
-                        place.ours(Value(run, float(run.steps[measure.column].iloc[step])) for run in of_kind)
-                    )
+                    of_kind = [run for run in found if run.steps["round_kind"][step] == kind]
+                    points.append(place.ours(Value(run, float(run.steps[measure.column][step])) for run in of_kind))
     return comparing(points)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ class Run:
     folder: Path
     system: str
     steps: pd.DataFrame
-    """The `steps` table, by step."""
+    """The `steps` table; its index is the step, for a run that was repaired may lack some."""
 
     @property
     def is_modelled(self) -> bool:
@@ -107,11 +107,11 @@ class Run:
 
     def first(self, num_steps: int) -> Run:
         """The run as it was after so many steps; other tables than `steps` stay whole."""
-        return replace(self, steps=self.steps.head(num_steps))
+        return replace(self, steps=self.steps.loc[: num_steps - 1])
 
     def within(self, first: int, stop: int) -> Run:
         """The run as if it had had these steps alone, from `first` up to the one before `stop`."""
-        return replace(self, steps=self.steps.iloc[first:stop].reset_index(drop=True))
+        return replace(self, steps=self.steps.loc[first : stop - 1])
 
     @property
     def tensor_parallel(self) -> int:
@@ -220,7 +220,7 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
         try:
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
-                steps = read_frame(folder, "steps").sort_values("step", ignore_index=True)
+                steps = read_frame(folder, "steps").set_index("step", drop=False).rename_axis(None).sort_index()
         except DataError as error:
             problems.append(f"{folder} is left out: {error.problem}")
             continue
@@ -230,6 +230,12 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
             continue
         runs.append(Run(folder=folder, system=str(steps["system"].iloc[0]), steps=steps))
     return runs, problems
+
+
+def shared_steps(runs: Iterable[Run]) -> list[int]:
+    """The steps that each of some runs has, in order; none without a run."""
+    steps = [set(run.steps.index) for run in runs]
+    return sorted(set.intersection(*steps)) if steps else []
 
 
 def find_runs(folder: Path) -> Iterator[Path]:

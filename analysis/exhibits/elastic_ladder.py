@@ -54,7 +54,7 @@ def gather(runs: Runs) -> Numbers:
 
 
 def _time_s(run: Run) -> float:
-    return float(run.steps["step_time_s"].iloc[NUM_FIRST_STEPS:].sum())
+    return float(run.steps["step_time_s"].loc[NUM_FIRST_STEPS:].sum())
 
 
 def draw(numbers: Numbers) -> Figure:

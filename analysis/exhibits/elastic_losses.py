@@ -48,14 +48,14 @@ def gather(runs: Runs) -> Numbers:
 def _overheads(runs: Runs, kept: str, delay_s: int) -> Sequence[Value]:
     def of(study: str) -> list[Run]:
         found = runs.of(setup="elastic", study=f"elastic-losses-{kept.capitalize()}-{study}")
-        return [run for run in found if len(run.steps) > STEP]
+        return [run for run in found if STEP in run.steps.index]
 
     whole = {run.seed: _step_s(run) for run in of(NEVER)}
     return [Value(run, _step_s(run) - whole[run.seed]) for run in of(f"{STEP}-{delay_s}") if run.seed in whole]
 
 
 def _step_s(run: Run) -> float:
-    return float(run.steps["step_time_s"].iloc[STEP])
+    return float(run.steps["step_time_s"][STEP])
 
 
 def draw(numbers: Numbers) -> Figure:

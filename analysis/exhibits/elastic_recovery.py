@@ -47,7 +47,7 @@ def gather(runs: Runs) -> Numbers:
 
 
 def _rate(run: Run) -> float:
-    steps = run.steps.iloc[STEP:]
+    steps = run.steps.loc[STEP:]
     return float(steps["tokens_trained"].sum() / steps["step_time_s"].sum()) if len(steps) else float("nan")
 
 

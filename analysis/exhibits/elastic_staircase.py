@@ -6,6 +6,7 @@ experiment=elastic-workers, interpolated between whole numbers.
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,7 @@ from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.elastic_workers import WORKERS, throughput
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
 from rollpacker.analysis.plots import compare_lines
-from rollpacker.analysis.runs import Runs
+from rollpacker.analysis.runs import Runs, shared_steps
 
 THROUGHPUT, MEMBERS = "trained tokens per second", "workers that serve, mean of the step"
 SERIES, STEADY = "staircase", "as many workers, steadily"
@@ -23,23 +24,22 @@ _SECONDS_PER_HOUR: Final = 3600.0
 
 
 def gather(runs: Runs) -> Numbers:
-    """Every step at its end."""
+    """Every step at its end: of several seeds the means, of its end too."""
     points: list[Point | None] = []
     steady = {number: runs.of(setup="elastic", study=f"elastic-workers-{number}") for number in WORKERS}
-    for run in runs.of(setup="elastic", study="elastic-staircase"):
-        rates = {number: throughput(same[0]) for number, same in steady.items() if same}
-        for _, step in run.steps.iterrows():
-            hours = round(float(step["finished_at_s"]) / _SECONDS_PER_HOUR, 4)
-            rate = float(step["tokens_trained"] / step["step_time_s"])
-            members = float(step["num_members_mean"])
-            shown = [(THROUGHPUT, "tokens/s", SERIES, rate), (MEMBERS, "workers", SERIES, members)]
-            if rates:
-                expected = float(np.interp(members, list(rates), list(rates.values())))
-                shown.append((THROUGHPUT, "tokens/s", STEADY, expected))
-            points += [
-                Place(panel=panel, x=hours, unit=unit, series=series).ours([Value(run, y)])
-                for panel, unit, series, y in shown
-            ]
+    rates = {number: fmean(map(throughput, same)) for number, same in steady.items() if same}
+    found = runs.of(setup="elastic", study="elastic-staircase")
+    for step in shared_steps(found):
+        hours = round(fmean(float(run.steps["finished_at_s"][step]) for run in found) / _SECONDS_PER_HOUR, 4)
+        trained = [Value(run, float((run.steps["tokens_trained"] / run.steps["step_time_s"])[step])) for run in found]
+        members = [Value(run, float(run.steps["num_members_mean"][step])) for run in found]
+        shown = [(THROUGHPUT, "tokens/s", SERIES, trained), (MEMBERS, "workers", SERIES, members)]
+        if rates:
+            expected = [Value(run, float(np.interp(y, list(rates), list(rates.values())))) for run, y in members]
+            shown.append((THROUGHPUT, "tokens/s", STEADY, expected))
+        points += [
+            Place(panel=panel, x=hours, unit=unit, series=series).ours(values) for panel, unit, series, values in shown
+        ]
     return Numbers(points=comparing(points), missing=runs.missing)
 
 

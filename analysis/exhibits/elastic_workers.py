@@ -55,7 +55,7 @@ def gather(runs: Runs) -> Numbers:
 
 def throughput(run: Run) -> float:
     """Trained tokens per second, all of a step's time counted."""
-    steps = run.steps.iloc[NUM_FIRST_STEPS:]
+    steps = run.steps.loc[NUM_FIRST_STEPS:]
     return float(steps["tokens_trained"].sum() / steps["step_time_s"].sum()) if len(steps) else float("nan")
 
 

@@ -19,7 +19,7 @@ from rollpacker.analysis.numbers import (
     speedups,
 )
 from rollpacker.analysis.plots import compare_lines
-from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Run, Runs, shared_steps
 
 PANELS = {"Qwen2.5-7B": "fig09a", "Qwen2.5-14B": "fig09b", "Qwen2.5-32B": "fig09c"}
 SYSTEMS = ("verl", "rlhfuse", "rollpacker")
@@ -55,9 +55,9 @@ def gather(runs: Runs) -> Numbers:
 
 
 def _step_times(model: str, system: str, found: Sequence[Run]) -> Iterator[Point | None]:
-    for step in range(min((len(run.steps) for run in found), default=0)):
+    for step in shared_steps(found):
         place = Place(panel=model, x=float(step + 1), unit="s", series=system)
-        yield place.ours(Value(run, float(run.steps["step_time_s"].iloc[step])) for run in found)
+        yield place.ours(Value(run, float(run.steps["step_time_s"][step])) for run in found)
 
 
 def _claims(model: str, sums: Mapping[str, float], found: Mapping[str, Sequence[Run]]) -> Iterator[Claim]:

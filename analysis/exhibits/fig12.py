@@ -61,11 +61,11 @@ def gather(runs: Runs) -> Numbers:
 
 def _ratios(fixed: list[Run], planned: list[Run], step: int, column: str) -> list[Value]:
     """Of one step under the planner over that without, by seed, in per cent."""
-    without = {run.seed: float(run.steps[column].iloc[step - 1]) for run in fixed if len(run.steps) >= step}
+    without = {run.seed: float(run.steps[column][step - 1]) for run in fixed if step - 1 in run.steps.index}
     return [
-        Value(run, 100 * float(run.steps[column].iloc[step - 1]) / without[run.seed])
+        Value(run, 100 * float(run.steps[column][step - 1]) / without[run.seed])
         for run in planned
-        if len(run.steps) >= step and without.get(run.seed)
+        if step - 1 in run.steps.index and without.get(run.seed)
     ]
 
 

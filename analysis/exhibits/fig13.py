@@ -21,7 +21,7 @@ from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Source, Value, comparing, paper_rows
 from rollpacker.analysis.plots import compare_panels
 from rollpacker.analysis.rounds import rounds_of
-from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Run, Runs, shared_steps
 from rollpacker.analysis.style import CYCLE_STEPS
 
 JUDGES = {"pipeline": "piped", "nopipeline": "not"}
@@ -66,9 +66,9 @@ def gather(runs: Runs) -> Numbers:
             values = [Value(run, _judging_s(run, low, high)) for run in found]
             points.append(Place(panel=BY_LENGTH, x=f"{name},\n{label}", unit="s").ours(values))
     for label, found in timeouts.items():
-        for step in range(min((len(run.steps) for run in found), default=0)):
+        for step in shared_steps(found):
             place = Place(panel=TIMED, x=float(step + 1), unit="s", series=label)
-            points.append(place.ours(Value(run, float(_rollout_and_reward_s(run.steps).iloc[step])) for run in found))
+            points.append(place.ours(Value(run, float(_rollout_and_reward_s(run.steps)[step])) for run in found))
     claims: list[Claim] = []
     if runs.are_papers_size:
         claims = [_claim_of_judge(beside, after), *_claims_of_pipeline(points), *_claims_of_timeouts(timeouts)]
@@ -102,7 +102,7 @@ def _ratios(own: Iterable[Run], base: Iterable[Run], value_of: Callable[[Run], f
 
 
 def _step_s(run: Run, step: int) -> float:
-    return float(run.steps["step_time_s"].iloc[step]) if step < len(run.steps) else float("nan")
+    return float(run.steps["step_time_s"].get(step, float("nan")))
 
 
 def _judging_s(run: Run, low: int = 0, high: int = 1 << 30) -> float:

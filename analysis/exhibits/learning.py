@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
-from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Run, Runs, shared_steps
 from rollpacker.analysis.style import CYCLE_STEPS, FIGURE_WIDTH_INCHES, color_of, use_style
 
 STEPS, TIME, BATCHES = "score over steps", "score over time", "training reward over steps"
@@ -68,9 +68,9 @@ def _over_time(system: str, found: Sequence[Run]) -> Iterator[Point | None]:
 
 def _of_batches(system: str, found: Sequence[Run]) -> Iterator[Point | None]:
     means = [(run, run.steps["reward_mean"].rolling(CYCLE_STEPS).mean()) for run in found]
-    for step in range(CYCLE_STEPS, min((len(run.steps) for run in found), default=0) + 1):
-        place = Place(panel=BATCHES, x=float(step), unit="reward", series=system)
-        yield place.ours(Value(run, float(mean.iloc[step - 1])) for run, mean in means)
+    for step in shared_steps(found):
+        place = Place(panel=BATCHES, x=float(step + 1), unit="reward", series=system)
+        yield place.ours(Value(run, float(mean[step])) for run, mean in means)
 
 
 def draw(numbers: Numbers, systems: Mapping[str, str]) -> Figure:

@@ -10,7 +10,7 @@ from rollpacker.cli.main import main
 from rollpacker.metrics.schemas import STEPS
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.terminal import Terminal
-from tests.analysis.written_runs import write_scores
+from tests.analysis.written_runs import forget_steps, write_scores
 
 ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}
 
@@ -44,20 +44,20 @@ def both(tmp_path):
 def test_speedups_are_ratios_of_sums_over_the_steps_that_both_runs_have(both):
     runs, problems = read_runs(both)
     assert problems == []
-    summary = demo.summarise(runs[1], baseline=runs[0], num_steps=10)
+    summary = demo.summarise(runs[1], baseline=runs[0], shared=[*range(10)])
     assert summary["rollout_speedup"] == pytest.approx(40 / 16)
     assert summary["step_speedup"] == pytest.approx(50 / 26)
     assert summary["bubble_ratio"] == pytest.approx(0.25)
     assert summary["wasted_share"] == pytest.approx(0.25)
     assert summary["reward_first"] == pytest.approx(0.2)
     assert summary["reward_last"] == pytest.approx(0.7)
-    assert demo.summarise(runs[0], baseline=runs[0], num_steps=10)["rollout_speedup"] == 1
+    assert demo.summarise(runs[0], baseline=runs[0], shared=[*range(10)])["rollout_speedup"] == 1
 
 
 def test_the_held_out_scores_stand_above_the_training_rewards(both, tmp_path, capsys):
     for folder, last in zip(both, (0.94, 0.915), strict=True):
         write_scores(folder, {0: 0.5, 5: 0.7, 10: last})
-    summary = demo.summarise(read_runs(both)[0][1], baseline=read_runs(both)[0][0], num_steps=10)
+    summary = demo.summarise(read_runs(both)[0][1], baseline=read_runs(both)[0][0], shared=[*range(10)])
     assert (summary["held_out_first"], summary["held_out_last"]) == (0.5, 0.915)
     assert main(["analysis", "demo", *map(str, both), f"out={tmp_path / 'out'}"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -71,9 +71,26 @@ def test_a_run_that_went_on_is_compared_over_the_steps_that_both_have(both, tmp_
     write_scores(longer, {0: 0.5, 10: 0.8, 20: 0.9})
     assert main(["analysis", "demo", str(longer), str(both[1]), f"out={tmp_path / 'out'}"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "The runs have 10, 20 steps; the table compares the 10 that all of them have." in lines
     assert "10 steps, measured on this machine; means per step" in lines
     assert any("rollout time │ 4.0 s │ 1.6 s" in line for line in lines)
     assert any("held-out score after │ 0.800" in line for line in lines)
+
+
+def test_a_step_that_one_run_has_lost_is_left_out_of_the_other_too(tmp_path, capsys):
+    times = [1.0, 1.0, 50.0, 1.0, 1.0]
+    verl = write_run(tmp_path / "verl", "verl", times)
+    tail = write_run(tmp_path / "tail", "tail", times)
+    forget_steps(tail, {0})
+    summary = demo.summarise(*reversed(read_runs([verl, tail])[0]), shared=[1, 2, 3, 4])
+    assert (summary["rollout_speedup"], summary["rollout_time_s"]) == (1, 53 / 4)
+    assert main(["analysis", "demo", str(verl), str(tail), f"out={tmp_path / 'out'}"]) == 0
+    printed = capsys.readouterr().out
+    assert "4 steps, measured on this machine; means per step" in printed
+    assert "The runs have 4, 5 steps; the table compares the 4 that all of them have." in printed
+    forget_steps(verl, {1, 2, 3, 4})
+    assert main(["analysis", "demo", str(verl), str(tail), f"out={tmp_path / 'none'}"]) == 2
+    assert "There is no step that all runs have in" in capsys.readouterr().err
 
 
 def test_the_figure_draws_the_held_out_score_and_the_training_reward_in_grey(both, tmp_path, monkeypatch):
@@ -90,7 +107,7 @@ def test_an_unfinished_run_is_compared_over_its_own_steps(both, tmp_path):
     shorter = write_run(tmp_path / "short", "rollpacker", [2.0] * 4)
     runs, _ = read_runs([both[0], shorter])
     assert str(demo.table_of(runs).title).startswith("4 steps")
-    assert demo.summarise(runs[1], baseline=runs[0], num_steps=4)["rollout_speedup"] == pytest.approx(2)
+    assert demo.summarise(runs[1], baseline=runs[0], shared=[*range(4)])["rollout_speedup"] == pytest.approx(2)
 
 
 def test_the_figure_shows_every_step_of_both_systems_with_long_rounds_marked(both, tmp_path, monkeypatch):

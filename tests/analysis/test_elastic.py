@@ -78,6 +78,22 @@ def test_recovery_compares_the_throughput_from_the_loss_on(tmp_path):
     assert ours == {"with seeding": 1, **without, "stream trainer alone": 1.25}
 
 
+def test_the_seeds_of_a_staircase_are_one_line_of_means_at_the_mean_end_of_each_step(tmp_path):
+    for seed, ends_s, tokens in ((0, [1800.0, 3600.0], 100_000), (1, [1400.0, 4000.0, 5000.0], 140_000)):
+        config = {"run": {"setup": "elastic", "study": "elastic-staircase"}}
+        of_seed = {"config": config, "seed": seed, "finished_at_s": ends_s, "tokens_trained": tokens}
+        write_run(tmp_path / f"{seed}", "reward", [10.0] * len(ends_s), num_members_mean=float(seed), **of_seed)
+    for seed, tokens in ((0, 100_000), (1, 200_000)):
+        config = {"run": {"setup": "elastic", "study": "elastic-workers-0"}}
+        write_run(tmp_path / f"s{seed}", "reward", [10.0] * 6, config=config, seed=seed, tokens_trained=tokens)
+    numbers = numbers_of(elastic_staircase, tmp_path)
+    shown = series(numbers, elastic_staircase.THROUGHPUT)
+    assert shown[elastic_staircase.SERIES] == [(0.4444, 12_000), (1.0556, 12_000)]
+    assert shown[elastic_staircase.STEADY] == [(0.4444, 15_000), (1.0556, 15_000)]
+    assert series(numbers, elastic_staircase.MEMBERS)[elastic_staircase.SERIES] == [(0.4444, 0.5), (1.0556, 0.5)]
+    assert {(point.y_low, point.y_high) for point in numbers.points if point.unit == "workers"} == {(0, 1)}
+
+
 def test_a_staircase_is_held_against_as_many_steady_workers(tmp_path):
     write_workers(tmp_path)
     write(

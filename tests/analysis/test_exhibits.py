@@ -8,12 +8,13 @@ import pytest
 from rollpacker.analysis import command, verdicts, writing
 from rollpacker.analysis.exhibit import ALL_SETUPS
 from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS, fig09, fig10, learning, table1, table2
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Source, Standing, Value
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Source, Standing, Value, speedups
+from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from rollpacker.analysis.sweeps import Asked, points_of
 from rollpacker.cli.main import main
 from rollpacker.runtime.run.status import RunStatus, write_status
-from tests.analysis.written_runs import forget_column, write_run, write_scores
+from tests.analysis.written_runs import forget_column, forget_steps, write_run, write_scores
 
 
 def runs_below(folder):
@@ -149,6 +150,27 @@ def test_a_claim_of_more_than_a_number_is_reproduced_if_every_seed_says_so(tmp_p
     values = map(Value, runs_below(tmp_path).runs, speedups)
     claim = Claim(text="", paper=1.0, ours=Place(panel="", x="", unit="x").ours(values), unit="x", is_bound=True)
     assert (claim.standing, claim.paper_said) == (standing, "more than 1 x")
+
+
+def test_a_speedup_is_over_the_steps_that_both_runs_have_by_their_numbers(tmp_path):
+    write_run(tmp_path / "plain", "verl", [40.0, 10.0, 10.0])
+    forget_steps(write_run(tmp_path / "tail", "tail", [8.0, 5.0, 5.0, 5.0]), {0})
+    plain, tail = read_runs([tmp_path / "plain", tmp_path / "tail"])[0]
+    [(_, faster)] = speedups([plain], [tail])
+    assert faster == 2
+    assert [run.first(2).steps["step"].tolist() for run in (plain, tail)] == [[0, 1], [1]]
+    assert [run.within(1, 3).steps["step"].tolist() for run in (plain, tail)] == [[1, 2], [1, 2]]
+    assert speedups([plain.first(1)], [tail]) == []
+
+
+def test_a_bar_is_hatched_if_its_own_number_is_modelled():
+    sources = {"a": Source.MEASURED, "b": Source.MODELLED, "c": Source.PAPER}
+    points = [
+        Point(panel="p", series=series, x=x, y=1.0, unit="s", source=sources[x], num_seeds=1)
+        for x, series in (("a", "ours"), ("b", "ours"), ("c", "paper"))
+    ]
+    bars = compare_bars(Numbers(points=points), ylabel="").axes[0].patches
+    assert [bar.get_hatch() or "" for bar in bars] == ["", "", "////"]  # the paper's comes first
 
 
 def test_a_claim_that_used_to_hold_and_no_longer_does_is_lost(tmp_path):

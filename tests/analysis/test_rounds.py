@@ -2,7 +2,7 @@
 
 from rollpacker.analysis.exhibits import fig02b, fig04, fig10
 from rollpacker.analysis.numbers import Source, Standing
-from tests.analysis.written_runs import numbers_of, series, write_run
+from tests.analysis.written_runs import forget_steps, numbers_of, series, write_run
 
 
 def test_a_rollout_is_unbalanced_by_its_longest_response_and_by_the_engines_that_wait_for_it(tmp_path):
@@ -33,6 +33,12 @@ def test_gpus_of_the_paper_are_at_work_until_their_utilisation_is_zero(tmp_path)
     [claim] = [claim for claim in numbers.claims if claim.ours]
     assert claim.ours.y == 37.5
     assert abs(claim.paper - 36.9) < 0.1
+
+
+def test_a_run_that_lost_a_step_has_the_others_where_they_were(tmp_path):
+    lost = write_run(tmp_path / "packed", "rollpacker", [3.0, 5.0, 3.0], response_length_max_tokens=700)
+    forget_steps(lost, {1})
+    assert series(numbers_of(fig10.FIG10B, tmp_path), "Qwen2.5-7B") == {"rollpacker, short": [(1.0, 2.0), (3.0, 2.0)]}
 
 
 def test_short_and_long_rounds_are_series_of_their_own_beside_plain_ones(tmp_path):

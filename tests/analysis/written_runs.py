@@ -91,6 +91,14 @@ def series(numbers, panel):
     return shown
 
 
+def forget_steps(folder, lost):
+    """Make a run look as if it had been resumed after the files of some steps were lost, each in one of its own."""
+    manifest = folder / "metrics" / "manifest.json"
+    plain = json.loads(manifest.read_text())
+    kept = [[first, last] for first, last in plain["parts"] if first not in lost]
+    manifest.write_text(json.dumps(plain | {"parts": kept}))
+
+
 def forget_column(folder, name):
     """Make a run look as if an older version had written it, which did not know a column of `steps`."""
     for part in (folder / "metrics" / "steps").glob("*.parquet"):
