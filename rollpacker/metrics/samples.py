@@ -6,14 +6,12 @@ counted as people do: what was generated in the tenth step, and the evaluation a
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow.compute as pc
 
-from rollpacker.core.errors import DataError
 from rollpacker.metrics.tables import EVALUATION_FOLDER, METRICS_FOLDER, load_manifest, read_table
 
 if TYPE_CHECKING:
@@ -48,6 +46,12 @@ def read_newest_samples(run_dir: Path) -> pd.DataFrame:
     return _together(run_dir, (training, training), (evaluation, evaluation))
 
 
+def has_evaluations(run_dir: Path) -> bool:
+    """True when an evaluation is in the tables; raises `DataError` when it cannot be told."""
+    manifest = load_manifest(run_dir / EVALUATION_FOLDER)
+    return manifest is not None and bool(manifest.parts)
+
+
 def parts_of(sample: Mapping[Any, Any]) -> Iterator[tuple[str, bool]]:
     """Give the texts of a sample in order, each with whether the policy wrote it: the prompt, then the response.
 
@@ -62,12 +66,13 @@ def parts_of(sample: Mapping[Any, Any]) -> Iterator[tuple[str, bool]]:
 
 
 def _together(run_dir: Path, training: tuple[int, int], evaluation: tuple[int, int]) -> pd.DataFrame:
-    """Both tables, each of some steps as it counts them itself; a run that only evaluates has one."""
+    """Both tables, each of some steps as it counts them itself; a run that only evaluates or only trains has one."""
     parts = []
-    if load_manifest(run_dir / METRICS_FOLDER) or not load_manifest(run_dir / EVALUATION_FOLDER):
+    has_evaluated = has_evaluations(run_dir)
+    if load_manifest(run_dir / METRICS_FOLDER) or not has_evaluated:
         parts.append(_with_texts(run_dir, "responses", training, "training", "domain"))
         parts[0]["step"] += 1
-    with contextlib.suppress(DataError):  # nothing is held out
+    if has_evaluated:
         parts.append(_with_texts(run_dir, "evaluation_responses", evaluation, "evaluation", "set"))
     samples = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
     return samples.sort_values("step", kind="stable", ignore_index=True)

@@ -94,19 +94,23 @@ def mean_steps(rows: Mapping[str, Mapping[str, float]]) -> Markup:
 
 def per_step(
     frames: Mapping[str, pd.DataFrame],
-    notes: Mapping[str, Sequence[str]],
+    notes: Mapping[str, Mapping[int, str]],
     *,
     is_time: bool,
     description: str,
 ) -> Markup:
-    """Draw stacked bars over the steps, a panel per run; columns are stages, the index is the step from 0."""
+    """Draw stacked bars over the steps, a panel per run; columns are stages, the index is the step from 0.
+
+    A step without a row has no bar.
+    """
+    frames = {name: frame.reindex(range(frame.index[0], frame.index[-1] + 1)) for name, frame in frames.items()}
     widths = {name: -(-len(frame) // MOST_BARS) for name, frame in frames.items()}
     bars_of = {name: frame.groupby(np.arange(len(frame)) // widths[name]).mean() for name, frame in frames.items()}
     highest = max(float(bars.sum(axis=1).max()) for bars in bars_of.values())
     say = seconds if is_time else count
 
     def draw(axes: Axes, name: str) -> None:
-        frame, bars, width = frames[name], bars_of[name], widths[name]
+        frame, bars, width = frames[name], bars_of[name].fillna(0.0), widths[name]
         edges = np.append(np.arange(len(bars)) * width + 0.5, len(frame) + 0.5) + frame.index[0]
         base = np.zeros(len(bars))
         for stage in bars:
@@ -116,12 +120,10 @@ def per_step(
             base = top
         axes.set_ylim(0, highest * 1.05 or 1.0)
         tips = []
-        for number, values in enumerate(bars.to_dict("records")):
-            first, last = number * width, min((number + 1) * width, len(frame)) - 1
-            which = f"step {frame.index[first] + 1}, {notes[name][number]}"
-            if width > 1:
-                which = f"steps {frame.index[first] + 1} to {frame.index[last] + 1}, mean"
-            parts = [f"{STAGES[str(key)][0]}: {say(value)}" for key, value in values.items() if value > 0]
+        for number in np.flatnonzero(bars_of[name].notna().any(axis=1)):
+            first, last = frame.index[number * width], frame.index[min((number + 1) * width, len(frame)) - 1]
+            which = f"steps {first + 1} to {last + 1}, mean" if width > 1 else f"step {first + 1}, {notes[name][first]}"
+            parts = [f"{STAGES[str(key)][0]}: {say(value)}" for key, value in bars.iloc[number].items() if value > 0]
             tip = "\n".join((f"{which}: {say(float(base[number]))}", *parts))
             tips.append(bar((edges[number], edges[number + 1]), (0, highest), "none", tip))
         add_marks(axes, tips)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from rollpacker.core.errors import DataError
-from rollpacker.metrics.samples import parts_of, read_newest_samples
-from rollpacker.metrics.tables import DamagedTables, read_frame
+from rollpacker.metrics.samples import has_evaluations, parts_of, read_newest_samples
+from rollpacker.metrics.tables import read_frame
 from rollpacker.report.figures import Line, Panel, color, curves
 from rollpacker.report.style import CYCLE_STEPS
 from rollpacker.report.words import count, share
@@ -45,13 +44,10 @@ class HeldOut(NamedTuple):
 
 def read_held_out(run_dir: Path) -> HeldOut:
     """Read what there is."""
+    scores = of_pass = pd.DataFrame()
     with warnings.catch_warnings(action="ignore"):  # of columns that an older version did not write
-        try:
+        if has_evaluations(run_dir):
             scores, of_pass = read_frame(run_dir, "evaluations"), read_frame(run_dir, "pass_at_k")
-        except DamagedTables:
-            raise
-        except DataError:  # it has none
-            scores = of_pass = pd.DataFrame()
         samples = read_newest_samples(run_dir)
     scores = scores.dropna(subset=["reward_mean"]) if len(scores) else scores  # a set that was cut has none
     newest = samples.groupby("kind", sort=False).head(NUM_TEXTS // 2)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jinja2
@@ -133,8 +134,11 @@ def _standing(story: RunStory) -> str:
 
 def _verdict(runs: Sequence[ShownRun]) -> str:
     """Which of two runs is faster, over the steps that both have."""
-    number = min(len(run.story.steps) for run in runs)
-    times = {run.name: float(run.story.steps["step_time_s"].iloc[:number].sum()) for run in runs}
+    times_of = {run.name: run.story.steps.set_index("step")["step_time_s"] for run in runs}
+    shared = set.intersection(*(set(times.index) for times in times_of.values()))
+    if not shared:
+        return f"{' and '.join(times_of)} have no step in common: no time of them can be compared."
+    number, times = len(shared), {name: float(times[sorted(shared)].sum()) for name, times in times_of.items()}
     (fast, fast_s), (slow, slow_s) = sorted(times.items(), key=lambda item: item[1])
     if fast_s <= 0 or slow_s / fast_s < 1.005:  # noqa: PLR2004  (would print as 1.00)
         return f"{fast} and {slow} are equally fast: {plural(number, 'step')} took {seconds(fast_s)}."
@@ -145,23 +149,23 @@ def _verdict(runs: Sequence[ShownRun]) -> str:
 
 
 def _tiles(runs: Sequence[ShownRun]) -> list[tuple[str, list[str]]]:
-    tiles = {
+    edge = max(1, min(CYCLE_STEPS, *(len(run.story.steps) // 2 for run in runs)))
+    tiles: dict[str, Callable[[RunStory], str]] = {
         "step, mean": lambda story: seconds(story.total_s / len(story.steps)),
         "sum of the step times": lambda story: seconds(story.total_s),
         "bubble ratio: idle decode slots": lambda story: share(story.bubble_ratio),
         "of the generated tokens wasted": lambda story: share(story.wasted_share),
-        f"mean reward, first to last {CYCLE_STEPS} steps": _reward_change,
+        f"mean reward, first to last {plural(edge, 'step').removeprefix('1 ')}": partial(_reward_change, edge=edge),
     }
     if any(run.story.steps["num_engines_lost"].any() for run in runs):
         tiles["engines lost"] = lambda story: f"{int(story.steps['num_engines_lost'].sum())}"
     return [(what, [say(run.story) for run in runs]) for what, say in tiles.items()]
 
 
-def _reward_change(story: RunStory) -> str:
+def _reward_change(story: RunStory, edge: int) -> str:
     rewards = story.steps["reward_mean"]
     if len(rewards) == 1:
         return f"{rewards.iloc[0]:.3g}"
-    edge = min(CYCLE_STEPS, len(rewards) // 2)
     return f"{rewards.iloc[:edge].mean():.3g} → {rewards.iloc[-edge:].mean():.3g}"
 
 
@@ -186,7 +190,8 @@ def _facts(story: RunStory) -> dict[str, str]:
         facts["cost"] = f"{digits(status.num_gpus * whole_s / 3600)} GPU-hours of {plural(status.num_gpus, 'GPU')}"
         facts["cost"] += ", modelled" if story.is_modelled else ""
     if status and status.processor_s is not None and story.is_modelled:
-        facts["duration"] += f", computed in {seconds(status.processor_s)}"
+        computed = "of which the last attempt was computed" if status.attempt else "computed"
+        facts["duration"] += f", {computed} in {seconds(status.processor_s)}"
     facts["rounds"] = ", ".join(f"{number:,} {kind}" for kind, number in steps["round_kind"].value_counts().items())
     lost, replaced = int(steps["num_engines_lost"].sum()), int(steps["num_engines_replaced"].sum())
     facts["engines lost"] = f"{lost}, {replaced} replaced" if lost else "none"
@@ -320,8 +325,13 @@ def _times(means: Sequence[float]) -> str:
     return ratio(means[1] / means[0]) if means[0] > 0 and means[1] > 0 else NOTHING
 
 
-def _round_notes(runs: Sequence[ShownRun]) -> dict[str, list[str]]:
-    return {run.name: [f"{kind} round" for kind in run.story.steps["round_kind"]] for run in runs}
+def _round_notes(runs: Sequence[ShownRun]) -> dict[str, dict[int, str]]:
+    """What kind of round each step was."""
+    steps = {run.name: run.story.steps for run in runs}
+    return {
+        name: {step: f"{kind} round" for step, kind in zip(frame["step"], frame["round_kind"], strict=True)}
+        for name, frame in steps.items()
+    }
 
 
 def _activities(runs: Sequence[ShownRun]) -> dict[str, Any]:

@@ -154,12 +154,18 @@ def _svg(plot: Plot, kind: str, description: str) -> Markup:
         file = io.StringIO()
         FigureCanvasSVG(figure).print_svg(file)  # `savefig` would draw everything twice
     drawn = file.getvalue().partition("<defs>")[2].removesuffix("\n")
-    drawn = re.sub(r'(?<= )(?:d|x|y|width|height|transform)="[^"]*"', _round, drawn)
-    drawn = re.sub(r'<g id="tip: ([^"]*)">(.*?)</g>', _add_tips, drawn, flags=re.DOTALL)
-    drawn = re.sub(r'<!--.*?-->| id="[a-z0-9]+_\d+"|(?<=>)\s+(?=<)', "", drawn)
-    drawn = re.sub("#[0-9a-f]{6}", lambda match: f"var(--{_VARIABLES.get(match[0], 'ink')})", drawn)
+    drawn = re.sub(r"""<g id=(["'])tip: (.*?)\1>(.*?)</g>""", _add_tips, drawn, flags=re.DOTALL)
+    drawn = re.sub(r"<!--.*?-->|(?<=>)\s+(?=<)", "", drawn, flags=re.DOTALL)
+    drawn = re.sub("<[^>]*>", _shorten, drawn)
     start = f'<svg class="{kind}" viewBox="0 0 {width} {height:g}" role="img" aria-label="{escape(description)}"><defs>'
     return Markup(start + drawn)  # noqa: S704  (matplotlib escapes text; all else is numbers)
+
+
+def _shorten(tag: re.Match[str]) -> str:
+    """Round a tag's numbers, drop its id and write its colours as variables. What texts say is left as it is."""
+    short = re.sub(r'(?<= )(?:d|x|y|width|height|transform)="[^"]*"', _round, tag[0])
+    short = re.sub(r' id="[a-z0-9]+_\d+"', "", short)
+    return re.sub("#[0-9a-f]{6}", lambda match: f"var(--{_VARIABLES.get(match[0], 'ink')})", short)
 
 
 def _round(attribute: re.Match[str]) -> str:
@@ -170,9 +176,9 @@ def _round(attribute: re.Match[str]) -> str:
 
 def _add_tips(group: re.Match[str]) -> str:
     """Give a group its tooltip, or each of its marks its own."""
-    tips = group[1].split(_NEXT_TIP)
+    tips = group[2].split(_NEXT_TIP)
     if len(tips) == 1:
-        return f"<g><title>{tips[0]}</title>{group[2]}</g>"
-    *marks, rest = group[2].split("/>")
+        return f"<g><title>{tips[0]}</title>{group[3]}</g>"
+    *marks, rest = group[3].split("/>")
     titled = (f"{mark}><title>{tip}</title></path>" for mark, tip in zip(marks, tips, strict=True))
     return f"<g>{''.join(titled)}{rest}</g>"

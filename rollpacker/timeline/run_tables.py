@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollpacker.config.record import read_record
 from rollpacker.core.errors import DataError
 from rollpacker.metrics.tables import read_table
 from rollpacker.timeline.moments import LoggedMoments, read_moments
@@ -164,6 +165,12 @@ def refuse_other_folders(run_dir: Path) -> None:
             "The manifest says which of them count",
             "Copy it again from where the run wrote it, or resume the run: run.resume=auto makes it again",
         )
+    if _only_evaluates(run_dir):
+        raise DataError(
+            f"{run_dir} is a run that only evaluates (run.num_steps=0): it has no training step",
+            "Reports, traces, exports and `rollpacker.load` are of training steps",
+            f"`rollpacker jobs {run_dir}` shows its held-out scores, `rollpacker show {run_dir}` what was answered",
+        )
     if (run_dir / "run.json").exists():
         raise DataError(
             f"{run_dir} is a run without a finished step yet",
@@ -173,6 +180,15 @@ def refuse_other_folders(run_dir: Path) -> None:
     inside = sorted(path.parent.parent for path in run_dir.glob("*/metrics/manifest.json"))
     remedy = f"Give one of the runs in it, such as {inside[0]}" if inside else "Check the path"
     raise DataError(f"{run_dir} is not a run: it has no metrics/manifest.json", allowed, remedy)
+
+
+def _only_evaluates(run_dir: Path) -> bool:
+    """True of a run whose configuration asks for no training step."""
+    try:
+        record = read_record(run_dir) or {}
+    except DataError:
+        return False
+    return (record.get("run") or {}).get("num_steps") == 0
 
 
 def _first_sentence(message: str) -> str:

@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pandas as pd
@@ -15,6 +16,7 @@ from rollpacker.report import figures
 from rollpacker.report.page import render
 from rollpacker.report.story import read_story
 from rollpacker.report.words import count, digits, plural, seconds, share, size
+from tests.analysis.written_runs import forget_steps
 from tests.timeline.runs import modelled_run, run_with_lost_engines
 
 VOID = {"meta"}
@@ -93,6 +95,24 @@ def test_the_page_says_what_the_run_cost(runs):
     assert f"{digits(hours)} GPU-hours of {num_gpus} GPU" in Reader(page_of(runs["verl"])).text
 
 
+def test_the_time_of_a_resumed_runs_last_attempt_is_not_given_as_that_of_the_whole_run(runs):
+    story = read_story(runs["verl"])
+    assert ", computed in " in Reader(render([story])).text
+    story.status = replace(story.status, attempt=2)
+    text = Reader(render([story])).text
+    assert "of which the last attempt was computed in " in text
+    assert ", computed in " not in text
+
+
+def test_the_change_of_the_reward_names_the_steps_that_it_is_of(runs, tmp_path):
+    assert "first to last 2 steps" in Reader(page_of(runs["verl"])).text
+    assert "mean reward, first to last step " in Reader(page_of(runs["verl"], runs["single"])).text
+    story = read_story(modelled_run(tmp_path / "run", "system=verl", "run.num_steps=10"))
+    rewards = story.steps["reward_mean"]
+    text = Reader(render([story])).text
+    assert f"{rewards[:5].mean():.3g} → {rewards[5:].mean():.3g} mean reward, first to last 5 steps" in text
+
+
 def test_of_two_runs_the_page_says_which_is_faster_by_the_ratio_of_the_sums_of_their_step_times(runs):
     mine, other = read_story(runs["rollpacker"]), read_story(runs["verl"])
     text = Reader(page_of(runs["rollpacker"], runs["verl"])).text
@@ -105,6 +125,26 @@ def test_of_two_runs_the_page_says_which_is_faster_by_the_ratio_of_the_sums_of_t
 
 def test_runs_of_different_length_are_compared_over_the_steps_that_both_have(runs):
     assert "verl: 1 step took" in Reader(page_of(runs["single"], runs["verl"])).text
+
+
+@pytest.fixture
+def gappy(runs, tmp_path):
+    """A run that lost the row of its second step."""
+    copy = shutil.copytree(runs["verl"], tmp_path / "gappy")
+    forget_steps(copy, {1})
+    return copy
+
+
+def test_a_run_that_lost_a_step_is_drawn_and_compared_at_the_numbers_of_its_own_steps(runs, gappy):
+    page = page_of(gappy)
+    titles = re.findall(r"<title>step (\d+), plain round: ", page)
+    assert titles == [*"1345"] * 4  # times and tokens, wide and narrow
+    whole = read_story(runs["rollpacker"]).steps.set_index("step")["step_time_s"]
+    text = Reader(page_of(runs["rollpacker"], gappy)).text
+    assert f"times as fast as gappy: 4 steps took {seconds(whole.drop(1).sum())} instead" in text
+    forget_steps(gappy, {0})
+    text = Reader(render([read_story(runs["single"]), read_story(gappy)])).text
+    assert "single and gappy have no step in common: no time of them can be compared." in text
 
 
 def test_runs_of_one_name_are_told_apart_by_their_parents(runs, again):
@@ -213,9 +253,24 @@ def test_steps_count_from_1_on_the_page(runs):
 
 def test_many_steps_share_bars_and_keep_their_mean():
     frame = pd.DataFrame({"train": [2.0] * 1000})
-    drawn = figures.per_step({"a": frame}, {"a": ["plain round"] * 1000}, is_time=True, description="many")
+    notes = {"a": dict.fromkeys(range(1000), "plain round")}
+    drawn = figures.per_step({"a": frame}, notes, is_time=True, description="many")
     assert 200 <= drawn.count("<title>") <= 2 * figures.MOST_BARS
     assert "<title>steps 1 to 9, mean: 2.0 s\ntraining: 2.0 s</title>" in drawn
+    lost = figures.per_step({"a": frame.drop(range(5, 19))}, notes, is_time=True, description="some lost")
+    assert "<title>steps 1 to 9, mean: 2.0 s\ntraining: 2.0 s</title>" in lost
+    assert "<title>steps 10 to 18, " not in lost
+    assert lost.count("<title>") == drawn.count("<title>") - 2
+
+
+def test_a_name_that_looks_like_a_colour_or_an_attribute_is_left_as_it_is():
+    name = '#b04fc4 x="1.25"'
+    drawn = figures.mean_steps({name: {"train": 1.0}, '1 id="a_1"': {"train": 1.0}})
+    texts = Reader(f"<p>{drawn}</p>").texts
+    assert any(text.startswith(f"{name}, training: ") for text in texts)
+    assert '#b04fc4 x="1.…' in texts
+    assert '1 id="a_1"' in texts
+    assert "fill: var(--trained)" in drawn
 
 
 @pytest.mark.parametrize("highest", [1e-5, 0.004, 0.7, 3.3, 59, 100, 200, 900, 5000, 90_000])
