@@ -1,14 +1,16 @@
 r"""Scores math answers with math-verify: LaTeX, numbers, sets, intervals, and words such as `Yes`.
 
-The answer is the last `\boxed{}` (or several, joined by commas or `and`), else an announced one ("the answer is 3"),
-else the last formula or number of the text; of a truncated response only the first two count. The ground truth may
-come bare, in `$...$` or in `\boxed{}`.
+The answer is what the last `\boxed{}` (or several, joined by commas or `and`) or `<answer></answer>` holds, else an
+announced one ("the answer is 3"), else the last formula or number of the text; of a truncated response the latter does
+not count. The ground truth may come bare, in `$...$` or in `\boxed{}`. A sign of per cent at its end, or at that of an
+answer, may be left out.
 
 * `correct`, `wrong_answer`;
 * `no_answer`: nothing in the response can be read as one; `truncated` when it also ended at the length limit;
 * `unparsable_ground_truth`: the prompt file's answer cannot be read, and the response is not the same text.
 
-An answer must claim one thing: of `5=6=7`, `8 \to 7` and "7 or 8" math-verify alone would accept the right part.
+An answer must claim one thing: of `5=6=7`, `8 \to 7` and "7 or 8" math-verify alone would accept the right part. It
+takes numbers for equal that agree to six decimals; small ones must agree to one part in a thousand, too.
 
 Invariant: no time limit in here. math-verify's own uses SIGALRM, which needs the main thread and cannot stop a long
 multiplication in C; comparing with `9^{9^{9^9}}` never ends, so this module runs in a process that can be killed.
@@ -50,6 +52,19 @@ _BOX_BEGINS = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BOX_ENDS = re.compile(r"(?<![\\.,;])[.,;]\s*\}$")
 """With the end of the sentence in it, of which math-verify reads nothing."""
+_PERCENT = re.compile(r"\s*\\?%(?=\s*[}$]*\s*$)")
+_SCIENTIFIC = re.compile(r"(?<![\w.])(-?\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})(?![\w.])")
+"""As programs write numbers; math-verify would read Euler's number."""
+_ANSWER_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
+_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_MARKS = (
+    (re.compile(r"</?[A-Za-z][\w-]*>|`+"), r" "),
+    (re.compile(r"(?<![\w*)}])\*\*(?=\S)([^*\n]+)(?<=\S)\*\*(?![\w*(])"), r" \1 "),
+    (re.compile(r"(?<![\w*_])[*_](-?\d[\d.,/]*)[*_](?![\w*_])"), r" \1 "),
+    (re.compile(r"(?<=##)(?=[-$]?\d)|(?<=[A-Za-z]:)(?=[-$]?\d)"), r" "),
+    (re.compile(r"(answer\s*(?:is|:)+\s*)[(\[\"'\u201c]\s*(-?\d[\d.,/]*)\s*[)\]\"'\u201d]", re.IGNORECASE), r"\1\2 "),
+)
+"""Marks around a number, beside which math-verify would not see it, and what comes in their place."""
 _CHOICE_IN_BRACKETS = re.compile(r"(?<!\w)\(([A-E])\)")
 _JOINS_BOXES = re.compile(r"[\s$]*(?:[,;]|and|or|,\s*and|,\s*or)[\s$]*")
 
@@ -58,12 +73,17 @@ _ARROW = re.compile(r"\\(?:long)?(?:left)?(?:right)?arrow\b|\\(?:to|mapsto|impli
 _SUBSCRIPT_BEGINS = re.compile(r"(?:[A-Za-z}]\s*_|\\underset)\s*\{")
 """Of a letter or a command; the arrow in it says where a variable goes, as in that of a limit."""
 
-_SEVERAL_ANNOUNCED = re.compile(
-    r"answer\s+(?:is|are|:)\s*:?\s*(?:either\s+)?[^\s,;/]+(?:[,;]\s+(?:(?:or|and)\s+)?|\s+(?:or|and)\s+)"
-    r"\$?(?:-?\d|\(?[A-E]\)?(?!\w)|(?:yes|no|true|false)\b)",
+_ANNOUNCEMENT = re.compile(r"answer(?:\s+is|\s+are|\s*:)\s*:?\s*(?:either\s+)?", re.IGNORECASE)
+_ANOTHER = r"\$?(?:-?\d[\d.,/]*(?<=\d)|\(?[A-E]\)?(?!\w)|(?:yes|no|true|false)\b)\$?"
+_CLAUSE_ENDS = r"(?=\s*(?:[.,;:!?)\n]|$|(?:or|and)\b))"
+_SEVERAL = re.compile(
+    rf"(?:\([^\s()]+\)|[^\s,;/()\[\]]+)(?:[,;]?\s+or\s+{_ANOTHER}|(?:[,;]\s+(?:and\s+)?|\s+and\s+){_ANOTHER}{_CLAUSE_ENDS})",
     re.IGNORECASE,
 )
-"""An announced answer with another one behind it."""
+"""An answer with another one behind it: "7 or 8", and where a clause ends with it "7, 8" and "7 and 8"."""
+
+_LEAST_AGREEMENT = 1e-3
+"""Of two numbers, relative."""
 
 _NUM_CACHED_TRUTHS = 64
 """Of one prompt come several responses in a row; more would only hold memory."""
@@ -76,17 +96,18 @@ def score(response: str, ground_truth: str, is_truncated: bool) -> Score:  # noq
         return UNPARSABLE_GROUND_TRUTH
     truth_words = _words(truth)
     can_announce_words = any(word in _VERDICTS or word.upper() in _CHOICES for word in truth_words)
-    answer = _parse_answer(response, is_truncated, can_announce_words)
+    text, is_whole = _decisive_part(response)
+    answer = _parse_answer(text, can_announce_words, is_truncated=is_truncated, is_whole=is_whole)
     if not answer:
         return TRUNCATED if is_truncated else _NO_ANSWER
-    if not isinstance(answer[0], FiniteSet) and _offers_several(response):
+    if not isinstance(answer[0], FiniteSet) and _offers_several(text):
         return _WRONG_ANSWER
     if truth_words & _words(answer):
         return CORRECT
     if truth_words.intersection(_VERDICTS):
         return _WRONG_ANSWER
     if verify(truth, answer, timeout_seconds=None):
-        return CORRECT if _is_one_claim(truth, answer) else _WRONG_ANSWER
+        return CORRECT if _is_one_claim(truth, answer) and _are_close(truth, answer) else _WRONG_ANSWER
     return _WRONG_ANSWER if _has_formula(truth) else UNPARSABLE_GROUND_TRUTH
 
 
@@ -104,26 +125,54 @@ def prepare_scoring() -> None:
 def _parse_truth(ground_truth: str) -> list[Any]:
     """Give formulas and texts that stand for the ground truth, none when it cannot be read."""
     bare = ground_truth.replace("\\$", "").strip()
-    if not bare:
-        return []
-    if any(delimiter in bare for delimiter in _DELIMITERS):
-        return _parse(bare, _ANYWHERE)
-    return _parse(f"${bare}$", _ANYWHERE) or _parse(bare, _ANYWHERE)
+    return _parse_bare(bare) if bare else []
 
 
-def _parse_answer(response_text: str, is_truncated: bool, can_announce_words: bool) -> list[Any]:
-    boxes = _final_boxes(response_text)
+def _decisive_part(response_text: str) -> tuple[str, bool]:
+    """What the last `<answer></answer>` holds, if no box comes after it, else all; and whether it is that alone."""
+    tags = list(_ANSWER_TAG.finditer(response_text))
+    if not tags or _final_boxes(response_text[tags[-1].end() :]):
+        return response_text, False
+    return tags[-1][1], True
+
+
+def _parse_answer(text: str, can_announce_words: bool, *, is_truncated: bool, is_whole: bool) -> list[Any]:
+    boxes = _final_boxes(text)
     if boxes:
-        return _parse(_BOX_ENDS.sub("}", boxes), _ANYWHERE)
-    configs = _ANNOUNCED if is_truncated else _ANYWHERE
+        return _parse_formula(_BOX_ENDS.sub("}", boxes), _ANYWHERE)
+    if is_whole and not _is_prose(text):
+        return _parse_bare(text.strip()) if text.strip() else []
+    configs = _ANNOUNCED if is_truncated and not is_whole else _ANYWHERE
+    for mark, replacement in _MARKS:
+        text = mark.sub(replacement, text)
     if not can_announce_words:
-        return _parse(response_text, configs)
-    return _parse(_CHOICE_IN_BRACKETS.sub(r"\1", response_text), (*configs, _ANNOUNCED_WORDS))
+        return _parse(text, configs)
+    return _parse(_CHOICE_IN_BRACKETS.sub(r"\1", text), (*configs, _ANNOUNCED_WORDS))
 
 
-def _offers_several(response_text: str) -> bool:
-    """Whether several answers are announced in words, of which math-verify would read the first."""
-    return not _final_boxes(response_text) and _SEVERAL_ANNOUNCED.search(response_text) is not None
+def _is_prose(text: str) -> bool:
+    """Whether words stand beside an answer."""
+    num_words = len(_PROSE.findall(text))
+    return num_words > 1 or (num_words == 1 and any(sign.isdecimal() for sign in text))
+
+
+def _offers_several(text: str) -> bool:
+    """Whether several answers are announced in words at the end, of which math-verify would read the first."""
+    announced = list(_ANNOUNCEMENT.finditer(text))
+    return bool(announced) and not _final_boxes(text) and _SEVERAL.match(text, announced[-1].end()) is not None
+
+
+def _are_close(truth: list[Any], answer: list[Any]) -> bool:
+    """Whether numbers that are equal to six decimals also agree relative to their size."""
+    values, others = ([each.evalf() for each in parsed if _is_number(each)] for parsed in (truth, answer))
+    pairs = [(value, other) for value in values for other in others]
+    return not pairs or any(
+        abs(value - other) <= _LEAST_AGREEMENT * max(abs(value), abs(other)) for value, other in pairs
+    )
+
+
+def _is_number(parsed: Any) -> bool:
+    return isinstance(parsed, Expr) and bool(parsed.is_number) and bool(parsed.is_finite)
 
 
 def _is_one_claim(truth: list[Any], answer: list[Any]) -> bool:
@@ -143,11 +192,11 @@ def _has_arrow(parsed: list[Any]) -> bool:
 
 
 def _without_subscripts(text: str) -> str:
-    kept, begins = "", 0
+    kept, begins, closings = "", 0, _closings(text)
     for match in _SUBSCRIPT_BEGINS.finditer(text):
         if match.start() >= begins:
             kept += text[begins : match.start()]
-            begins = _closing_brace(text, match.end()) or len(text)
+            begins = closings.get(match.end(), len(text))
     return kept + text[begins:]
 
 
@@ -171,10 +220,10 @@ def _final_boxes(text: str) -> str:
 
     math-verify alone would join boxes over half a page whenever a comma follows the first.
     """
-    start = end = 0
+    start, end, closings = 0, 0, _closings(text)
     for match in reversed(list(_BOX_BEGINS.finditer(text))):
-        closed = _closing_brace(text, match.end())
-        if not closed:
+        closed = closings.get(match.end())
+        if closed is None:
             continue
         if not end:
             end = closed
@@ -184,14 +233,32 @@ def _final_boxes(text: str) -> str:
     return text[start:end]
 
 
-def _closing_brace(text: str, start: int) -> int:
-    """Give the position after the brace that closes what began before `start`, or 0."""
-    depth = 1
-    for match in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(match.group(), 0)
-        if depth == 0:
-            return match.end()
-    return 0
+def _closings(text: str) -> dict[int, int]:
+    """The position after each brace that opens, and after the one that closes it."""
+    closings: dict[int, int] = {}
+    opened: list[int] = []
+    for match in _BRACE.finditer(text):
+        if match.group() == "{":
+            opened.append(match.end())
+        elif match.group() == "}" and opened:
+            closings[opened.pop()] = match.end()
+    return closings
+
+
+def _parse_bare(text: str) -> list[Any]:
+    """Read a formula that may come without delimiters."""
+    if any(delimiter in text for delimiter in _DELIMITERS):
+        return _parse_formula(text, _ANYWHERE)
+    return _parse_formula(f"${text}$", _ANYWHERE) or _parse_formula(text, _ANYWHERE)
+
+
+def _parse_formula(text: str, configs: tuple[Any, ...]) -> list[Any]:
+    """Read a number as programs write it, and one of per cent as it stands and as a share."""
+    bare = _PERCENT.sub("", text)
+    parsed = _parse(_SCIENTIFIC.sub(r"\1 \\times 10^{\2}", bare), configs)
+    if bare != text and parsed and _is_number(parsed[0]):
+        parsed.append(parsed[0] / 100)
+    return parsed
 
 
 def _parse(text: str, configs: tuple[Any, ...]) -> list[Any]:

@@ -74,6 +74,83 @@ def test_right_answers_in_many_forms_are_correct(ground_truth, response):
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<think>maybe 14 apples.</think><answer>15</answer>", "15"),
+        ("<think>14.</think>\n<answer>\n15\n</answer>", "15"),
+        ("<answer>It is 15 apples.</answer> Not 14.", "15"),
+        (r"<answer>$\frac{30}{2}$</answer>", "15"),
+        (r"\boxed{14} <answer>\boxed{15}</answer>", "15"),
+        (r"<answer>14</answer> No: \boxed{15}", "15"),
+        ("<answer>14</answer> Wait. <answer>15</answer>", "15"),
+        ("It is 14.\nAnswer: `15`", "15"),
+        ("First 14, then **15**", "15"),
+        ("First 14, then **15 apples**.", "15"),
+        ("First 14, then _15_.", "15"),
+        ("14 it is not. The answer is (15).", "15"),
+        ('14 it is not. The answer is "15".', "15"),
+        ("14 + 1\n####15", "15"),
+        ("14 + 1. Answer:15", "15"),
+        ("<answer>A</answer>", "A"),
+        ("<answer>(B)</answer>", "B"),
+        ("<answer>Yes</answer>", "Yes"),
+        (r"<answer>x^2 + 1</answer>", "x^2+1"),
+    ],
+)
+def test_marks_around_an_answer_do_not_hide_it(text, value):
+    assert reason_of(text, value) == "correct"
+    assert reason_of(text, "14" if value == "15" else "17") == "wrong_answer"
+
+
+def test_an_answer_in_its_tag_counts_in_a_truncated_response():
+    assert reason_of("<answer>15</answer> Let me", "15", is_truncated=True) == "correct"
+    assert reason_of("<answer>15", "15", is_truncated=True) == "truncated"
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "response", "expected"),
+    [
+        ("1e-05", r"\boxed{0.00001}", "correct"),
+        ("1e-05", r"\boxed{e-5}", "wrong_answer"),
+        ("1e+16", r"\boxed{10^{16}}", "correct"),
+        ("1.6e-19", r"\boxed{1.6\times 10^{-19}}", "correct"),
+        (r"1.6 \times 10^{-19}", r"\boxed{1.6e-19}", "correct"),
+        (r"1.6 \times 10^{-19}", r"\boxed{9.1\times 10^{-31}}", "wrong_answer"),
+        (r"6.62 \times 10^{-34}", r"\boxed{6.63 \times 10^{-34}}", "wrong_answer"),
+        ("0.0000016", r"\boxed{0.0000017}", "wrong_answer"),
+        ("0", r"\boxed{0.00000001}", "wrong_answer"),
+        ("0.00123", r"\boxed{1.23 \times 10^{-3}}", "correct"),
+        ("1/3", r"\boxed{0.333333}", "correct"),
+    ],
+)
+def test_small_and_large_numbers_are_read_as_programs_write_them_and_compared_by_their_size(
+    ground_truth, response, expected
+):
+    assert reason_of(response, ground_truth) == expected
+
+
+@pytest.mark.parametrize("ground_truth", ["50", "50%", r"50\%", r"\boxed{50\%}", r"$50\%$"])
+def test_a_sign_of_per_cent_may_be_left_out(ground_truth):
+    for response in (r"\boxed{50}", r"\boxed{50\%}", r"\boxed{50%}", r"So $50\%$.", "The answer is 50%."):
+        assert reason_of(response, ground_truth) == "correct", response
+    assert reason_of(r"\boxed{0.5}", ground_truth) == ("correct" if "%" in ground_truth else "wrong_answer")
+    assert reason_of(r"\boxed{51\%}", ground_truth) == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "Hmm, the answer is either 5 or 6. Checking, 5 fails. The final answer is 6.",
+        "The answer is 5 or 6? Let me check. 5 fails. So the answer is 6.",
+        "The answer is 6, 3 more than 3.",
+        "The answer is 6 and 3 of them are red.",
+    ],
+)
+def test_what_is_said_beside_an_announced_answer_is_no_second_one(response):
+    assert reason_of(response, "6") == "correct"
+
+
+@pytest.mark.parametrize(
     ("ground_truth", "response"),
     [
         ("11/16", r"\boxed{\frac{11}{17}}"),
@@ -127,8 +204,10 @@ def test_wrong_answers_are_wrong(ground_truth, response):
         r"\boxed{7 \lor 8}",
         r"\boxed{6 < x < 8}",
         r"\boxed{x \le 7}",
-        r"\boxed{7\%}",
         "The answer is 7 or 8.",
+        "Answer: 7 or 8.",
+        "The answer is 7 or 8 dollars.",
+        "I think 9, so the answer is 7, 8.",
         "The answer is either 7 or 8.",
         "The answer is 7, 8 or 9.",
         "The final answer is $7$ or $8$.",
@@ -156,6 +235,8 @@ def test_an_answer_that_claims_more_than_the_truth_or_no_number_is_wrong(respons
         ("7", r"\boxed{7 \text{ apples}}"),
         ("7", "The answer is 7, because 8 is too much."),
         ("7/8", "The answer is 7/8."),
+        ("(4, 1)", "The answer is $(4, 1)$."),
+        ("(0, 1)", "The answer is $(0, 1)$."),
         ("x^2+1", r"\boxed{f(x) = x^2 + 1}"),
         ("x = 7", r"\boxed{x = 7}"),
         ("2, 16", r"\boxed{x = 2 \text{ or } x = 16}"),
@@ -189,6 +270,10 @@ def test_of_a_truncated_response_only_an_announced_answer_counts():
 @pytest.mark.parametrize("ground_truth", ["", "  ", "?", r"\frac{"])
 def test_a_ground_truth_that_cannot_be_read_is_named(ground_truth):
     assert reason_of(r"\boxed{42}", ground_truth) == "unparsable_ground_truth"
+
+
+def test_a_box_counts_after_any_number_that_never_close():
+    assert reason_of(r"\boxed{" * 20_000 + r"\boxed{42}", "42") == "correct"
 
 
 def test_scoring_math_needs_no_torch():
