@@ -84,7 +84,7 @@ class JsonLine:
         if isinstance(value, str) and value.strip():
             self.refuse_unprintable("id", value)
             return value
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if type(value) is int or (isinstance(value, float) and math.isfinite(value)):
             return str(value)
         raise self.error(
             f"`id` is {shown(value)}", "Allowed: a non-empty string or a number", "Give every line an id of its own"

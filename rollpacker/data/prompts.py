@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import sys
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.ids import Domain
@@ -95,6 +96,7 @@ def _read_prompt(line: JsonLine, default_domain: str | None, suffix: str | None)
         text=text,
         reference=_read_reference(line),
         line=line.line,
+        suffix=suffix or "",
         row=row,
     )
 
@@ -147,12 +149,17 @@ def _read_reference(line: JsonLine) -> Reference:
 
 
 def _read_ground_truth(line: JsonLine) -> str:
-    """A number is taken as its text. An empty text is legal: not every reward compares with an answer."""
+    """A number is taken as its text, without an exponent: in a formula the `e` of 1e-05 may be Euler's number.
+
+    An empty text is legal: not every reward compares with an answer.
+    """
     value = line.require("ground_truth")
     if isinstance(value, str):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return format(Decimal(repr(value)), "f")
     raise line.error(
         f"`ground_truth` is {shown(value)}",
         "Allowed: a string or a finite number; test cases belong in `test_cases`, instructions for a judge in `rubric`",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.core.errors import DataError
-from rollpacker.data.jsonl import JsonLine, reading
+from rollpacker.data.jsonl import MAX_LINE_BYTES, JsonLine, reading
 from rollpacker.paths import open_to_read
 from rollpacker.protocols.references import TableRow
 
@@ -22,6 +22,8 @@ _BEGINNINGS = {b"PAR1": "Parquet", b"ARRO": "Arrow"}
 """The first bytes of files that are called otherwise."""
 _BATCH_ROWS = 1024
 """Rows that are Python objects at a time."""
+_MAX_FIELD_CHARS = MAX_LINE_BYTES
+"""Of a field of CSV: as much as a line of JSON may have."""
 
 
 def table_format(path: Path) -> str | None:
@@ -43,6 +45,12 @@ def read_table(path: Path, *, kind: str) -> Iterator[JsonLine]:
             for number, row in enumerate(_csv_rows(path) if form == "CSV" else _arrow_rows(path, form), start=1):
                 yield JsonLine(TableRow(path=path, number=number), row)
         except (ValueError, csv.Error, NotImplementedError) as error:  # pyarrow's own errors are of ValueError
+            if str(error).startswith("field larger than field limit"):
+                raise DataError(
+                    f"{TableRow(path=path, number=number + 1)}: a field has more than {_MAX_FIELD_CHARS:,} characters",
+                    "Allowed: shorter ones, since each is held as a whole",
+                    "Shorten it; or close its quotation mark, if one is left open",
+                ) from error
             where = f" after row {number}" if number else ""
             raise _broken(path, kind, f"cannot be read as {form}{where}: {error}") from error
         except OSError as error:
@@ -63,6 +71,7 @@ def _broken(path: Path, kind: str, problem: str) -> DataError:
 
 def _csv_rows(path: Path) -> Iterator[dict[str, object]]:
     """Every value is a text, and the first line has the names."""
+    csv.field_size_limit(_MAX_FIELD_CHARS)  # of this process
     with path.open(newline="", encoding="utf-8-sig") as file:
         for row in csv.DictReader(file, strict=True):
             if None in row or None in row.values():

@@ -53,6 +53,8 @@ class Prompt:
     """What its responses are held against."""
     line: Place | None = None
     """Where it was read; None of a prompt that a modelled run made up."""
+    suffix: str = ""
+    """The `prompt_suffix` that its last message of the user ends with; empty where none was added."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """The fields of the line that nothing else of the prompt was read from, as JSON values: for the reward."""
 

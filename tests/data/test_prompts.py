@@ -75,6 +75,23 @@ def test_numbers_are_taken_as_ids_and_as_ground_truths(tmp_path):
     assert (prompt.key, prompt.reference) == ("7", AnswerReference(text="2"))
 
 
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        ("1e-05", "0.00001"),
+        ("-2.5e-7", "-0.00000025"),
+        ("1e16", "10000000000000000"),
+        ("1.5e20", "150000000000000000000"),
+        ("0.1", "0.1"),
+        ("2.0", "2.0"),
+        ("7" * 400, "7" * 400),
+    ],
+)
+def test_a_number_as_ground_truth_is_written_without_an_exponent(tmp_path, number, text):
+    [prompt] = load_prompts(write(tmp_path / "p.jsonl", json.dumps(GOOD).replace('"2"', number)))
+    assert prompt.reference == AnswerReference(text=text)
+
+
 def test_the_order_of_the_file_is_kept(tmp_path):
     lines = [{**GOOD, "id": index, "domain": f"d{index % 3}"} for index in (5, 3, 9, 1)]
     assert [prompt.key for prompt in load_prompts(write(tmp_path / "p.jsonl", *lines))] == ["5", "3", "9", "1"]

@@ -113,6 +113,19 @@ def test_an_arrow_file_with_an_index_and_a_csv_are_read(tmp_path):
     assert (first.text, first.reference.text) == ("6 x 7,\nplease", "42")
 
 
+def test_a_field_of_csv_may_be_as_long_as_a_line_of_json(tmp_path):
+    problem = "x" * 200_000
+    path = tmp_path / "x.csv"
+    path.write_text(f'id,domain,prompt,ground_truth\n1,math,"{problem}",42\n')
+    [prompt] = load_prompts([PromptFile(path=path)])
+    assert prompt.text == problem
+
+
+def test_an_answer_in_a_column_of_numbers_has_no_exponent(tmp_path):
+    rows = [{"prompt": "10^-5", "domain": "math", "ground_truth": answer} for answer in (1e-05, 0.5)]
+    assert answers(load_prompts([PromptFile(path=write_parquet(tmp_path / "x.parquet", rows))])) == ["0.00001", "0.5"]
+
+
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_the_schema_of_verl_is_recognised(tmp_path, form):
     rows = [VERL, {**VERL, "prompt": [{"role": "user", "content": "2 x 7"}]}]
@@ -242,6 +255,11 @@ MALFORMED = {
         lambda tmp: write_csv(tmp / "x.csv").write_text("id,prompt\n1,a,b\n") and tmp / "x.csv",
         {},
         ["x.csv cannot be read as CSV", "more or fewer values"],
+    ),
+    "open quotation mark": (
+        lambda tmp: (tmp / "x.csv").write_text(f'prompt,ground_truth\na,1\n"{"x" * (64 << 20)}\n') and tmp / "x.csv",
+        {"domain": "math"},
+        ["x.csv, row 2: a field has more than 67,108,864 characters", "close its quotation mark"],
     ),
     "no column": (
         lambda tmp: write_parquet(tmp / "x.parquet", GSM8K),

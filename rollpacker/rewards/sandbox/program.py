@@ -1,22 +1,55 @@
-"""Extracts the program from a response."""
+r"""Extracts the program from a response.
+
+It is the last fenced block of Markdown that is not blank: of those marked as Python (`python`, `py`, `python3`) where
+there is one, so that the output shown behind a program is not run in its place; else of all, however they are marked.
+Without a fence it is the whole text. A block loses the indentation of its fence, as that of a list has one, and lines
+may end with `\r\n`.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
-"""A fenced block of Markdown with any language; one that the end of the text cuts off counts."""
+_LINE_END = re.compile(r"\r\n?")
+_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^\n`]*)\n(.*?)(^[ \t]*\2[`~]*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+"""Indentation, fence, mark, body, and the closing fence; that is empty where the end of the text cuts the block off."""
+_PYTHON = re.compile(r"\s*py(?!con|tb)", re.IGNORECASE)
+"""The mark of a program; `pycon` is that of a session with an interpreter, `pytb` that of a traceback."""
+
+
+class _Block(NamedTuple):
+    body: str
+    is_python: bool
+    is_closed: bool
 
 
 def find_program(response_text: str) -> str | None:
-    """Give the last fenced block that is not blank, or the whole text where nothing is fenced; None: there is none."""
-    blocks = [body for _, body in _FENCE.findall(response_text)]
+    """Give the program, or None where there is none."""
+    blocks = _candidates(response_text)
     if blocks:
-        return next((body for body in reversed(blocks) if body.strip()), None)
+        return next((block.body for block in reversed(blocks) if block.body.strip()), None)
     return response_text if response_text.strip() else None
 
 
 def is_cut_off(response_text: str) -> bool:
     """Whether a response that ended at the length limit ended before its program did."""
-    blocks = list(_FENCE.finditer(response_text))
-    return not blocks or not blocks[-1][0].rstrip().endswith(blocks[-1][1])
+    blocks = _candidates(response_text)
+    return not blocks or not blocks[-1].is_closed
+
+
+def _candidates(response_text: str) -> list[_Block]:
+    """The blocks of which the last one is the program."""
+    blocks = [
+        _Block(_without_indentation(body, len(indentation)), _PYTHON.match(mark) is not None, bool(closing))
+        for indentation, _, mark, body, closing in _FENCE.findall(_LINE_END.sub("\n", response_text))
+    ]
+    python = [block for block in blocks if block.is_python]
+    return python if any(block.body.strip() for block in python) else blocks
+
+
+def _without_indentation(body: str, width: int) -> str:
+    """Take up to so many characters of white space from each line, no more than the first one that is not blank has."""
+    first = re.search(r"^[ \t]*(?=\S)", body, re.MULTILINE)
+    width = min(width, len(first[0])) if first else 0
+    return re.sub(rf"^[ \t]{{1,{width}}}", "", body, flags=re.MULTILINE) if width else body

@@ -1,0 +1,69 @@
+"""Which part of a response is its program, however its fence is written."""
+
+import pytest
+
+from rollpacker.rewards.sandbox.program import find_program, is_cut_off
+
+PROGRAM = """n = int(input())
+for k in range(n):
+    print(k)
+
+print(n)
+"""
+
+
+def indented(text, by):
+    return "".join(by + line if line.strip() else line for line in text.splitlines(keepends=True))
+
+
+OUTPUT = "It prints\n```\n0\n1\n```\n"
+
+WRITTEN = {
+    "a fence": f"Here it is.\n```python\n{PROGRAM}```\nDone.",
+    "no fence": PROGRAM,
+    "no mark": f"```\n{PROGRAM}```",
+    "tildes": f"~~~~ py\n{PROGRAM}~~~~",
+    "a longer fence at the end": f"```python\n{PROGRAM}`````  ",
+    "no end": f"```python\n{PROGRAM}",
+    "lines of Windows": f"Here.\n```python\n{PROGRAM}```\nDone.".replace("\n", "\r\n"),
+    "a list": "1. Write\n\n" + indented(f"```python\n{PROGRAM}```\n", "   ") + "2. Run",
+    "a list with tabs": "1. Write\n\n" + indented(f"```python\n{PROGRAM}```\n", "\t"),
+    "a fence that is indented alone": f"      ```python\n{PROGRAM}      ```",
+    "a fence that is indented more": "    ```python\n" + indented(PROGRAM, "  ") + "    ```",
+    "a blank line before it": "  ```python\n" + indented(f"\n{PROGRAM}", "  ") + "  ```",
+    "output behind it": f"```python\n{PROGRAM}```\n{OUTPUT}",
+    "a session behind it": f"```Python3\n{PROGRAM}```\n```pycon\n>>> f(1)\n1\n```\n```pytb\nValueError\n```",
+    "an earlier program": f"```python\nprint(1)\n```\nBetter:\n```python\n{PROGRAM}```\n{OUTPUT}",
+    "another block before it": f"{OUTPUT}```\n{PROGRAM}```",
+    "a blank block behind it": f"```python\n{PROGRAM}```\n```python\n\n```",
+    "a blank block that is marked": f"```python\n```\n```\n{PROGRAM}```",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_program_is_found_however_it_is_written(name):
+    program = find_program(WRITTEN[name])
+    assert program is not None
+    assert program.strip("\n") == PROGRAM.strip("\n")
+
+
+@pytest.mark.parametrize("response", ["", " \n", "```python\n```", "```\n \n```\nNothing."])
+def test_what_holds_no_program_has_none(response):
+    assert find_program(response) is None
+
+
+@pytest.mark.parametrize(
+    ("response", "is_cut"),
+    [
+        ("First, I think", True),
+        ("```python\nprint(int(inp", True),
+        ("```python\r\nprint(1)\r\n", True),
+        ("```python\nprint(1)\n```\nBetter:\n```python\n", True),
+        ("```python\nprint(1)\n```\nIt pri", False),
+        ("```python\r\nprint(1)\r\n```\r\nIt pri", False),
+        ("```python\nprint(1)\n```\nIt prints\n```\n1\n", False),
+        ("```\nprint(1)\n```\nBetter:\n```\nprint(", True),
+    ],
+)
+def test_a_response_is_cut_off_where_its_program_does_not_end(response, is_cut):
+    assert is_cut_off(response) == is_cut
