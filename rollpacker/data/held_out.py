@@ -1,8 +1,8 @@
 """Reads the held-out sets of `evaluation.path`, and refuses those that are trained on.
 
 Invariant: no held-out prompt asks what a prompt of `data.path` asks; its score would say how well training is
-remembered. What counts is the text of the user's messages, white space aside: a template or a system prompt makes no
-other question of it.
+remembered. What counts is the text of the user's messages, white space aside: a template, a system prompt or a
+`prompt_suffix` makes no other question of it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rollpacker.data.prompts import load_prompts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from rollpacker.config.sections.data import DataSection
     from rollpacker.config.sections.evaluation import EvaluationSection
     from rollpacker.protocols.rollout import Prompt
 
@@ -32,11 +33,11 @@ def check_apart(trained: Iterable[Prompt], held_out: Mapping[str, Sequence[Promp
     """
     if not held_out:
         return
-    by_text = {_question(prompt): prompt for prompt in trained}
+    by_text = {text: prompt for prompt in trained for text in _questions(prompt) if text}
     for name, prompts in held_out.items():
-        shared = [prompt for prompt in prompts if _question(prompt) in by_text]
+        shared = [prompt for prompt in prompts if not by_text.keys().isdisjoint(_questions(prompt))]
         if shared:
-            twin = by_text[_question(shared[0])]
+            twin = next(by_text[text] for text in _questions(shared[0]) if text in by_text)
             raise DataError(
                 f"{_place(shared[0])} asks what {_place(twin)} asks"
                 + (f", and {len(shared) - 1} more prompts of {name} are trained on, too" if len(shared) > 1 else ""),
@@ -45,9 +46,23 @@ def check_apart(trained: Iterable[Prompt], held_out: Mapping[str, Sequence[Promp
             )
 
 
-def _question(prompt: Prompt) -> str:
-    texts = [message["content"] for message in prompt.messages if message["role"] == "user"]
-    return " ".join(" ".join(texts).split())
+def notes_of_suffixes(section: EvaluationSection, data: DataSection) -> tuple[str, ...]:
+    """A note on sets that are asked without a suffix, where training has one; its scores are of another prompt."""
+    bare = [rule.name for rule in section.rules if rule.prompt_suffix is None]
+    if not bare or not (data.prompt_suffix or any(file.prompt_suffix for file in data.files)):
+        return ()
+    note = (
+        f"Held-out prompts of {', '.join(bare)} get no prompt_suffix, unlike those of training: their score is that of "
+        "another wording. evaluation.path=[{path: FILE, prompt_suffix: TEXT}] adds one."
+    )
+    return (note,)
+
+
+def _questions(prompt: Prompt) -> tuple[str, str]:
+    """Its text without the suffix and with it, since another file may have the suffix in its rows."""
+    whole = " ".join(message["content"] for message in prompt.messages if message["role"] == "user")
+    bare = whole.removesuffix(prompt.suffix)
+    return " ".join(bare.split()), " ".join(whole.split())
 
 
 def _place(prompt: Prompt) -> str:

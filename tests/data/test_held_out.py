@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rollpacker.config.sections.data import PromptFile
+from rollpacker.config.sections.data import DataSection, PromptFile
 from rollpacker.config.sections.evaluation import EvaluationSection
 from rollpacker.core.errors import DataError
-from rollpacker.data.held_out import check_apart, load_held_out
+from rollpacker.data.held_out import check_apart, load_held_out, notes_of_suffixes
 from rollpacker.data.prompts import load_prompts
 from tests.data.files import write_parquet
 
@@ -54,6 +54,42 @@ def test_a_set_that_shares_a_question_with_training_is_refused_with_both_lines(t
     held_out.write_text(held_out.read_text() + json.dumps(line) + "\n")
     with pytest.raises(DataError, match=r"test\.jsonl, line 2 asks what .*train\.jsonl, line 2 asks"):
         check_apart(load_prompts([PromptFile(path=trained)]), load_held_out(section(held_out)))
+
+
+@pytest.mark.parametrize(
+    ("suffix_of_training", "held_out_question", "suffix_of_held_out"),
+    [
+        ("Briefly.", "What is 2 + 2?", None),
+        (None, "What is 2 + 2?", "Briefly."),
+        ("Briefly.", "What is 2 + 2?", "At length."),
+        ("Briefly.", "What is 2 + 2? Briefly.", None),
+    ],
+)
+def test_a_suffix_makes_no_other_question(
+    tmp_path: Path, suffix_of_training: str | None, held_out_question: str, suffix_of_held_out: str | None
+) -> None:
+    trained = write(tmp_path / "train.jsonl", "What is 1 + 1?", "What is 2 + 2?")
+    held_out = write(tmp_path / "test.jsonl", "What is 4 + 4?", held_out_question)
+    sets = load_held_out(section({"path": str(held_out), "prompt_suffix": suffix_of_held_out}))
+    with pytest.raises(DataError, match=r"test\.jsonl, line 2 asks what .*train\.jsonl, line 2 asks"):
+        check_apart(load_prompts([PromptFile(path=trained, prompt_suffix=suffix_of_training)]), sets)
+
+
+def test_one_suffix_makes_no_question_of_another(tmp_path: Path) -> None:
+    trained, held_out = write(tmp_path / "train.jsonl", "What is 1 + 1?"), write(tmp_path / "test.jsonl", "And 2 + 2?")
+    sets = load_held_out(section({"path": str(held_out), "prompt_suffix": "Briefly."}))
+    check_apart(load_prompts([PromptFile(path=trained, prompt_suffix="Briefly.")]), sets)
+
+
+def test_sets_that_are_asked_without_the_suffix_of_training_are_noted() -> None:
+    data = DataSection(path=["train.jsonl"], prompt_suffix="Briefly.")
+    of_one_file = DataSection(path=[{"path": "train.jsonl", "prompt_suffix": "Briefly."}])
+    given = section("a.jsonl", {"path": "b.jsonl", "prompt_suffix": "At length."})
+    for each in (data, of_one_file):
+        [note] = notes_of_suffixes(given, each)
+        assert note.startswith("Held-out prompts of a get no prompt_suffix")
+    assert notes_of_suffixes(given, DataSection(path=["train.jsonl"])) == ()
+    assert notes_of_suffixes(section({"path": "a.jsonl", "prompt_suffix": "Briefly."}), data) == ()
 
 
 def test_how_many_more_are_shared_is_said(tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ class EvaluationSection(Section):
     path: HeldOutFiles | None = None
     """Prompt files as data.path has them, each a set of its own, named after its file: one path, or a list of paths and
     {path: PATH, name: NAME, num_samples: N, temperature: T, top_p: P, top_k: K, max_response_tokens: L}. Their rewards
-    are those of training. No prompt of theirs may be in data.path."""
+    are those of training. No prompt of theirs may be in data.path. Settings of rows are of each file alone, whatever
+    data.columns, data.prompt_suffix and the like say: {path: PATH, columns: ..., prompt_suffix: TEXT}."""
     every_steps: Annotated[Count, _WITH_SETS] = 10
     """Evaluates after each so many steps; 0 is never. With when=fill in the next round that can be filled."""
     when: Annotated[Literal["alone", "fill"], _WITH_SETS] = "alone"

@@ -22,7 +22,7 @@ from rollpacker.core.errors import ConfigError, ModelError, UserError
 from rollpacker.core.ids import Domain
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.chat_templates import check_chat
-from rollpacker.data.held_out import check_apart, load_held_out
+from rollpacker.data.held_out import check_apart, load_held_out, notes_of_suffixes
 from rollpacker.data.json_files import read_object
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.weight_files import read_tensors, weight_files
@@ -126,10 +126,12 @@ class RealRunFacts:
 
     def notes(self) -> tuple[str, ...]:
         cluster = self._config.cluster
+        notes = notes_of_suffixes(self._config.evaluation, self._config.data)
         if cluster is None or not self.is_here or current_allocation(os.environ) is not None:
-            return ()
+            return notes
         return (
             f"cluster={cluster.name}: the run starts on this machine all the same; -m hydra/launcher=slurm submits it.",
+            *notes,
         )
 
 
