@@ -11,6 +11,7 @@ Invariants: no call waits longer than a deadline for a worker, and what Ray rais
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -20,13 +21,14 @@ from typing import Any, cast
 import ray
 
 from rollpacker.config.schema import RunConfig
-from rollpacker.core.errors import EngineFailed, Preempted, RollpackerError
+from rollpacker.core.errors import EngineFailed, Preempted, RollpackerError, WorldError
 from rollpacker.core.events import NoticeGiven, WorkerArrived, WorkerLeft
 from rollpacker.core.ids import EngineId, WorkerId
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.backend import BackendContext
 from rollpacker.protocols.forwarding import Forwarder
 from rollpacker.protocols.members import MemberEngine
+from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.job.elastic_folder import ElasticFolder, Lease, Order, WorkerReport, fingerprint_here
 from rollpacker.runtime.placing.actors import have_engines_gpus
 from rollpacker.runtime.placing.fleets import config_of
@@ -47,7 +49,10 @@ Change = WorkerArrived | NoticeGiven | WorkerLeft
 
 @asynccontextmanager
 async def open_members(config: RunConfig, cluster: RayCluster, context: BackendContext) -> AsyncIterator[RayMembers]:
-    """Take workers while this is open; they wait for a next attempt if it ends by a preemption."""
+    """Take workers while this is open; they wait where another attempt may follow: after a preemption, in a job a loss.
+
+    Slurm requeues a job that lost a node. One that has ended is found gone by the workers' batch scripts.
+    """
     folder = ElasticFolder(config.run.dir)
     attempt = cluster.rendezvous.folder.name
     await in_daemon_thread(folder.reopen)
@@ -64,16 +69,22 @@ async def open_members(config: RunConfig, cluster: RayCluster, context: BackendC
     members.watch()
     try:
         yield members
-    except Preempted:
-        folder.withdraw_lease()
-        raise
-    except BaseException:
-        folder.finish()
+    except BaseException as error:
+        is_loss = isinstance(error, WorldError | asyncio.CancelledError) and _can_be_requeued()
+        if is_loss or isinstance(error, Preempted):
+            folder.withdraw_lease()
+        else:
+            folder.finish()
         raise
     else:
         folder.finish()
     finally:
         members.close()
+
+
+def _can_be_requeued() -> bool:
+    allocation = current_allocation(os.environ)
+    return allocation is not None and allocation.requeue_file is not None
 
 
 class RayMembers:
