@@ -9,6 +9,7 @@ Every OSError on the way becomes `StorageFailed` with the path, what it means, a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -104,8 +105,11 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
 def publish_folder(folder: Path, *, durable: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder that becomes `folder` when the block ends, or vanishes when it raises.
 
-    What the block raises passes unchanged. An existing `folder` is replaced: the old one goes aside first, so a kill
-    between the two renames leaves no `folder`, never a mixed one. A link stays, and what it names is replaced.
+    What the block raises passes unchanged. When its task is cancelled the temporary folder stays, for
+    `remove_temporaries`: deleting it may take long, and something may still write there.
+
+    An existing `folder` is replaced: the old one goes aside first, so a kill between the two renames leaves no
+    `folder`, never a mixed one. A link stays, and what it names is replaced.
     """
     folder = Path(os.path.realpath(folder))
     temporary = _temporary_name(folder)
@@ -115,16 +119,24 @@ def publish_folder(folder: Path, *, durable: bool = False) -> Iterator[Path]:
         yield temporary
         with storage_errors(folder):
             if durable:
-                _sync_tree(temporary)
+                sync_tree(temporary)
             aside = _move_aside(folder)
             temporary.rename(folder)
             if durable:
                 _sync(folder.parent)
             if aside is not None:
                 _delete(aside)
+    except asyncio.CancelledError:
+        raise
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def hide_folder(folder: Path) -> None:
+    """Give a folder, or a link to one, a temporary name, so that `remove_temporaries` deletes it."""
+    with storage_errors(folder):
+        _move_aside(folder)
 
 
 def remove_folder(folder: Path) -> None:
@@ -139,13 +151,16 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> int:
-    """Delete what killed writers left directly in a folder; returns how many. Only the folder's one writer may call."""
+    """Delete what killed writers left directly in a folder; returns how many. Only the folder's one writer may call.
+
+    A folder that something still writes to is deleted as far as possible; the rest is left for the next call.
+    """
     if not folder.is_dir():
         return 0
     stale = sorted(folder.glob(f"{TEMPORARY_PREFIX}*"))
     with storage_errors(folder):
         for path in stale:
-            _delete(path)
+            _delete(path, as_far_as_possible=True)
     return len(stale)
 
 
@@ -159,6 +174,13 @@ def make_durable(paths: Iterable[Path]) -> None:
     for folder in folders:
         with storage_errors(folder), contextlib.suppress(FileNotFoundError):
             _sync(folder)
+
+
+def sync_tree(folder: Path) -> None:
+    """Write a folder and all that is in it through to the disk; an OSError is raised."""
+    for path in folder.rglob("*"):
+        _sync(path)
+    _sync(folder)
 
 
 def _behind_links(path: Path) -> Path:
@@ -175,9 +197,9 @@ def _behind_links(path: Path) -> Path:
     return target
 
 
-def _delete(path: Path) -> None:
+def _delete(path: Path, *, as_far_as_possible: bool = False) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=as_far_as_possible)
     else:
         path.unlink(missing_ok=True)
 
@@ -202,9 +224,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)

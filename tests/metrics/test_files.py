@@ -99,6 +99,24 @@ def test_temporaries_of_a_killed_writer_are_removed_and_nothing_else(tmp_path: P
     assert remove_temporaries(tmp_path / "missing") == 0
 
 
+def test_a_temporary_that_something_still_writes_to_is_left_for_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / f"{TEMPORARY_PREFIX}1-step-3"
+    folder.mkdir()
+    (folder / "model").write_text("half")
+
+    def not_empty(path: str, **_: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "a file that is open elsewhere", path)  # as NFS keeps one that was deleted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rmdir", not_empty)
+        remove_temporaries(tmp_path)
+    assert list(folder.iterdir()) == []
+    remove_temporaries(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_removing_a_folder_twice_is_fine(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     remove_folder(tmp_path / "a")

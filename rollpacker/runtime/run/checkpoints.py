@@ -12,14 +12,18 @@ A checkpoint is taken between steps, when no request is in flight, and holds the
 is written under a temporary name and renamed, so every folder was once complete. Older ones are removed only after a
 newer one is on the disk. Before a run is resumed its checkpoints are checked: one that is no longer whole is kept under
 another name, and the newest whole one counts. A checkpoint that could be resumed is never deleted otherwise.
+
+Slow file work runs in a thread, which renames nothing: a save that was cancelled changes no checkpoint later. What it
+leaves under a temporary name is deleted when the attempt ends, or before the next checkpoint.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +31,21 @@ from typing import Any
 from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from rollpacker.core.errors import PolicyDiverged, RepeatedFailure, RollpackerError, WrongSampling
-from rollpacker.metrics.files import publish_folder, remove_folder, remove_temporaries, storage_errors
+from rollpacker.metrics.files import (
+    hide_folder,
+    make_durable,
+    publish_folder,
+    remove_temporaries,
+    storage_errors,
+    sync_tree,
+)
 from rollpacker.paths import read_bytes
 from rollpacker.protocols.trainer import Trainer
 from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.run.file_checksums import FileRecords, find_change, record_files
 from rollpacker.runtime.run.rollouts import save_rollouts
+from rollpacker.runtime.waiting.blocking import in_daemon_thread
+from rollpacker.runtime.waiting.clock import SettableTime
 
 SCHEMA_VERSION = 1
 """Of the files described above and of `run.json`; another version is refused."""
@@ -139,7 +152,7 @@ class CheckpointStore:
         return kept
 
     def remove_unfinished(self) -> None:
-        """Delete checkpoints that were not completely written."""
+        """Delete checkpoints that were not completely written, and those that are too old."""
         remove_temporaries(self._root)
 
     async def save(
@@ -152,17 +165,20 @@ class CheckpointStore:
         trainer: Trainer,
     ) -> None:
         """Write a checkpoint, then remove those that are too old; `rollouts` are an asynchronous run's."""
-        self.remove_unfinished()
-        with publish_folder(self.folder(meta.step), durable=True) as folder:
+        final = self.folder(meta.step)
+        await _in_thread(self.remove_unfinished)
+        with publish_folder(final) as folder:
             (folder / "trainer").mkdir()
             await trainer.save(folder / "trainer")
             (folder / "scheduler.json").write_bytes(_to_json(scheduler))
             (folder / "order.json").write_bytes(_to_json(order))
             if rollouts is not None:
                 save_rollouts(folder, rollouts)
-            meta = replace(meta, files=record_files(folder))
-            (folder / META_FILE).write_bytes(_to_json(asdict(meta)))
-        self._remove_old()
+            with storage_errors(final):
+                await _in_thread(lambda: _complete(folder, meta))
+        await _in_thread(lambda: make_durable([final]))
+        self._hide_old()
+        await _in_thread(self.remove_unfinished)
 
     def mark_best(self, step: int) -> None:
         """Point the link `best` at the checkpoint of a step, and keep it until another one is better."""
@@ -172,7 +188,7 @@ class CheckpointStore:
             fresh.unlink(missing_ok=True)
             fresh.symlink_to(self.folder(step).name)
             fresh.replace(link)
-        self._remove_old()
+        self._hide_old()
 
     def best_step(self) -> int | None:
         """The step of the checkpoint with the best held-out score; None where none is marked."""
@@ -180,11 +196,12 @@ class CheckpointStore:
         name = _NAME.fullmatch(best.readlink().name) if best.is_symlink() else None
         return int(name[1]) if name else None
 
-    def _remove_old(self) -> None:
+    def _hide_old(self) -> None:
+        """Take the name of checkpoints that are too old; `remove_unfinished` deletes them."""
         best = self.best_step()
         for step in self.steps()[: -self._keep]:
             if step != best:
-                remove_folder(self.folder(step))
+                hide_folder(self.folder(step))
 
     def folder(self, step: int) -> Path:
         """Where the checkpoint after so many steps is, or would be."""
@@ -193,6 +210,24 @@ class CheckpointStore:
     def model_folder(self, step: int) -> Path:
         """Where its model is, or would be: a Hugging Face folder, in float32; a modelled run has none."""
         return self.folder(step) / "trainer" / "model"
+
+
+async def _in_thread(work: Callable[[], object]) -> None:
+    """Do what may take minutes on a slow disk; meanwhile the event loop handles signals and deadlines.
+
+    In virtual time it is done at once: the clock would jump past a thread, and a modelled run's files are small.
+    """
+    if isinstance(asyncio.get_running_loop(), SettableTime):
+        work()
+    else:
+        await in_daemon_thread(work)
+
+
+def _complete(folder: Path, meta: CheckpointMeta) -> None:
+    """Record the files of a checkpoint, and write all through to the disk."""
+    meta = replace(meta, files=record_files(folder))
+    (folder / META_FILE).write_bytes(_to_json(asdict(meta)))
+    sync_tree(folder)
 
 
 def _load(folder: Path, step: int, fingerprint: str | None) -> Checkpoint:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointMeta, CheckpointStore
 from rollpacker.runtime.run.file_checksums import END_BYTES, find_change, record_files
 from tests.cli.inputs import tree_of
+from tests.runtime.driving import until
 
 META = CheckpointMeta(schema_version=SCHEMA_VERSION, run_id="a", fingerprint="f", step=0, elapsed_s=1.5, attempt=0)
 FILES = ("meta.json", "scheduler.json", "order.json", "trainer/trainer.pt", "trainer/model/model.safetensors")
@@ -33,9 +36,34 @@ def store(tmp_path: Path) -> CheckpointStore:
     """Two checkpoints, after the steps 2 and 3."""
     store = CheckpointStore(tmp_path, keep=2)
     for step in (1, 2, 3):
-        saving = store.save(replace(META, step=step), scheduler={"a": 1}, order={"b": 2}, trainer=WritingTrainer())
-        asyncio.run(saving)
+        asyncio.run(save(store, step))
     return store
+
+
+async def save(store: CheckpointStore, step: int) -> None:
+    await store.save(replace(META, step=step), scheduler={"a": 1}, order={"b": 2}, trainer=WritingTrainer())
+
+
+class SlowDisk:
+    """Writes nothing through before `release`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_asked = threading.Event()
+        self._is_released = threading.Event()
+        self._fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self._wait)
+
+    def _wait(self, descriptor: int) -> None:
+        self.is_asked.set()
+        assert self._is_released.wait(10), "the event loop is blocked"
+        self._fsync(descriptor)
+
+    def release(self) -> None:
+        """Write, and wait until nobody writes any more."""
+        self._is_released.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("blocking"):
+                thread.join()
 
 
 def remove(path: Path) -> None:
@@ -165,6 +193,53 @@ def test_a_checkpoint_of_a_version_that_did_not_record_its_files_is_resumed(
     assert found.newest.meta.step == 3
     make_a_list(file.with_name("order.json"))
     assert store.find().broken[0].problem == "order.json is damaged: it is no JSON object"
+
+
+def names_in(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+
+
+def test_one_that_is_too_old_is_deleted_also_when_another_one_became_the_best(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    assert names_in(tmp_path) == ["step-000002", "step-000003"]
+    store.mark_best(2)
+    asyncio.run(save(store, 4))
+    asyncio.run(save(store, 5))
+    assert names_in(tmp_path) == ["best", "step-000002", "step-000004", "step-000005"]
+    store.mark_best(5)
+    assert store.steps() == [4, 5]
+    asyncio.run(save(store, 6))
+    assert names_in(tmp_path) == ["best", "step-000005", "step-000006"]
+
+
+async def test_a_slow_disk_does_not_block_the_event_loop(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    saving = asyncio.create_task(save(store, 4))
+    await until(disk.is_asked.is_set)
+    assert store.steps() == [2, 3]
+    disk.release()
+    await saving
+    assert store.steps() == [3, 4]
+
+
+async def test_a_save_that_is_cancelled_while_the_disk_is_slow_changes_no_checkpoint_later(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    saving = asyncio.create_task(save(store, 4))
+    await until(disk.is_asked.is_set)
+    saving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await saving
+    disk.release()
+    unfinished, *whole = names_in(tmp_path)
+    assert unfinished.startswith(".tmp-")
+    assert whole == ["step-000002", "step-000003"]
+    store.remove_unfinished()
+    assert names_in(tmp_path) == whole
 
 
 @pytest.mark.parametrize("size", [0, 1, END_BYTES - 1, END_BYTES, END_BYTES + 1, 2 * END_BYTES, 2 * END_BYTES + 1])
