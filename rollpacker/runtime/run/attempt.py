@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from rollpacker.config.record import CONFIG_FILE, to_yaml
 from rollpacker.core.errors import ConfigError
@@ -19,6 +20,10 @@ from rollpacker.runtime.run.run_folder import RunIdentity, find_resumable, ident
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
+
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of a file system that has no locks, such as Lustre mounted without `flock`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +54,34 @@ def locked_folder(run_dir: Path) -> Iterator[None]:
     """Make the run's folder and hold its lock: two processes in one folder would overwrite each other's files.
 
     Raises:
-        ConfigError: Another process holds it.
+        ConfigError: Another process holds it, or the file system has no locks.
     """
     make_private_folder(run_dir)
     with storage_errors(run_dir):
         lock = (run_dir / "lock").open("w")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"Another process is running in run.dir={run_dir}.",
-                "A run's folder belongs to one process at a time.",
-                "Wait for it, or choose another run.dir.",
-            ) from None
+        with storage_errors(run_dir):
+            _lock(lock, run_dir)
         yield
+
+
+def _lock(lock: IO[str], run_dir: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"Another process is running in run.dir={run_dir}.",
+            "A run's folder belongs to one process at a time.",
+            "Wait for it, or choose another run.dir.",
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise ConfigError(
+            f"run.dir={run_dir} cannot be locked: {error.strerror}.",
+            "A run locks its folder, so that two processes never overwrite each other's checkpoints and tables.",
+            "Ask for locks (Lustre: mount option flock), or choose a run.dir on another file system.",
+        ) from None
 
 
 def begin_attempt(config: RunConfig, note: Callable[[str], None]) -> RunAttempt:
