@@ -1,6 +1,6 @@
 """Which engines hold new weights: each confirms them by a checksum, within a bounded time.
 
-    half of the engines have answered ──`straggler_s`──> all others are lost
+    half of the engines that have not failed have answered ──`straggler_s`──> all others are lost
 
 An engine that dies, that is late, or that claims to hold something else is lost, and its error says why; the others go
 on. Only when no engine holds the weights and one of them claims to hold something else is the transfer itself suspect.
@@ -64,10 +64,11 @@ async def those_that_do_not_confirm(
 
 
 async def _until_the_rest_is_late(tasks: list[asyncio.Task[str]], straggler_s: float) -> None:
-    """Wait for all tasks; once half of them are done, no longer than `straggler_s`."""
-    pending = set(tasks)
-    while pending and 2 * len(pending) > len(tasks):
-        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+    """Wait for all tasks; once half of those that have not failed have answered, no longer than `straggler_s`."""
+    pending, num_answered = set(tasks), 0
+    while len(pending) > num_answered:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        num_answered += sum(task.exception() is None for task in done)
     if pending:
         await asyncio.wait(pending, timeout=straggler_s)
 
