@@ -25,7 +25,7 @@ IN_TURNS = (
     "environment.arguments={env: 'rollpacker.environments.walk_turns:WalkTurns', median_s: 0.1}",
     "environment.pass_variables=[SLURMD_NODENAME]",  # so that their processes say where they are
 )
-LOST = "node2 is lost: Ray there has ended. The run goes on without it."
+LOST = "node2 is lost: Ray there has ended. The run goes on without it"
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 Rank 0 starts the head on its node, announces it in the rendezvous, and waits for the nodes of the other ranks (see
 `node_service.py`); outside Slurm there is one node. From then on a lost node ends the run: whatever it awaits is
-cancelled, and a `WorldError` names the node. Without a node of engines alone the run goes on. An actor that dies is
-handled by its user.
+cancelled, and a `WorldError` names the node. Without Ray on a node of engines alone the run goes on; if the node itself
+is down, Slurm ends the job some minutes later, and requeues it. An actor that dies is handled by its user.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rollpacker.core.errors import EngineFailed, WorldError
+from rollpacker.core.errors import EngineFailed, StorageFailed, WorldError
 from rollpacker.runtime.ray.node import RayNode, log_tail, pin_of
 from rollpacker.runtime.ray.node_address import LOOPBACK, is_listening
-from rollpacker.runtime.ray.rendezvous import Rendezvous
+from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous
 from rollpacker.runtime.waiting.blocking import in_daemon_thread
 
 _POLL_S = 0.05
@@ -90,12 +90,14 @@ class RayCluster:
     ) -> None:
         assert self._watcher is not None
         self._watcher.cancel()
-        if isinstance(error, EngineFailed) and len(self._node_names) > 1:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_BLAME_S):
-                    while self._loss is None:
-                        self._loss = await self._find_loss()
-        await self._stop()
+        try:
+            if isinstance(error, EngineFailed) and len(self._node_names) > 1:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_BLAME_S):
+                        while self._loss is None:
+                            self._loss = await self._find_loss()
+        finally:
+            await self._stop()
         if self._loss is None:
             return
         if isinstance(error, asyncio.CancelledError):
@@ -175,7 +177,10 @@ class RayCluster:
             async with asyncio.timeout(_ANSWER_S):
                 lost.update(await self._missing_nodes())
         for node in sorted(lost & self._spare - self.lost_nodes):
-            self._note(f"{self._node_names[node]} is lost: Ray there has ended. The run goes on without it.")
+            self._note(
+                f"{self._node_names[node]} is lost: Ray there has ended. The run goes on without it, unless Slurm "
+                "finds the node down and ends the job."
+            )
         self.lost_nodes |= lost & self._spare
         return self._lost(sorted(lost - self._spare)) if lost - self._spare else None
 
@@ -189,8 +194,15 @@ class RayCluster:
 
     def _failed_nodes(self) -> list[int]:
         """Indices of the nodes whose rank has reported why it ended."""
-        reports = {index: self.rendezvous.report_of(index) for index in range(1, len(self._node_names))}
+        reports = {index: self._report_of(index) for index in range(1, len(self._node_names))}
         return [index for index, report in reports.items() if report and report.failure]
+
+    def _report_of(self, index: int) -> NodeReport | None:
+        """The last report of a rank; None where there is none, or the folder cannot be read now: Ray is asked, too."""
+        try:
+            return self.rendezvous.report_of(index)
+        except OSError:
+            return None
 
     def _did_not_join(self, nodes: Sequence[int], when: str) -> WorldError:
         return WorldError(
@@ -210,7 +222,7 @@ class RayCluster:
 
     def _with_stages(self, nodes: Sequence[int]) -> str:
         """Names of nodes, with the last report of each."""
-        said = {index: self.rendezvous.report_of(index) for index in nodes}
+        said = {index: self._report_of(index) for index in nodes}
         return " and ".join(
             f"{self._node_names[index]} ({report.failure or report.stage})" if report else self._node_names[index]
             for index, report in said.items()
@@ -228,7 +240,8 @@ class RayCluster:
         if ray.is_initialized():  # a connection in progress ends with the cluster
             await in_daemon_thread(ray.shutdown)
         _authenticate(None)
-        self.rendezvous.finish()  # not before: Ray would report every node that leaves
+        with suppress(StorageFailed):  # the other ranks end without it, by the head's silence
+            self.rendezvous.finish()  # not before: Ray would report every node that leaves
         await in_daemon_thread(self._head.stop)
 
 

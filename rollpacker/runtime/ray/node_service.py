@@ -3,8 +3,9 @@
     wait for the head -> start Ray here and join -> serve
 
 It ends without an error when rank 0 reports `done`, and with the reason when the head no longer answers. When Ray here
-has ended it reports that and stays: rank 0 decides whether the run goes on without this node. Slurm's signals are
-ignored here: rank 0 handles them.
+has ended it reports that and stays: rank 0 decides whether the run goes on without this node. An error of the shared
+folder ends nothing: it is read again, until the head falls silent. Slurm's signals are ignored here: rank 0 handles
+them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rollpacker.config.schema import RunConfig
-from rollpacker.core.errors import RollpackerError, WorldError
+from rollpacker.core.errors import RollpackerError, StorageFailed, WorldError
 from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.ray.node import RayNode, log_tail, node_here
 from rollpacker.runtime.ray.node_address import is_listening
@@ -39,7 +40,8 @@ def serve_node(config: RunConfig, allocation: Allocation, rendezvous: Rendezvous
         try:
             service.run()
         except RollpackerError as error:
-            service.report("ended", failure=error.problem)
+            with suppress(StorageFailed):
+                service.report("ended", failure=error.problem)
             raise
 
 
@@ -74,9 +76,10 @@ class _Service:
         """Return the head's address; None when rank 0 ended before it had one."""
         start_s = self._config.backend.deadlines.start_s
         deadline = time.monotonic() + start_s
-        while not self._rendezvous.is_finished:
-            if address := self._rendezvous.head_address():
-                return address
+        while not self._is_finished():
+            with suppress(OSError):
+                if address := self._rendezvous.head_address():
+                    return address
             if time.monotonic() > deadline:
                 raise WorldError(
                     f"Ray's head did not appear on {self._head_name} within {start_s:g} s.",
@@ -89,12 +92,13 @@ class _Service:
     def _serve(self, node: RayNode, head_address: str) -> None:
         last_answer = time.monotonic()
         is_lost = False
-        while not self._rendezvous.is_finished:
+        while not self._is_finished():
             if not (is_lost or node.is_running):
                 is_lost = True
                 failure = f"Ray has ended on {node.offer.name}."
                 sys.stderr.write(f"{failure}\n{log_tail(node.log)}\n")
-                self.report("ended", failure=failure)
+                with suppress(StorageFailed):  # Ray's head misses this node, too
+                    self.report("ended", failure=failure)
             if is_listening(head_address):
                 last_answer = time.monotonic()
             elif time.monotonic() - last_answer > _HEAD_SILENCE_S:
@@ -104,6 +108,13 @@ class _Service:
                     "Start the run again with run.resume=auto.",
                 )
             time.sleep(_POLL_S)
+
+    def _is_finished(self) -> bool:
+        """Whether rank 0 is known to be done."""
+        try:
+            return self._rendezvous.is_finished
+        except OSError:
+            return False
 
 
 @contextmanager

@@ -1,9 +1,24 @@
 """Which lost nodes end a run."""
 
+import errno
 from types import SimpleNamespace
 
+import pytest
+
+from rollpacker.core.errors import EngineFailed, StorageFailed, WorldError
+from rollpacker.runtime.ray import cluster as cluster_module
 from rollpacker.runtime.ray.cluster import RayCluster
 from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous
+
+
+class LostFolder(Rendezvous):
+    """A network file system that has lost the folder, for ever."""
+
+    def report_of(self, _rank):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    def finish(self):
+        raise StorageFailed(f"{self.folder} could not be written: the network file system lost the file (ESTALE)")
 
 
 class ClusterOfThree(RayCluster):
@@ -32,7 +47,8 @@ async def test_a_lost_node_ends_the_run_unless_it_can_be_spared_which_is_said_on
     cluster.missing = [2]
     assert (await cluster._find_loss(), await cluster._find_loss()) == (None, None)
     assert cluster.lost_nodes == {2}
-    assert cluster.notes == ["n2 is lost: Ray there has ended. The run goes on without it."]
+    (note,) = cluster.notes
+    assert note.startswith("n2 is lost: Ray there has ended. The run goes on without it, unless Slurm")
     cluster.rendezvous.report(1, NodeReport(node="n1", stage="ended", failure="Ray has ended on n1."))
     loss = await cluster._find_loss()
     assert loss.problem == "n1 is lost: Ray there has ended."
@@ -42,3 +58,51 @@ async def test_until_actors_are_placed_every_node_is_needed(tmp_path):
     cluster = ClusterOfThree(tmp_path)
     cluster.missing = [2]
     assert "n2 is lost" in (await cluster._find_loss()).problem
+
+
+async def test_a_folder_that_cannot_be_read_is_no_lost_node_and_ray_still_says_which_are(tmp_path):
+    cluster = ClusterOfThree(tmp_path)
+    cluster.rendezvous = LostFolder(tmp_path / "ray")
+    assert await cluster._find_loss() is None
+    cluster.missing = [1]
+    assert (await cluster._find_loss()).problem == "n1 is lost: Ray there has ended."
+
+
+class EndingCluster(ClusterOfThree):
+    """Starts nothing, and says in its notes when its head has been stopped."""
+
+    def __init__(self, folder, monkeypatch):
+        super().__init__(folder)
+        self._head.stop = lambda: self.notes.append("stopped")
+        monkeypatch.setattr(cluster_module, "_authenticate", lambda _: None)  # Ray's settings in this process
+
+    async def _start_head(self):
+        pass
+
+    async def _wait_for_nodes(self):
+        pass
+
+
+async def lose_an_engine(cluster):
+    async with cluster:
+        raise EngineFailed("The process of engine-1 died.")
+
+
+async def test_the_head_ends_and_the_runs_own_error_is_told_when_the_folder_is_lost(tmp_path, monkeypatch):
+    cluster = EndingCluster(tmp_path, monkeypatch)
+    cluster.rendezvous, cluster.missing = LostFolder(tmp_path / "ray"), [2]
+    with pytest.raises(WorldError, match="n2 is lost"):
+        await lose_an_engine(cluster)
+    assert cluster.notes[-1] == "stopped"
+
+
+async def test_the_head_ends_when_the_search_for_a_lost_node_fails(tmp_path, monkeypatch):
+    cluster = EndingCluster(tmp_path, monkeypatch)
+
+    async def fail():
+        raise ConnectionError("Ray does not answer")
+
+    cluster._missing_nodes = fail
+    with pytest.raises(ConnectionError):
+        await lose_an_engine(cluster)
+    assert cluster.notes[-1] == "stopped"
