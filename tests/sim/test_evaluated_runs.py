@@ -16,6 +16,7 @@ from rollpacker.runtime.rollout.replay import replay
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.composed import config_of
+from tests.sim.test_turns import TrainerOnGround, TurnsBackend
 
 NUM_STEPS = 5
 SMALL = [
@@ -160,6 +161,43 @@ def test_the_best_checkpoint_is_kept_and_linked(tmp_path: Path, held_out: list[s
     assert (best / "meta.json").is_file()
     folders = sorted(path.name for path in (run_dir / "checkpoints").glob("step-*"))
     assert folders == sorted({best.readlink().name, f"step-{NUM_STEPS:06d}"})
+
+
+def test_a_best_checkpoint_is_marked_before_weights_go_back_to_engines_on_its_gpus(
+    tmp_path: Path, held_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run.keep_best=true", "run.best_by=math-new", "run.keep_checkpoints=1", "evaluation.every_steps=1"]
+    words += ["workload.solve_rate=0.9", "workload.solve_rate_drift_per_step=-0.15", "evaluation.at_start=false"]
+    config = config_of(tmp_path / "run", [*SMALL, f"run.num_steps={NUM_STEPS}", *held_out, *words])
+    checkpoints = tmp_path / "run" / "checkpoints"
+    give = TrainerOnGround.export_weights
+
+    async def give_until_a_checkpoint(trainer: TrainerOnGround) -> Any:
+        if (checkpoints / "step-000001").exists():
+            raise Stop("The cluster is gone.")
+        return await give(trainer)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(TrainerOnGround, "export_weights", give_until_a_checkpoint)
+        with pytest.raises(Stop):
+            run_in_virtual_time(pipeline.train(config, TurnsBackend(config, num_sharing=3)))
+    assert (checkpoints / "best").readlink().name == "step-000001"
+    run_in_virtual_time(pipeline.train(config, TurnsBackend(config, num_sharing=3)))
+    assert (checkpoints / "best" / "meta.json").is_file()
+    assert sorted(path.name for path in checkpoints.glob("step-*")) == ["step-000001", f"step-{NUM_STEPS:06d}"]
+
+
+def test_a_resumed_run_marks_the_best_checkpoint_that_an_attempt_left_without_its_mark(
+    tmp_path: Path, held_out: list[str]
+) -> None:
+    words = [*held_out, "run.keep_best=true", "run.best_by=math-new", "run.keep_checkpoints=1"]
+    words += ["workload.solve_rate=0.9", "workload.solve_rate_drift_per_step=-0.15"]
+    words += ["evaluation.every_steps=1", "evaluation.at_start=false"]
+    best = train(tmp_path / "run", *words, "run.num_steps=1") / "checkpoints" / "best"
+    best.unlink()
+    train(tmp_path / "run", *words)
+    assert best.readlink().name == "step-000001"
+    assert (best / "meta.json").is_file()
 
 
 def test_where_nothing_beats_the_first_model_there_is_no_best_checkpoint(tmp_path: Path, held_out: list[str]) -> None:

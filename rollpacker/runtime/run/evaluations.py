@@ -55,7 +55,8 @@ class Evaluations:
             note(problem)
         self._writer = MetricsWriter(folder, EVALUATION_TABLES)
         self._writer.truncate_after(last_step)
-        self._best = self._best_so_far()
+        self.best_step, self._best = self._best_so_far()
+        """Of earlier attempts: after how many steps their best score was, and that; None without one."""
         self._first = self._first_rewards()
 
     def close(self) -> None:
@@ -105,18 +106,22 @@ class Evaluations:
                 rewards.setdefault(row["set"], {})[key] = row["reward"]
         return dict(rewards)
 
-    def _best_so_far(self) -> float | None:
-        """The best score of earlier attempts, as far as it was of the sets of this one."""
+    def _best_so_far(self) -> tuple[int | None, float | None]:
+        """The first step with the best score of earlier attempts, as far as it was of the sets of this one."""
         try:
             rows = read_table(self._config.run.dir, "evaluations").to_pylist()
         except DataError:
-            return None
+            return None, None
         sets = {rule.name for rule in self._config.evaluation.rules}
         by_step: dict[int, list[Row]] = {}
         for row in rows:
             by_step.setdefault(row["step"], []).append(row)
-        scores = [self._score(of_step) for of_step in by_step.values() if {row["set"] for row in of_step} == sets]
-        return max((score for score in scores if score is not None), default=None)
+        scores = {
+            step: score
+            for step, of_step in by_step.items()
+            if {row["set"] for row in of_step} == sets and (score := self._score(of_step)) is not None
+        }
+        return max(scores.items(), key=lambda each: (each[1], -each[0]), default=(None, None))
 
 
 def _line(step: int | None, rows: Sequence[Row]) -> str:

@@ -61,6 +61,9 @@ class TrainingRun:
 
     async def begin(self) -> None:
         """Start the run's clock and listen to the engines."""
+        evaluations = self._outputs.evaluations
+        if self.config.run.keep_best and evaluations and evaluations.best_step == self._first_step > 0:
+            self._saver.mark_best(self._first_step)  # an attempt may end between its checkpoint and the mark
         self._clock.start()
         self._outputs.interval_log.take()  # what came before the first step
         await self._driver.start()
@@ -104,8 +107,7 @@ class TrainingRun:
             return
         is_best = self._outputs.evaluated(record)
         if is_best and self.config.run.keep_best and step > 0:  # before the first step it is that of model.path
-            await self.checkpoint(step)
-            self._saver.mark_best(step)
+            await self.checkpoint(step, is_best=True)
 
     @property
     def policy_version(self) -> int:
@@ -207,14 +209,16 @@ class TrainingRun:
         """
         return self._saver.is_due(step)
 
-    async def checkpoint(self, num_finished_steps: int) -> None:
-        """Save everything that a later attempt needs, unless the last checkpoint has it."""
-        if self._saver.is_saved(num_finished_steps):
-            return
-        moment = self._saver.moment()
-        with self._deadline.timing_checkpoint():
-            took_gpus = await self._handover.for_checkpoint(is_last=False)
-            await self._saver.save(num_finished_steps, moment)
+    async def checkpoint(self, num_finished_steps: int, *, is_best: bool = False) -> None:
+        """Save everything that a later attempt needs, unless the last checkpoint has it; mark it where it `is_best`."""
+        took_gpus = False
+        if not self._saver.is_saved(num_finished_steps):
+            moment = self._saver.moment()
+            with self._deadline.timing_checkpoint():
+                took_gpus = await self._handover.for_checkpoint(is_last=False)
+                await self._saver.save(num_finished_steps, moment)
+        if is_best:
+            self._saver.mark_best(num_finished_steps)
         if took_gpus and num_finished_steps < self.config.run.num_steps:
             await self.publish_weights()
 
