@@ -8,19 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
 
-from rollpacker.config.record import read_record
-from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import InternalError, RollpackerError
 from rollpacker.runtime.job.allocation import current_allocation
-
-PATIENCE_S = 120.0
-"""For the run's record; its job started before this one."""
-
-_POLL_S = 0.5
 
 
 def element_here() -> str:
@@ -31,18 +23,10 @@ def element_here() -> str:
 
 def main() -> int:
     """Serve one run; returns the exit code."""
-    from rollpacker.runtime.ray.elastic_node import Outcome, serve_worker
+    from rollpacker.runtime.ray.elastic_node import serve_worker
 
-    run_dir = Path(sys.argv[1])
-    deadline = time.monotonic() + PATIENCE_S
-    while (record := read_record(run_dir)) is None:
-        if time.monotonic() > deadline:
-            return Outcome.NO_RUN
-        time.sleep(_POLL_S)
     try:
-        config = RunConfig.model_validate(record)
-        config = config.model_copy(update={"run": config.run.model_copy(update={"dir": run_dir.absolute()})})
-        return serve_worker(config, current_allocation(os.environ), element_here())
+        return serve_worker(Path(sys.argv[1]), current_allocation(os.environ), element_here())
     except RollpackerError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

@@ -4,8 +4,9 @@
        ^                   └──unequal──> refused (ends)   │ head silent for 10 s
        └──────────────────────────────────────────────────┘
 
-It alone ends Ray here: when the head falls silent, nothing of Ray survives as a zombie. Slurm's signals become a notice
-in its report; Ray and the engines are shielded from them (`guardian.py`).
+It reads the run's record when a lease has come: an attempt writes its own before that, and what lies there earlier is
+of the job before. It alone ends Ray here: when the head falls silent, nothing of Ray survives as a zombie. Slurm's
+signals become a notice in its report; Ray and the engines are shielded from them (`guardian.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from pathlib import Path
 from types import FrameType
 
+from rollpacker.config.record import read_record
 from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import StorageFailed
 from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.job.elastic_folder import (
     LEASE_WAIT_S,
@@ -56,34 +60,30 @@ class Patience:
     """How long a worker waits, in seconds."""
 
     without_lease_s: float = LEASE_WAIT_S
+    """For a run; and, in one, for a folder that it can read and write."""
 
 
 def serve_worker(
-    config: RunConfig, allocation: Allocation | None, element: str, patience: Patience = Patience()
+    run_dir: Path, allocation: Allocation | None, element: str, patience: Patience = Patience()
 ) -> Outcome:
     """Be a worker until it is not needed, is told to leave, or no run takes it. In the main thread.
 
     Args:
-        config: Of the run; its folder is where it waits.
+        run_dir: Of the run; where it waits.
         allocation: Of this job; None on this machine alone.
         element: Of the job array: the worker's name without its life.
         patience: How long it waits for a run.
     """
-    folder = ElasticFolder(config.run.dir)
-    folder.open()
-    return _Worker(config, allocation, element, folder, patience).run()
+    return _Worker(run_dir, allocation, element, patience).run()
 
 
 class _Worker:
-    def __init__(
-        self, config: RunConfig, allocation: Allocation | None, element: str, folder: ElasticFolder, patience: Patience
-    ) -> None:
-        self._config = config
+    def __init__(self, run_dir: Path, allocation: Allocation | None, element: str, patience: Patience) -> None:
+        self._run_dir = run_dir.absolute()
         self._allocation = allocation
         self._element = element
-        self._folder = folder
+        self._folder = ElasticFolder(run_dir)
         self._patience = patience
-        self._fingerprint = fingerprint_here(config)
         self._end_time = allocation.end_time if allocation else None
         self._has_notice = False
         for number in _NOTICES:
@@ -123,22 +123,23 @@ class _Worker:
 
     def _join(self, lease: Lease) -> Outcome | None:
         """Serve one attempt of the run; None where it has ended and another one may come."""
+        config = self._config()
         worker = self._folder.claim_life(self._element)
         report = WorkerReport(
             worker=worker,
             attempt=lease.attempt,
             node=self._allocation.node_name if self._allocation else socket.gethostname(),
             stage="joining",
-            num_engines=self._config.elastic.engines_per_worker,
+            num_engines=config.elastic.engines_per_worker,
             end_time=self._end_time,
-            mismatch=lease.fingerprint.difference(self._fingerprint),
+            mismatch=lease.fingerprint.difference(fingerprint_here(config)),
         )
         self._folder.report(report)
         if report.mismatch:
             sys.stderr.write(f"{worker} does not join the run: {report.mismatch}\n")
             return Outcome.ENDS
         log = self._folder.path / "workers" / f"{worker}.log"
-        node = worker_node_here(self._config, self._allocation, worker, log)
+        node = worker_node_here(config, self._allocation, worker, log)
         try:
             node.join(lease.head_address, lease.token_file)
             return self._serve(node, lease, replace(report, stage="joined"))
@@ -146,21 +147,30 @@ class _Worker:
             node.stop()
             self._folder.report(replace(report, stage="gone", has_left=True))
 
+    def _config(self) -> RunConfig:
+        """What the run's record says now; the folder may be mounted elsewhere here."""
+        config = RunConfig.model_validate(read_record(self._run_dir))
+        return config.model_copy(update={"run": config.run.model_copy(update={"dir": self._run_dir})})
+
     def _serve(self, node: RayNode, lease: Lease, report: WorkerReport) -> Outcome | None:
-        last_answer = time.monotonic()
-        reported_end = None
+        last_answer = last_look = time.monotonic()
+        has_left = had_left = False
         while True:
-            if self._end_time != reported_end or report.stage == "joined":
-                reported_end = self._end_time
-                report = replace(report, stage="in the run", end_time=reported_end)
-                self._folder.report(report)
-            order = self._folder.order_of(report.worker)
-            if order is not None:
-                return self._told(order)
-            if self._folder.is_over():
-                return Outcome.ENDS
-            if (now := self._folder.lease()) is None or now.attempt != lease.attempt:
-                return None
+            try:
+                report = self._report_stay(report)
+                order = self._folder.order_of(report.worker)
+                if order is not None:
+                    return self._told(order)
+                if self._folder.is_over():
+                    return Outcome.ENDS
+                now = self._folder.lease()
+                had_left, has_left = has_left, now is None or now.attempt != lease.attempt
+                if has_left and had_left:  # not at the first look: None may be a lease that could not be read
+                    return None
+                last_look = time.monotonic()
+            except (OSError, StorageFailed):
+                if time.monotonic() - last_look > self._patience.without_lease_s:
+                    raise
             if not node.is_running:
                 sys.stderr.write(f"Ray has ended on {node.offer.name}.\n{log_tail(node.log)}\n")
                 return Outcome.MAY_RETURN
@@ -170,6 +180,13 @@ class _Worker:
                 sys.stderr.write(f"Nobody answers at {lease.head_address}: waiting for the run's next attempt.\n")
                 return None
             time.sleep(_POLL_S)
+
+    def _report_stay(self, report: WorkerReport) -> WorkerReport:
+        """Report that the worker is in the run, and until when, unless its last report says so."""
+        current = replace(report, stage="in the run", end_time=self._end_time)
+        if current != report:
+            self._folder.report(current)
+        return current
 
     def _told(self, order: Order) -> Outcome | None:
         sys.stderr.write(f"The run lets this worker go: {order.reason}.\n")

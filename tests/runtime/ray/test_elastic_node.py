@@ -1,25 +1,34 @@
-"""Who may be a rollout worker of a run: who has its code, and is its user."""
+"""Who may be a rollout worker of a run: who has its code, and is its user; and when it leaves one."""
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import rollpacker
 from rollpacker.config.compose import compose
+from rollpacker.config.fingerprint import config_fingerprint
 from rollpacker.config.record import CONFIG_FILE, to_yaml
+from rollpacker.core.errors import StorageFailed
 from rollpacker.core.ids import WorkerId
 from rollpacker.launch.elastic_status import workers_in_words
 from rollpacker.runtime.job.elastic_folder import ElasticFolder, Lease, Order, WorkerReport, fingerprint_here
-from rollpacker.runtime.ray.elastic_node import Outcome
+from rollpacker.runtime.ray import elastic_node
+from rollpacker.runtime.ray.elastic_node import Outcome, Patience, _Worker
 from tests.runtime.ray.test_other_users import STRANGER, as_stranger
 
 WORKER = WorkerId("e5_0-r0")
@@ -32,15 +41,14 @@ class WaitingRun:
         self.run_dir = run_dir
         self.folder = ElasticFolder(run_dir)
         self._head = socket.create_server(("127.0.0.1", 0))
-        config = compose(
-            [
-                f"run.dir={run_dir}",
-                f"model.path={run_dir}",
-                f"data.path={run_dir}",
-                "reward=walk",
-                "elastic.max_workers=1",
-            ]
-        )
+        self.words = [
+            f"run.dir={run_dir}",
+            f"model.path={run_dir}",
+            f"data.path={run_dir}",
+            "reward=walk",
+            "elastic.max_workers=1",
+        ]
+        config = compose(self.words)
         self.folder.open()
         (run_dir / CONFIG_FILE).write_text(to_yaml(config))
         self.lease = Lease(
@@ -90,6 +98,34 @@ def test_a_worker_of_another_version_of_the_package_is_refused_with_one_line_and
     assert told.endswith(has)
 
 
+def test_a_worker_that_waited_for_a_relaunch_compares_itself_with_the_record_of_the_new_attempt(run):
+    before = compose([*run.words, "engine.num_threads=1"])
+    run.folder.withdraw_lease()
+    (run.run_dir / CONFIG_FILE).write_text(to_yaml(before))
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "rollpacker.launch.worker", run.run_dir], stderr=subprocess.PIPE, text=True
+    )
+    wait_until_it_hears_signals(worker.pid)
+    now = compose([*run.words, "engine.num_threads=2"])
+    assert config_fingerprint(before) == config_fingerprint(now), "it is the same run"
+    (run.run_dir / CONFIG_FILE).write_text(to_yaml(now))
+    other_python = replace(fingerprint_here(now), python="3.0.0")  # it is refused: there is no Ray to go on to
+    run.folder.give_lease(replace(run.lease, fingerprint=other_python))
+    _, said = worker.communicate(timeout=300)
+    assert said.endswith(f": The worker has another python {platform.python_version()} (the run has 3.0.0).\n")
+
+
+def wait_until_it_hears_signals(pid: int) -> None:
+    """Until a worker's process waits for a run: it has handlers of its own by then."""
+    deadline = time.monotonic() + 300
+    while True:
+        fields = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        if int(fields["SigCgt"], 16) >> (signal.SIGURG - 1) & 1:
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can lend this process another user's rights")
 def test_another_user_reads_nothing_of_the_workers_and_what_he_writes_is_not_believed(run):
     run.folder.report(
@@ -109,3 +145,81 @@ def test_another_user_reads_nothing_of_the_workers_and_what_he_writes_is_not_bel
     assert run.folder.lease() is None
     assert run.folder.order_of(WORKER) is None
     assert list(run.folder.reports()) == []
+
+
+LEFT = Order(reason="it is surplus", may_return=True)
+
+
+class FlakyFolder(ElasticFolder):
+    """A shared folder that fails in one way `num_failures` times, and then has an order for the worker."""
+
+    def __init__(self, run: WaitingRun, failure: str, num_failures: int) -> None:
+        super().__init__(run.run_dir)
+        self._failure, self._num_left = failure, num_failures
+        self.reported: list[str] = []
+
+    def _fails(self, failure: str) -> bool:
+        if self._failure != failure or not self._num_left:
+            return False
+        self._num_left -= 1
+        return True
+
+    def report(self, report: WorkerReport) -> None:
+        if self._fails("a report cannot be written"):
+            raise StorageFailed("The folder could not be written.")
+        self.reported.append(report.stage)
+
+    def order_of(self, _worker: WorkerId) -> Order | None:
+        if self._fails("the folder cannot be listed"):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return None if self._num_left else LEFT
+
+    def lease(self) -> Lease | None:
+        return None if self._fails("the lease cannot be read") else super().lease()
+
+
+@pytest.fixture
+def serve(run: WaitingRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FlakyFolder, float], Outcome | None]]:
+    """Let a worker serve a run whose folder fails, as patient as is said."""
+    monkeypatch.setattr(elastic_node, "_POLL_S", 0)
+    handlers = {number: signal.getsignal(number) for number in elastic_node._NOTICES}
+
+    def serve(folder: FlakyFolder, patience_s: float) -> Outcome | None:
+        worker = _Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=patience_s))
+        worker._folder = folder
+        node = SimpleNamespace(is_running=True)
+        joined = WorkerReport(worker=WORKER, attempt=run.lease.attempt, node="n1", stage="joined", num_engines=1)
+        return worker._serve(node, run.lease, joined)
+
+    yield serve
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("failure", "num_failures"),
+    [
+        ("a report cannot be written", 3),
+        ("the folder cannot be listed", 3),
+        ("the lease cannot be read", 1),
+    ],
+)
+def test_a_worker_stays_in_the_run_while_the_shared_folder_fails(run, serve, failure, num_failures):
+    folder = FlakyFolder(run, failure, num_failures)
+    assert serve(folder, 60) == Outcome.MAY_RETURN  # as it was told in the end
+    assert folder.reported == ["in the run"]
+
+
+def test_a_worker_whose_folder_fails_for_longer_than_its_patience_ends_with_the_reason(run, serve):
+    with pytest.raises(StorageFailed):
+        serve(FlakyFolder(run, "a report cannot be written", 10**9), 0)
+    with pytest.raises(OSError, match="Stale"):
+        serve(FlakyFolder(run, "the folder cannot be listed", 10**9), 0)
+
+
+def test_a_worker_leaves_a_run_that_withdrew_its_lease_or_goes_on_in_another_attempt(run, serve):
+    folder = FlakyFolder(run, "nothing", 1)  # no order comes
+    run.folder.give_lease(replace(run.lease, attempt="7.0.1"))
+    assert serve(folder, 60) is None
+    run.folder.withdraw_lease()
+    assert serve(folder, 60) is None
