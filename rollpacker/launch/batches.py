@@ -82,7 +82,10 @@ def workers_script(point: Point, job_id: str, sweep_folder: Path) -> str:
 
 
 def _for_workers(batch: Batch, sweep_folder: Path) -> dict[str, list[str]]:
-    """Lines of the run's own script; points with workers and points without share none."""
+    """Lines of the run's own script, where a point has workers.
+
+    Points without them may be in the same array: their porter only sleeps, and array_parallelism stays one limit.
+    """
     intervals = [job.poll_interval_s for point in batch.points if (job := point.config.elastic.job) is not None]
     if not intervals:
         return {}

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollpacker.config.schema import RunConfig
+from rollpacker.launch.job_states import NOT_OVER
 from rollpacker.launch.sbatch_script import REQUEUE_WAIT_S, in_log_name, job_environment, memory_mb
 from rollpacker.launch.shape import workers_shape
 from rollpacker.runtime.job.elastic_folder import LEASE_WAIT_S
@@ -130,7 +131,7 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         '        [[ "$exit_code" == 75 ]] || num_waits=0',
         f'        state="$(squeue --noheader --jobs="{job_id}" --format=%T 2>&1)" && is_told=true || is_told=false',
         '        [[ "$state" == *"Invalid job id"* ]] && is_told=true # Slurm has forgotten it',
-        '        if $is_told && [[ ! "$state" =~ RUNNING|PENDING|CONFIGURING|SUSPENDED|REQUEUED ]]; then',
+        f'        if $is_told && [[ ! "$state" =~ {"|".join(sorted(NOT_OVER))} ]]; then',
         '            scancel "$SLURM_ARRAY_JOB_ID"',
         "            exit 0",
         "        fi",

@@ -14,7 +14,7 @@ from rollpacker.launch.slurm_commands import failure_of, run_slurm
 
 UNKNOWN = "UNKNOWN"
 
-_NOT_OVER = frozenset(
+NOT_OVER = frozenset(
     [
         *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"),
         *("RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "UPDATE_DB"),
@@ -60,7 +60,7 @@ class JobState:
 
     @property
     def is_over(self) -> bool:
-        return self.state not in _NOT_OVER
+        return self.state not in NOT_OVER
 
     @property
     def has_failed(self) -> bool:
@@ -89,7 +89,7 @@ def parse_squeue(text: str) -> Mapping[str, JobState]:
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         name, number, state, reason, status, num_nodes, nodes, start, restarts, partition = cells[:10]
-        is_over = state not in _NOT_OVER
+        is_over = state not in NOT_OVER
         code, killer = _wait_status(status) if is_over else (None, None)
         # The waiting elements of an array share the array's number.
         names = {name} if state == "PENDING" and "_" in name else {name, number}
@@ -125,7 +125,7 @@ def parse_sacct(text: str) -> Mapping[str, JobState]:
 def _remembered(job_id: str, rows: list[list[str]]) -> JobState:
     _, _, state, reason, exit_code, num_nodes, nodes, start, end, partition = rows[-1][:10]
     word = _word(state)
-    is_over = word not in _NOT_OVER
+    is_over = word not in NOT_OVER
     code, _, killer = exit_code.partition(":")
     return JobState(
         job_id=job_id,

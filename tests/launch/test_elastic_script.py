@@ -57,6 +57,22 @@ def test_the_patience_begins_anew_when_a_run_has_taken_the_worker(tmp_path):
     assert asked == [*["sleep"] * 4, "scontrol requeuehold 4712_3", "sleep"]
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        *("PENDING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"),
+        *("REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"),
+    ],
+)
+def test_a_job_that_leaves_its_nodes_or_is_held_may_run_again_and_keeps_its_workers(tmp_path, state):
+    assert asked_of_slurm(tmp_path, [NO_RUN, MAY_RETURN], state) == ["sleep", "scontrol requeue 4712_3", "sleep"]
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"])
+def test_the_array_ends_when_its_runs_job_is_over(tmp_path, state):
+    assert asked_of_slurm(tmp_path, [NO_RUN], state) == ["scancel 4712"]
+
+
 @pytest.mark.parametrize("state", [GONE, UNKNOWN])
 @pytest.mark.parametrize("code", [NO_RUN, RUN_LEFT])
 def test_the_array_ends_when_its_runs_job_is_gone(tmp_path, code, state):

@@ -40,6 +40,21 @@ def test_workers_of_this_attempt_are_counted_by_where_they_are(tmp_path):
     assert workers_in_words(tmp_path) == ""
 
 
+def test_a_worker_that_was_killed_is_gone_when_its_element_comes_back_or_waits_again(tmp_path):
+    folder = ElasticFolder(tmp_path)
+    folder.open()
+    lease = Lease(attempt="7.0.0", head_address="n0:1", token_file=tmp_path / "token", fingerprint=FINGERPRINT)
+    folder.give_lease(lease)
+    for life in range(9, 12):  # the tenth life is newer than the ninth
+        folder.report(report(f"e9_0-r{life}"))
+    folder.report(report("e9_1-r0", stage="joining"))
+    folder.report(report("e9_1-r1", stage="joining"))
+    folder.report(report("e9_2-r0"))
+    assert workers_in_words(tmp_path) == "2 in the run, 1 joining, 3 gone"
+    (folder.path / QUEUE_FILE).write_text("9_0|RUNNING|None|1\n9_2|PENDING|BeginTime|2\n")
+    assert workers_in_words(tmp_path) == "1 in the run, 1 joining, 1 waiting (BeginTime), 4 gone"
+
+
 def test_every_joining_of_an_element_is_a_life_of_its_own_and_other_users_can_enter_nothing(tmp_path):
     folder = ElasticFolder(tmp_path)
     folder.open()

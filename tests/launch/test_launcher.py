@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,13 +15,15 @@ from submitit.core.utils import DelayedSubmission
 from rollpacker.config.multirun import compose_sweep, config_of_point
 from rollpacker.core.errors import ConfigError, WorldError
 from rollpacker.launch import launcher
+from rollpacker.launch.batches import batch_script, batches
 from rollpacker.launch.job import PointProcess
 from rollpacker.launch.launcher import launch
 from rollpacker.launch.points import Point, points_of
 from rollpacker.launch.submission_environment import submission_environment
 from rollpacker.launch.submissions import read_submission
 from rollpacker.terminal import Terminal
-from tests.launch.golden_scripts import ELASTIC
+from tests.launch.commands import install_command
+from tests.launch.golden_scripts import E2E, ELASTIC
 
 SEEN: list[DictConfig] = []
 
@@ -120,6 +124,27 @@ def test_workers_that_sbatch_refused_are_added_to_the_job_in_the_queue_by_the_ne
     launch_with_workers()
     assert "array" not in capsys.readouterr().out
     assert len(Path("calls").read_text().split()) == 2
+
+
+@pytest.mark.parametrize(("has_workers", "asked"), [(False, {"slept"}), (True, {"slept", "squeue", "scontrol"})])
+def test_points_with_and_without_workers_share_an_array_and_only_porters_of_the_former_ask_slurm(
+    has_workers: bool, asked: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["hydra/launcher=slurm", f"run.dir={tmp_path}/sweep/${{run.seed}}"]
+    plain, elastic = compose_sweep([*E2E, *given, "run.seed=0,1"]), compose_sweep([*ELASTIC, *given, "run.seed=2"])
+    assert plain.launcher is not None
+    [batch] = batches([*points_of(plain), *points_of(elastic)])
+    setup, _, _ = batch_script(batch, plain.launcher, plain.folder).partition("porter=$!")
+    porter = setup[setup.index("\nelastic=") :]
+    if has_workers:
+        (plain.folder / ".submitit").mkdir(parents=True)
+        (plain.folder / ".submitit" / "1_2.elastic").write_text(f"2\n{tmp_path}\n")
+    install_command(tmp_path, "sleep", "echo slept >>asked; [[ $(wc -l <asked) -lt 3 ]]", monkeypatch)
+    for name in ("squeue", "scontrol"):
+        install_command(tmp_path, name, f"echo {name} >>asked", monkeypatch)
+    environment = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "2", "PATH": os.environ["PATH"]}
+    subprocess.run(["bash", "-c", f"{porter}\nwait"], cwd=tmp_path, env=environment, timeout=60, check=True)
+    assert set((tmp_path / "asked").read_text().split()) == asked
 
 
 def test_two_launches_do_not_submit_at_the_same_time(sbatch: Path) -> None:

@@ -35,7 +35,7 @@ while :; do
         [[ "$exit_code" == 75 ]] || num_waits=0
         state="$(squeue --noheader --jobs="4711" --format=%T 2>&1)" && is_told=true || is_told=false
         [[ "$state" == *"Invalid job id"* ]] && is_told=true # Slurm has forgotten it
-        if $is_told && [[ ! "$state" =~ RUNNING|PENDING|CONFIGURING|SUSPENDED|REQUEUED ]]; then
+        if $is_told && [[ ! "$state" =~ COMPLETING|CONFIGURING|PENDING|POWER_UP_NODE|REQUEUED|REQUEUE_FED|REQUEUE_HOLD|RESIZING|RESV_DEL_HOLD|RUNNING|SIGNALING|SPECIAL_EXIT|STAGE_OUT|STOPPED|SUSPENDED|UPDATE_DB ]]; then
             scancel "$SLURM_ARRAY_JOB_ID"
             exit 0
         fi
