@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from rollpacker.config.record import read_record
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import DataError, StorageFailed
-from rollpacker.launch.allocations import Allocation, Prices, accounted, array_of, estimated
-from rollpacker.launch.submissions import read_submission
+from rollpacker.launch.allocations import Allocation, Prices, RunJobs, accounted, estimated, jobs_of, merged
 from rollpacker.metrics.tables import read_table, write_account
 from rollpacker.runtime.job.elastic_folder import ElasticFolder
 from rollpacker.runtime.placing.actors import have_engines_gpus
@@ -60,13 +59,12 @@ def accounts_of(tables: RunTables) -> Accounts | None:
         )
     except (ValidationError, DataError):
         return None
-    submission = read_submission(tables.run_dir)
-    array = array_of(submission) if submission else None
+    jobs = jobs_of(tables.run_dir)
     nodes = {report.worker: report.node for report in ElasticFolder(tables.run_dir).reports()}
     workers = [
-        life.row(job=_job(life, array), node=nodes.get(life.worker), is_modelled=tables.is_modelled) for life in lives
+        life.row(job=_job(life, jobs), node=nodes.get(life.worker), is_modelled=tables.is_modelled) for life in lives
     ]
-    allocations = (accounted(submission) if submission else []) or _known_before(tables.run_dir)
+    allocations = merged(accounted(jobs) if jobs else [], _known_before(tables.run_dir))
     if not allocations:
         until_s = float(steps["finished_at_s"].iloc[-1])
         began = [attempt.began_at_s for attempt in tables.logged.attempts]
@@ -85,9 +83,9 @@ def accounts_of(tables: RunTables) -> Accounts | None:
     return Accounts(workers=workers, allocations=[each.row(prices) for each in allocations])
 
 
-def _job(life: WorkerLife, array: str | None) -> str | None:
+def _job(life: WorkerLife, jobs: RunJobs | None) -> str | None:
     element = element_of(life.worker)
-    return element if array is not None and element.startswith(f"{array}_") else None
+    return element if jobs is not None and element.partition("_")[0] in jobs.arrays else None
 
 
 def _gpus_per_worker(config: RunConfig) -> int:

@@ -1,27 +1,40 @@
-"""Rows of the table `allocations`: what Slurm gave to a run's job and to its rollout workers, and what it costs.
+"""Rows of the table `allocations`: what Slurm gave to a run's jobs and to its rollout workers, and what it costs.
 
-Slurm's accounting is asked once, for the run's job and its workers' array: a row for each attempt of each job, also of
-those that were preempted. Where there is no accounting, or no Slurm, the rows are made from what the run itself wrote
-(`source` is `run`): how long its attempts and its workers' lives were.
+Slurm's accounting is asked once, for all jobs that the run ever had and the arrays of their workers: a row for each
+attempt of each job, also of those that were preempted. Jobs that it has forgotten are kept. Where there is no
+accounting, or no Slurm, the rows are made from what the run itself wrote (`source` is `run`): how long its attempts and
+its workers' lives were.
+
+    <run.dir>/job.json                 the last job
+    <run.dir>/jobs/<number>.json       one for each job in which the run has begun, by the number that no other job has
+    <submissions>/<job>.elastic        the workers' array of a job: beside the last job's script, and those before it
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.elastic_script import ARRAY_SUFFIX
 from rollpacker.launch.slurm_commands import run_slurm
-from rollpacker.launch.submissions import Submission
-from rollpacker.paths import read_text
+from rollpacker.launch.submissions import Submission, read_submission
+from rollpacker.paths import read_bytes, read_text
+from rollpacker.runtime.job.attempts import JOBS_FOLDER, Attempt
+from rollpacker.runtime.job.elastic_folder import ElasticFolder
 
-_COLUMNS = "JobID,State,Partition,NodeList,Submit,Start,End,ElapsedRaw,AllocTRES"
+_COLUMNS = "JobID,JobIDRaw,State,Partition,NodeList,Submit,Start,End,ElapsedRaw,AllocTRES"
 _SECONDS_PER_HOUR = 3600
-_CLOCK_SKEW_S = 60.0
-"""Between the machine that submitted and Slurm's; job numbers may come again after months."""
+_STARTING_S = 3600.0
+"""From a job's start until the run has begun in it, and between two clocks; job numbers come again after months."""
+
+_ATTEMPTS = TypeAdapter(list[Attempt])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,45 +74,102 @@ class Allocation:
         }
 
 
-def array_of(submission: Submission) -> str | None:
-    """The number of the array of a job's rollout workers; None where it has none."""
-    try:
-        return read_text(submission.folder / f"{submission.job_id}{ARRAY_SUFFIX}").split()[0]
-    except (OSError, IndexError):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunJobs:
+    """The jobs that a run ever had, as far as its folder and that of its submissions know them."""
+
+    own: frozenset[str]
+    """As Slurm's commands take them: 12_3, or by the number that no other job has."""
+    arrays: frozenset[str]
+    """Of its rollout workers."""
+    since: float
+    """None began before, in seconds since the epoch."""
+
+
+def jobs_of(run_dir: Path) -> RunJobs | None:
+    """Find the jobs of a run; None where it was never submitted."""
+    submission = read_submission(run_dir)
+    if submission is None:
         return None
+    began_at = {file.stem: _began_at(file) for file in (run_dir / JOBS_FOLDER).glob("*.json")}
+    arrays = _arrays(submission, ElasticFolder(run_dir).path.resolve())
+    return RunJobs(
+        own=frozenset({submission.job_id, *began_at, *arrays}),
+        arrays=frozenset(arrays.values()),
+        since=min([submission.submitted_at, *began_at.values()]) - _STARTING_S,
+    )
 
 
-def accounted(submission: Submission) -> list[Allocation]:
-    """Ask Slurm's accounting about a run's job and its workers; nothing where it knows nothing."""
-    array = array_of(submission)
-    jobs = submission.job_id if array is None else f"{submission.job_id},{array}"
-    words = ("--noheader", "--duplicates", "--allocations", "--parsable2", f"--jobs={jobs}", f"--format={_COLUMNS}")
+def _began_at(file: Path) -> float:
+    """When the run began in a job; the end of time where the file does not say."""
+    try:
+        return min((attempt.began_at for attempt in _ATTEMPTS.validate_json(read_bytes(file))), default=math.inf)
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _arrays(submission: Submission, elastic_folder: Path) -> dict[str, str]:
+    """The workers' array of each job that has one, for the run whose workers meet in this folder."""
+    found = {}
+    for file in submission.folder.glob(f"*{ARRAY_SUFFIX}"):
+        job = file.name.removesuffix(ARRAY_SUFFIX)
+        try:
+            array, place = read_text(file).splitlines()
+        except (OSError, ValueError):
+            continue
+        if job == submission.job_id or Path(place).resolve() == elastic_folder:
+            found[job] = array
+    return found
+
+
+def accounted(jobs: RunJobs) -> list[Allocation]:
+    """Ask Slurm's accounting about the jobs of a run; nothing where it knows nothing."""
+    asked = ",".join(sorted(jobs.own | jobs.arrays))
+    words = ("--noheader", "--duplicates", "--allocations", "--parsable2", f"--jobs={asked}", f"--format={_COLUMNS}")
     try:
         outcome = run_slurm("sacct", *words)
     except WorldError:
         return []
-    found = parse_accounting(outcome.output, array) if outcome.is_success else []
-    return [each for each in found if (each.submitted_at_s or 0.0) >= submission.submitted_at - _CLOCK_SKEW_S]
+    return parse_accounting(outcome.output, jobs) if outcome.is_success else []
 
 
-def parse_accounting(text: str, array: str | None) -> list[Allocation]:
+def parse_accounting(text: str, jobs: RunJobs) -> list[Allocation]:
     """Parse sacct's rows of our columns (-D -X -P -n), times in seconds since the epoch; the trainer's first.
 
-    What waits, or was cancelled before it began, was given nothing and has no row.
+    What waits, or was cancelled before it began, was given nothing and has no row; nor has another run's element of an
+    array, which Slurm means by the number of the last one, too.
     """
     rows = [line.split("|") for line in text.splitlines()]
-    found = [_allocation(row, array) for row in rows if len(row) == len(_COLUMNS.split(","))]
-    found = [each for each in found if each.started_at_s is not None]
-    return sorted(found, key=lambda each: (each.kind, each.started_at_s or float("inf"), each.job or ""))
+    kinds = [(_kind(row, jobs), row) for row in rows if len(row) == len(_COLUMNS.split(","))]
+    found = [_allocation(row, kind) for kind, row in kinds if kind is not None]
+    return _in_order(each for each in found if (each.started_at_s or -math.inf) >= jobs.since)
 
 
-def _allocation(row: list[str], array: str | None) -> Allocation:
-    job, state, partition, nodes, submitted, started, ended, elapsed, resources = row
+def merged(now: Sequence[Allocation], before: Iterable[Allocation]) -> list[Allocation]:
+    """Add the jobs that Slurm's accounting has forgotten, as it knew them before."""
+    known = {each.job for each in now}
+    return _in_order([*now, *(each for each in before if each.job not in known)])
+
+
+def _in_order(allocations: Iterable[Allocation]) -> list[Allocation]:
+    return sorted(allocations, key=lambda each: (each.kind, each.started_at_s or math.inf, each.job or ""))
+
+
+def _kind(row: Sequence[str], jobs: RunJobs) -> str | None:
+    """Whose row it is; None if of another run. 19+1 is the second component of job 19."""
+    name, number = row[:2]
+    if not jobs.own.isdisjoint((name.partition("+")[0], number)):
+        return "trainer"
+    return "worker" if name.partition("_")[0] in jobs.arrays else None
+
+
+def _allocation(row: Sequence[str], kind: str) -> Allocation:
+    job, _, state, partition, nodes, submitted, started, ended, elapsed, resources = row
     elapsed_s = float(elapsed or 0)
     given = dict(part.partition("=")[::2] for part in resources.split(","))
     typed = [int(number) for name, number in given.items() if re.fullmatch(r"gres/gpu:[^=]+", name)]
     return Allocation(
-        kind="worker" if array is not None and job.partition("_")[0] == array else "trainer",
+        kind=kind,
         job=job,
         state=state.partition(" ")[0],
         partition=partition,

@@ -1,11 +1,17 @@
 """The lives of rollout workers, from a modelled run in which some are lost: they add up to what the steps say."""
 
+import json
+import shutil
+
 import pytest
 
 from rollpacker.launch.accounts import accounts_of
+from rollpacker.launch.submissions import Submission, write_submission
+from rollpacker.metrics.files import write_atomically
 from rollpacker.metrics.tables import read_frame
 from rollpacker.timeline.run_tables import open_run
 from rollpacker.timeline.worker_lives import element_of
+from tests.launch.commands import install_command
 from tests.timeline.runs import modelled_run
 
 WORDS = (
@@ -53,6 +59,34 @@ def test_allocations_of_a_modelled_run_are_those_of_its_lives_and_the_tables_are
     assert list(of_workers["elapsed_s"]) == pytest.approx(list(present_s))
     assert list(of_workers["cost"]) == pytest.approx(list(of_workers["gpu_seconds"] / 3600 * 2.5))
     assert allocations["cost"].isna().tolist() == [True, False, False, False], "the run's own price was not given"
+
+
+SACCT = """\
+for word in "$@"; do [[ $word != --jobs=* ]] || jobs=",${word#--jobs=},"; done
+[[ $jobs != *,11,* || -e forgotten ]] || echo "11|11|FAILED|main|n1|500|501|20501|20000|gres/gpu=8,node=1"
+[[ $jobs != *,15,* ]] || echo "15|15|COMPLETED|main|n1|30000|30001|30101|100|gres/gpu=8,node=1"
+"""
+
+
+def test_a_run_that_was_launched_again_still_costs_what_its_earlier_jobs_did(run_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    install_command(tmp_path, "sacct", SACCT, monkeypatch)
+    shutil.copytree(run_dir, tmp_path / "run")
+
+    def hours_of(job, began_at):
+        start = {"restart_count": 0, "number": 0, "first_step": 0, "began_at": began_at}
+        write_atomically(tmp_path / "run" / "jobs" / f"{job}.json", json.dumps([start]).encode())
+        submission = Submission(job_id=job, folder=tmp_path, num_nodes=1, submitted_at=began_at)
+        write_submission(tmp_path / "run", submission)
+        accounts = accounts_of(open_run(tmp_path / "run"))
+        assert accounts.write(tmp_path / "run") == ""
+        return [(row["job"], row["gpu_seconds"]) for row in accounts.allocations]
+
+    assert hours_of("11", 500.0) == [("11", 160_000)]
+    assert hours_of("15", 30_000.0) == [("11", 160_000), ("15", 800)]
+    (tmp_path / "forgotten").touch()
+    assert hours_of("15", 30_000.0) == [("11", 160_000), ("15", 800)]
+    assert list(read_frame(tmp_path / "run", "allocations")["job"]) == ["11", "15"]
 
 
 def test_a_run_that_takes_no_workers_has_no_accounts(tmp_path):
