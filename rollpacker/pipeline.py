@@ -63,7 +63,7 @@ async def train(
         preemption: What may end the run early; None is nothing.
     """
     async with open_run(config, backend, watch, preemption or Preemption()) as run:
-        num_finished = config.run.num_steps
+        num_finished = run.num_steps
         for step in run.remaining_steps():
             await run.evaluate(step)
             recorder = run.recorder(step)

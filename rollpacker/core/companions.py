@@ -61,6 +61,8 @@ class Companions:
     balance: Balance | None
     """Only in a run with rollout workers."""
     environments: Environments | None
+    replaces_dropped: bool
+    """Whether another prompt takes the place of one that is dropped."""
 
     @classmethod
     def of(cls, settings: SchedulerSettings) -> Self:
@@ -104,7 +106,8 @@ class Companions:
             if watcher and not isinstance(decision, DropPrompt):
                 watcher.end_round()
         if self.stream and isinstance(decision, DropPrompt):
-            self.stream.count_drop()
+            if self.replaces_dropped:
+                self.stream.count_drop()
         elif self.stream:
             self.stream.end_round()
 
@@ -321,4 +324,5 @@ class Companions:
             seeding=restored(Seeding, "seeding", settings.elastic and settings.stream and settings.elastic.seeding),
             balance=restored(Balance, "balance", balance if balance and balance.max_moves else None),
             environments=restored(Environments, "environments", settings.environment),
+            replaces_dropped=settings.dynamic_sampling is not None,
         )

@@ -36,6 +36,8 @@ from rollpacker.core.settings import RestartSettings
 LONGEST_PAUSE_S = 60.0
 """Pauses double up to here: long enough for a node that is short of memory for a while, short against the start of a
 large model."""
+_MOST_DOUBLINGS = 32
+"""A number of restarts has no bound, and no pause is shorter than it after so many."""
 
 
 class Stage(StrEnum):
@@ -199,7 +201,7 @@ class Restarts:
     def _fill(self, slot: _Slot, now: float) -> list[Order]:
         if slot.stage is not Stage.VACANT or slot.name not in self._free:
             return []
-        pause_s = min(self._settings.first_pause_s * 2**slot.num_restarts, LONGEST_PAUSE_S)
+        pause_s = min(self._settings.first_pause_s * 2 ** min(slot.num_restarts, _MOST_DOUBLINGS), LONGEST_PAUSE_S)
         slot.num_begun += 1
         slot.stage = Stage.PAUSING
         self._slot_of[slot.actor] = slot

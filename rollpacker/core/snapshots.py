@@ -25,15 +25,14 @@ def check_snapshot(settings: SchedulerSettings, snapshot: Mapping[str, Any]) -> 
     """Refuse a snapshot of another format, another kind of batching, or other machines.
 
     Evaluation is left out: between two steps it holds nothing that a run with other held-out sets could not go on from.
-    So is speculative decoding, which changes no result.
+    So is what changes no result: speculative decoding, and what follows from the number of engines, their degrees and
+    their GPUs (parallelism, lending).
 
     Raises:
         CheckpointError: It is one of these.
     """
     machines = {
         "reward_budget": settings.reward_budget,
-        "parallelism": settings.parallelism,
-        "stream": settings.stream,
         "environments": settings.environment,
     }
     for key, found, wanted in (

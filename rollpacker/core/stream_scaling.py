@@ -173,7 +173,9 @@ class StreamScaling:
         """Turn shares into finishes."""
         share = self._settings.first_share + self._next_point * self._settings.every_share
         self._due_at = math.ceil(share * self._num_launched)
-        self._last_at = math.floor(self._settings.last_share * self._num_launched)
+        first, last = self._settings.first_share, self._settings.last_share
+        rounded = math.ceil if first == last else math.floor  # a single share may lie between two finishes
+        self._last_at = rounded(last * self._num_launched)
 
     # The test
 

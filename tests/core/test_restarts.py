@@ -157,3 +157,14 @@ def test_no_pause_is_longer_than_a_minute() -> None:
         assert isinstance(start, StartEngine)
         (order,) = restarts.note_failed(start.engine, 0.0)
     assert order == SetTimer(timer="start engine-0-r21", at_s=LONGEST_PAUSE_S)
+
+
+def test_a_pause_has_a_length_after_any_number_of_restarts() -> None:
+    restarts = Restarts(RestartSettings(max_restarts=2000, first_pause_s=1.0))
+    restarts.begin([E0])
+    restarts.use([E0], (), 0.0)
+    (order,) = restarts.vacate(E0, 0.0)
+    for _ in range(1100):
+        (start,) = restarts.fire(order.timer)
+        (order,) = restarts.note_failed(start.engine, 0.0)
+    assert order.at_s == LONGEST_PAUSE_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 from rollpacker.core.commands import (
     Abort,
     AcceptGroup,
+    BeginRound,
     Command,
     Evict,
     FailWithoutEngines,
     Launch,
     LendEngines,
     MeasureProgress,
+    RoundKind,
     ScoreResponse,
     StreamGroups,
 )
@@ -32,7 +35,7 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.core.settings import StreamSettings
-from rollpacker.core.stream_scaling import can_lend
+from rollpacker.core.stream_scaling import StreamScaling, can_lend
 from tests.core.player import Player, begun, make_settings, prompt
 
 ENGINES = E0, E1, E2, E3 = tuple(EngineId(f"engine-{number}") for number in range(4))
@@ -129,6 +132,36 @@ def test_at_a_fixed_share_engines_are_lent_whether_or_not_the_rest_can_hold_what
         assert (MeasureProgress(round=0) in ordered) == (number == 5), "6 of 20"
     [lending, *_] = player.measure(kv_tokens_capacity=0)
     assert lending == LendEngines(round=0, engines=(E0, E1))
+
+
+@pytest.mark.parametrize("share", [Fraction(13, 20), Fraction(11, 16), Fraction(7, 9), Fraction(1)])
+@pytest.mark.parametrize("num_prompts", [3, 10])
+def test_every_fixed_share_is_met_at_the_first_finish_that_reaches_it(share: Fraction, num_prompts: int) -> None:
+    machine, num_requests = fixed_at(share, num_prompts), 2 * num_prompts
+    orders = [bool(machine.count_finish(10)) for _ in range(num_requests)]
+    assert orders.index(True) + 1 == math.ceil(share * num_requests)
+
+
+def fixed_at(share: Fraction, num_prompts: int) -> StreamScaling:
+    """A round of prompts with 2 responses each, in which engines are lent at a share."""
+    settings = StreamSettings(
+        replicas=((0,), (1,)), max_response_tokens=100, first_share=share, last_share=share, must_fit=False
+    )
+    machine = StreamScaling(settings)
+    for number, engine in enumerate((E0, E1)):
+        machine.join(engine, (number,))
+    machine.begin_round(
+        BeginRound(
+            round=0,
+            step=0,
+            kind=RoundKind.PLAIN,
+            num_prompts_launched=num_prompts,
+            num_prompts_needed=num_prompts,
+            num_responses_launched=2,
+            num_responses_needed=2,
+        )
+    )
+    return machine
 
 
 def test_no_replica_is_split_and_no_engine_without_gpus_is_lent() -> None:

@@ -238,7 +238,7 @@ class EnvironmentRun:
         except _Killed:
             return False
         except DataError:
-            if not self._has_given_up:
+            if not self._has_given_up and self._rows_of_prompts():  # without a row its data has ended for nothing
                 raise
         except RollpackerError as error:
             is_explained = (

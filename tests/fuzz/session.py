@@ -237,9 +237,11 @@ class _Session:
     def _check_error(self, error: Exception | None, faults: list[Fault]) -> None:
         """ReferenceModel how an attempt ended by the faults that happened in it."""
         kinds = {fault.kind for fault in faults}
+        history = self.checker.history
+        has_nothing = history is not None and history.reference.has_ended and not history.batches
         if isinstance(error, DataError):
-            history = self.checker.history
-            require(history is not None and history.reference.has_given_up, "a run gives up when it is told to")
+            has_given_up = history is not None and history.reference.has_given_up
+            require(has_given_up or has_nothing, "a run gives up when it is told to, or its data has ended for nothing")
         elif isinstance(error, RollpackerError):
             is_explained = (
                 self._injector.is_short_of_workers(can_lend=self.world.stream, max_restarts=self.world.max_restarts)
@@ -248,6 +250,7 @@ class _Session:
             )
             if not is_explained:
                 raise error
+        require(error is not None or not has_nothing, "a run whose data has ended without a batch says so")
         for kind, ending in _MUST_END.items():
             if kind in kinds and error is None:
                 raise InvariantViolated(f"after {kind} a run ends by {ending.__name__}")

@@ -392,3 +392,22 @@ def test_the_lengths_of_a_recorded_run_are_no_lengths_of_turns(tmp_path):
 def train_on(recorded: Path, run_dir: Path, words: list[str]) -> None:
     environment = ("workload=agents", "workload.median_tokens=null", f"workload.lengths={recorded}")
     pipeline.run(config_of(run_dir, [*words, *environment, "system=verl"]))
+
+
+def test_engines_are_lent_at_the_share_of_trajectories_that_have_ended_not_of_turns(tmp_path):
+    run_dir = tmp_path / "run"
+    words = ["system=rlhfuse", "system.stream_at=0.75", "trainer.tensor_parallel=1", "run.num_steps=3"]
+    pipeline.run(config_of(run_dir, [*RUN[:-2], *words, "workload.environment.turns_mean=5"]))
+    steps = read_frame(run_dir, "steps")
+    assert (steps["num_engines_lent"] > 0).all()
+    assert steps["lent_at_share"].between(0.7, 0.8).all()
+
+
+def test_prompts_that_are_given_up_and_not_replaced_do_not_put_off_lending(tmp_path):
+    run_dir = tmp_path / "run"
+    words = ["system=rlhfuse", "system.stream_at=0.6", "trainer.tensor_parallel=1", "rollout.num_prompts=8"]
+    fails = ["workload.environment.max_restarts=0", "workload.environment.fail_stop_share=0.05"]
+    pipeline.run(config_of(run_dir, [*RUN[:-2], *words, *fails, "workload.environment.turn_timeout_s=60"]))
+    steps = read_frame(run_dir, "steps")
+    assert (steps["num_prompts_dropped"] > 0).any()
+    assert (steps["num_engines_lent"] > 0).all()

@@ -200,6 +200,13 @@ def test_a_resumed_run_marks_the_best_checkpoint_that_an_attempt_left_without_it
     assert (best / "meta.json").is_file()
 
 
+def test_a_run_that_is_to_end_before_it_has_ended_evaluates_what_it_has(tmp_path: Path, held_out: list[str]) -> None:
+    run_dir = train(tmp_path / "run", *held_out, "run.num_steps=4")
+    train(run_dir, *held_out, "run.num_steps=2")
+    assert read_frame(run_dir, "steps")["step"].tolist() == [0, 1, 2, 3]
+    assert read_frame(run_dir, "evaluations")["step"].max() == 4
+
+
 def test_where_nothing_beats_the_first_model_there_is_no_best_checkpoint(tmp_path: Path, held_out: list[str]) -> None:
     drift = "workload.solve_rate_drift_per_step=-0.3"
     run_dir = train(tmp_path / "run", *held_out, "run.keep_best=true", "workload.solve_rate=0.9", drift)

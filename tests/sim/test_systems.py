@@ -7,6 +7,7 @@ import pytest
 
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
+from rollpacker.core.errors import DataError
 from rollpacker.core.events import RoundMeasured
 from rollpacker.metrics.event_log import attempt_path, read_event_log
 from rollpacker.metrics.tables import read_frame
@@ -125,3 +126,29 @@ def test_larger_engines_finish_rounds_sooner_with_the_same_batches_and_memory_fo
     ).engines
     assert beside[1].num_kv_tokens < tensor_parallel[1].num_kv_tokens
     assert beside[2].num_kv_tokens == tensor_parallel[2].num_kv_tokens
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["engine.num_engines=2"], ["engine.num_engines=1"]),
+        (["engine.num_engines=2", "engine.degrees=[1,2]"], ["engine.num_engines=2", "engine.degrees=[1]"]),
+    ],
+    ids=str,
+)
+def test_a_run_goes_on_with_fewer_engines_or_degrees(tmp_path, before, after):
+    words = ["system=rollpacker", "run.checkpoint_every_steps=1", "run.resume=auto"]
+    steps_of(tmp_path / "run", *words, *before, "run.num_steps=2")
+    assert list(steps_of(tmp_path / "run", *words, *after, "run.num_steps=3")["step"]) == [0, 1, 2]
+
+
+def test_a_run_whose_prompts_are_all_dropped_says_so(tmp_path):
+    words = ["system=dapo", "workload.solve_rate=0", "workload.num_prompts=6", "rollout.num_prompts=4", "run.num_epochs=1"]
+    with pytest.raises(DataError, match="too few for one batch are left: the others had all their rewards equal"):
+        steps_of(tmp_path / "run", *words)
+
+
+def test_a_length_history_has_no_effect_without_tail_batching(tmp_path):
+    assert list(steps_of(tmp_path / "run", "system=verl", "system.length_history=true", "run.num_steps=1")["step"]) == [
+        0
+    ]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rollpacker.core.commands import AcceptGroup, BeginRound, DropPrompt, EndRound
 from rollpacker.core.ids import PromptId, RequestId, sampled
 from rollpacker.protocols.rollout import RolloutGroup, TokenizedPrompt, Turn
 from rollpacker.rewards.overlong import NO_PUNISHMENT, OverlongPunishment
 from rollpacker.runtime.rollout.request_book import RequestBook, RequestRecord
+
+if TYPE_CHECKING:
+    from rollpacker.core.environments import Environments
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,11 +60,14 @@ class Batch:
         for record in self._records(command.prompt):
             record.is_accepted = True
 
-    def lend(self, now: float) -> None:
-        """Engines were chosen to be lent to the trainer: note how far the round was."""
+    def lend(self, now: float, under_way: Environments | None) -> None:
+        """Engines were chosen to be lent to the trainer: note how far the round was, turns in between left out."""
         if self.lent_at_s is None:
             self.lent_at_s = now
-        num_finished = sum(record.is_finished for record in self.requests.values())
+        num_finished = sum(
+            record.is_finished and not (under_way and under_way.has(request))
+            for request, record in self.requests.items()
+        )
         self.lent_at_share = num_finished / max(1, len(self.requests))  # none may be sent yet
 
     def end(self, command: EndRound, now: float) -> None:

@@ -405,7 +405,7 @@ class Driver:
             case EndRound():
                 self._rounds.end(command, now)
             case LendEngines():
-                self._rounds.current.lend(now)
+                self._rounds.current.lend(now, self._scheduler.beside.environments)
             case StreamGroups():
                 self._aside.begin_in_turn(self._stream(command), "engines to be lent")
             case UseDraftLengths():

@@ -96,7 +96,9 @@ def scheduler_settings(
             if config.system.dynamic_sampling
             else None
         ),
-        length_history=_length_history(config) if config.system.length_history else None,
+        length_history=(
+            _length_history(config) if config.system.length_history and config.system.batching == "tail" else None
+        ),
         asynchronous=(
             AsyncSettings(
                 max_staleness=config.system.max_staleness,
@@ -154,6 +156,22 @@ def check_supply(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int])
     return supplied_settings(config, enough_prompts(config, num_prompts_by_domain))
 
 
+def all_dropped(*, has_environments: bool) -> DataError:
+    """Say why a run has not a single batch: its data has ended, and every prompt was dropped or too few were left."""
+    if has_environments:
+        return DataError(
+            "All prompts were launched, and too few for one batch are left: the environments of the others failed too "
+            "often, or all their rewards were equal.",
+            "A trajectory begins again environment.max_restarts times; a prompt with too few left is dropped.",
+            _HOW_THEY_FAILED,
+        )
+    return DataError(
+        "All prompts were launched, and too few for one batch are left: the others had all their rewards equal.",
+        "With system.dynamic_sampling a batch holds only prompts whose rewards differ.",
+        "Take prompts that the model solves sometimes, or raise rollout.num_responses or run.num_epochs.",
+    )
+
+
 def enough_prompts(config: RunConfig, counts: Mapping[Domain, int]) -> Mapping[Domain, int]:
     """Give the counts back if they fill one batch; raises `DataError`."""
     total = sum(counts.values())
@@ -161,7 +179,7 @@ def enough_prompts(config: RunConfig, counts: Mapping[Domain, int]) -> Mapping[D
         raise DataError(
             f"{_source(config)} has {_count(total, 'prompt')}, fewer than rollout.num_prompts="
             f"{config.rollout.num_prompts}.",
-            "A prompt is in a batch once, so the data fills at least one batch.",
+            "A prompt is in a batch once per epoch, so the data fills at least one batch.",
             f"Add prompts, or set rollout.num_prompts={total} or lower.",
         )
     return counts
@@ -197,7 +215,7 @@ def supplied_settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, 
             raise ConfigError(
                 f"Domain `{domain}` has {_count(num_prompts_by_domain[domain], 'prompt')}, but fills {quota} places of "
                 "every batch.",
-                "A prompt is in a batch once.",
+                "A prompt is in a batch once per epoch.",
                 f"Add prompts of the domain, or lower data.domain_weights.{domain} or rollout.num_prompts.",
             )
     return settings
@@ -335,6 +353,12 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+_HOW_THEY_FAILED = (
+    "Read in what the run printed how they failed, or raise environment.reset_timeout_s, environment.turn_timeout_s or "
+    "environment.max_restarts."
+)
+
+
 def too_few_left(command: FailRun, *, has_environments: bool) -> DataError:
     """Say why a batch could not be filled."""
     if has_environments:
@@ -342,8 +366,7 @@ def too_few_left(command: FailRun, *, has_environments: bool) -> DataError:
             f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} "
             "of them were dropped: their environments failed too often, or all their rewards were equal.",
             "A trajectory begins again environment.max_restarts times; a prompt with too few left is dropped.",
-            "Read in what the run printed how they failed, or raise environment.reset_timeout_s, turn_timeout_s "
-            "or max_restarts.",
+            _HOW_THEY_FAILED,
         )
     return DataError(
         f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} of "

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from rollpacker.runtime.job.deadline import StepInterrupted
+from rollpacker.runtime.rollout.scheduling import all_dropped
 from rollpacker.runtime.run.recorder import StepRecorder, StepResult
 from rollpacker.trainers.surprisal import surprisal_warning
 
@@ -68,6 +69,11 @@ class TrainingRun:
         self._outputs.interval_log.take()  # what came before the first step
         await self._driver.start()
 
+    @property
+    def num_steps(self) -> int:
+        """After which the run is over: those that it asks for, or more where an attempt before was to go on longer."""
+        return max(self.config.run.num_steps, self._first_step)
+
     def remaining_steps(self) -> Iterator[int]:
         """Steps that no checkpoint covers yet."""
         yield from range(self._first_step, self.config.run.num_steps)
@@ -77,12 +83,18 @@ class TrainingRun:
         return StepRecorder(step=step, system=self.config.system.name, clock=self._clock, is_modelled=self._is_modelled)
 
     async def roll_out(self, step: int) -> Batch | None:
-        """Generate and score the batch of a step; None when all data has been trained."""
+        """Generate and score the batch of a step; None when all data has been trained.
+
+        Raises:
+            DataError: No step could be, since prompts were dropped.
+        """
         self._outputs.progress.stage("rollout")
         self._step, self._costs = step, None
         batch = await self._driver.next_batch(step)
         if batch is None and self._driver.has_lent:
             await self._take_lent_gpus_back()
+        if batch is None and step == 0:
+            raise all_dropped(has_environments=bool(self.config.environment or self.config.modelled_environment))
         return batch
 
     async def _take_lent_gpus_back(self) -> None:
