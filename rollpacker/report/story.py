@@ -30,6 +30,9 @@ from rollpacker.timeline.stretches import ENVIRONMENT, MIGRATIONS, MOVES, concur
 STAGES = ("rollout", "reward", "hand_over", "train", "switch", "weight_sync", "checkpoint", "other")
 """What a second of a step was spent on, in the order of the step."""
 
+ENGINE_ROLES = ("engine", "worker")
+"""Roles of the intervals of engines: of the run's own, and of rollout workers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRow:
@@ -40,7 +43,7 @@ class EngineRow:
     num_requests: npt.NDArray[np.int64]
     """From each of the times on."""
     others: tuple[tuple[str, float, float], ...]
-    """Asleep, or loading weights: what, from when, until when."""
+    """Asleep, loading weights, starting or catching up: what, from when, until when."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +247,7 @@ class _Gathered:
             self.picture = _picture(part, stretches, chosen)
 
     def _use_engines(self, part: StepTables, stretches: pd.DataFrame) -> None:
-        intervals = part.intervals[part.intervals["role"] == "engine"]
+        intervals = part.intervals[part.intervals["role"].isin(ENGINE_ROLES)]
         there = _spans(intervals, "actor", "started_at_s", "ended_at_s")
         asleep, loading = (
             _spans(intervals[intervals["activity"] == activity], "actor", "started_at_s", "ended_at_s")
@@ -339,15 +342,15 @@ def _picture(part: StepTables, stretches: pd.DataFrame, step: int) -> RoundPictu
     began_s = ended_s - float(row["step_time_s"])
     mine = stretches[stretches["step"] == step]
     intervals = part.intervals[(part.intervals["step"] == step) & ~part.intervals["activity"].isin(MOVES)]
-    of_engines = intervals[intervals["role"] == "engine"]
+    of_engines = intervals[intervals["role"].isin(ENGINE_ROLES)]
     rows = []
     for engine in sorted(set(mine["engine"]) | set(of_engines["actor"]), key=natural_order):
         requests = mine[mine["engine"] == engine]
         times_s, counts = concurrency(requests["began_s"], requests["ended_s"])
-        others = of_engines[(of_engines["actor"] == engine) & of_engines["activity"].isin(("asleep", "load_weights"))]
+        others = of_engines[(of_engines["actor"] == engine) & (of_engines["activity"] != "generate")]
         spans = zip(others["activity"], others["started_at_s"], others["ended_at_s"], strict=True)
         rows.append(EngineRow(engine=engine, times_s=times_s, num_requests=counts, others=tuple(spans)))
-    is_actor = ~intervals["role"].isin(("engine", ENVIRONMENT)) & (intervals["activity"] != "checkpoint")
+    is_actor = ~intervals["role"].isin((*ENGINE_ROLES, ENVIRONMENT)) & (intervals["activity"] != "checkpoint")
     actors = intervals[is_actor]
     stages = zip(actors["actor"], actors["activity"], actors["started_at_s"], actors["ended_at_s"], strict=True)
     return RoundPicture(

@@ -1,7 +1,8 @@
 """The worst waits of a run: what waited for what, how long, and why, in a sentence each.
 
 A wait is time in which engines or the trainer had nothing to do because something else was not there yet: the last
-responses of a batch, a verdict, weights, a checkpoint, the first forward pass of a request, a lost engine's successor.
+responses of a batch, a verdict, an environment's answer, weights, a checkpoint, the first forward pass of a request, a
+lost engine's successor.
 Training does not count, although engines are idle meanwhile: a synchronous step consists of it.
 
 Each step gives at most one wait per kind, the longest. Waits for weights, checkpoints and the like are nearly the same
@@ -21,7 +22,7 @@ import pandas as pd
 from rollpacker.core.ids import EngineId, worker_of
 from rollpacker.report.words import plural, seconds, size, tokens
 from rollpacker.timeline.run_tables import ASYNC
-from rollpacker.timeline.stretches import MIGRATIONS, MOVES
+from rollpacker.timeline.stretches import ENVIRONMENT, MIGRATIONS, MOVES, request_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,12 +34,23 @@ if TYPE_CHECKING:
     """A row of `steps`."""
 
 Kind = Literal[
-    "tail", "reward", "start", "queue", "weight_sync", "switch", "hand_over", "checkpoint", "lost_engine", "move"
+    "tail",
+    "reward",
+    "environment",
+    "start",
+    "queue",
+    "weight_sync",
+    "switch",
+    "hand_over",
+    "checkpoint",
+    "lost_engine",
+    "move",
 ]
 
 KIND_NAMES = {
     "tail": "last responses",
     "reward": "rewards",
+    "environment": "environments",
     "start": "first forward pass",
     "queue": "place at an engine",
     "weight_sync": "weights",
@@ -92,6 +104,7 @@ class Waits:
         """Add the waits of some steps."""
         final = stretches[~stretches["end"].isin(MOVES)]
         trained = part.responses.loc[part.responses["accepted"], _COLUMNS]
+        trained["name"] = request_names(part.responses)
         of_rows = final[final["response"] >= 0]
         ended_s = pd.Series(of_rows["ended_s"].to_numpy(), index=of_rows["response"]).reindex(trained.index)
         trained["ended_s"] = ended_s.fillna(trained["finished_at_s"])  # of one that ended in an earlier step
@@ -100,7 +113,7 @@ class Waits:
             for rows in (
                 trained,
                 stretches[["step", "engine", "began_s", "ended_s"]],
-                part.intervals[["step", "actor", "role", "activity", "started_at_s", "ended_at_s"]],
+                part.intervals[["step", "actor", "role", "activity", "subject", "started_at_s", "ended_at_s"]],
                 stretches.loc[stretches["end"].isin(MIGRATIONS), ["step", "response", "ended_s"]],
             )
         )
@@ -112,7 +125,7 @@ class Waits:
                 mine = responses[step]
                 found += [
                     *_tail(row, mine, of_engines.get(step, stretches.iloc[:0]), during),
-                    *_rewards(row, mine),
+                    *_rewards(row, mine, during),
                     *([] if part.is_async else _first_pass(row, mine)),
                 ]
             if step in moved and not part.is_async:
@@ -212,15 +225,30 @@ def _busy_engines(stretches: pd.DataFrame, first_s: float, last_s: float) -> flo
     return float(busy_s.sum() / (last_s - first_s))
 
 
-def _rewards(step: Row, accepted: pd.DataFrame) -> Iterator[Wait]:
+def _rewards(step: Row, accepted: pd.DataFrame, intervals: pd.DataFrame) -> Iterator[Wait]:
+    """The wait after the last response: for the last answers of environments, where these took most of it."""
     if not accepted["scored_at_s"].notna().any():
+        return
+    number, duration_s = int(step["step"]), float(step["exposed_reward_time_s"])
+    who = "trainer" if step["round_kind"] == ASYNC else "trainer and all engines"
+    generated_s = float(step["finished_at_s"]) - float(step["step_time_s"]) + float(step["rollout_time_s"])
+    answers = intervals[(intervals["role"] == ENVIRONMENT) & intervals["subject"].isin(accepted["name"])]
+    if len(answers) and answers["ended_at_s"].max() - generated_s > duration_s / 2:
+        answer: Any = answers.iloc[int(answers["ended_at_s"].argmax())]
+        asked: Any = accepted[accepted["name"] == answer["subject"]].iloc[0]
+        why = (
+            f"All responses were generated, and answers of environments were missing. The last was that to "
+            f"{asked['prompt']} #{asked['sample']} ({asked['domain']}, {asked['reward_reason']}), "
+            f"{seconds(answer['ended_at_s'] - answer['started_at_s'])} after its last token."
+        )
+        yield Wait(kind="environment", step=number, duration_s=duration_s, who=who, why=why)
         return
     row: Any = accepted.iloc[int(accepted["scored_at_s"].argmax())]
     yield Wait(
         kind="reward",
-        step=int(step["step"]),
-        duration_s=float(step["exposed_reward_time_s"]),
-        who="trainer" if step["round_kind"] == ASYNC else "trainer and all engines",
+        step=number,
+        duration_s=duration_s,
+        who=who,
         why=f"All responses were generated, and rewards were missing. The last verdict was {row['prompt']} "
         f"#{row['sample']} ({row['domain']}, {row['reward_reason']}): {seconds(row['reward_time_s'])} of scoring, "
         f"known {seconds(max(0.0, row['scored_at_s'] - row['finished_at_s']))} after its last token.",

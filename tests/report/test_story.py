@@ -1,10 +1,18 @@
 """What a page says, as numbers, held against the tables that it was made from."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from rollpacker import pipeline
+from rollpacker.config.compose import compose
 from rollpacker.metrics.tables import read_frame
 from rollpacker.report.story import STAGES, covered, read_story
+from rollpacker.report.waits import Waits
+from rollpacker.timeline.stretches import stretches_of
+from tests.sim.test_environment import RUN
 from tests.timeline.runs import modelled_run, run_with_lost_engines
 
 
@@ -63,6 +71,29 @@ def test_the_longest_wait_for_the_last_responses_names_the_last_one(story, run_d
     assert f"{last['prompt']} #{last['sample']} on {last['engine']}" in tail.why
     at_most_s = rows["finished_at_s"].max() - rows["finished_at_s"].median()
     assert 0 < tail.duration_s <= at_most_s
+
+
+def test_what_is_waited_for_after_the_last_turn_is_environments_unless_they_had_answered_early(tmp_path):
+    pipeline.run(compose([*RUN, "system=verl", f"run.dir={tmp_path}"]))
+    story = read_story(tmp_path)
+    intervals = read_frame(tmp_path, "intervals")
+    found = [wait for wait in story.waits if wait.kind == "environment"]
+    assert found
+    assert not [wait for wait in story.waits if wait.kind == "reward"]
+    for wait in found:
+        answers = intervals[(intervals["step"] == wait.step) & (intervals["role"] == "environment")]
+        last = answers.loc[answers["ended_at_s"].idxmax()]
+        prompt, sample = re.fullmatch(r"r\d+:(.*)@\d+#(\d+)", last["subject"]).groups()
+        assert f"The last was that to {prompt} #{sample} " in wait.why
+        assert wait.duration_s == story.steps.set_index("step").loc[wait.step, "exposed_reward_time_s"] > 0
+
+    for part in story.tables.parts():
+        early, waits = part.intervals.copy(), Waits()
+        early.loc[early["role"] == "environment", "ended_at_s"] -= 1000
+        waits.add(replace(part, intervals=early), stretches_of(part))
+        kinds = {wait.kind for wait in waits.worst(1.0)}
+        assert "reward" in kinds
+        assert "environment" not in kinds
 
 
 def test_waits_come_worst_first_and_what_is_alike_in_every_step_once(story):

@@ -11,8 +11,13 @@ from tests.timeline.test_worker_lives import WORDS
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    return render([read_story(modelled_run(tmp_path_factory.mktemp("page") / "run", *WORDS))])
+def run_dir(tmp_path_factory):
+    return modelled_run(tmp_path_factory.mktemp("page") / "run", *WORDS)
+
+
+@pytest.fixture(scope="module")
+def page(run_dir):
+    return render([read_story(run_dir)])
 
 
 def test_the_page_names_every_worker_why_it_went_and_where_the_hours_come_from(page):
@@ -21,6 +26,14 @@ def test_the_page_names_every_worker_why_it_went_and_where_the_hours_come_from(p
     assert "it was gone without notice" in section
     assert "at 2.5 an hour (the user&#39;s price); from the run&#39;s own files" in section
     assert "not known without prices: cluster.price_per_gpu_hour" in section, "the run's own has none"
+
+
+def test_an_engine_of_a_worker_is_drawn_once_with_its_requests_and_what_else_it_did(run_dir):
+    picture = read_story(run_dir, step=1).picture
+    assert not [actor for actor, *_ in picture.actors if "." in actor]
+    (row,) = (row for row in picture.engines if row.engine == "e0_1-r0.0")
+    assert len(row.times_s)
+    assert [activity for activity, *_ in row.others] == ["catching_up"]
 
 
 def test_a_run_without_workers_has_no_such_section(tmp_path):

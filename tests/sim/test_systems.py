@@ -143,9 +143,9 @@ def test_a_run_goes_on_with_fewer_engines_or_degrees(tmp_path, before, after):
 
 
 def test_a_run_whose_prompts_are_all_dropped_says_so(tmp_path):
-    words = ["system=dapo", "workload.solve_rate=0", "workload.num_prompts=6", "rollout.num_prompts=4", "run.num_epochs=1"]
+    data = ["workload.solve_rate=0", "workload.num_prompts=6", "rollout.num_prompts=4", "run.num_epochs=1"]
     with pytest.raises(DataError, match="too few for one batch are left: the others had all their rewards equal"):
-        steps_of(tmp_path / "run", *words)
+        steps_of(tmp_path / "run", "system=dapo", *data)
 
 
 def test_a_length_history_has_no_effect_without_tail_batching(tmp_path):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rollpacker.core.commands import RoundKind
-from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, sampled
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, sampled, worker_of
 from rollpacker.evaluation.statistics import quantile
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.trainer import UpdateMetrics
@@ -121,7 +121,7 @@ class StepRecorder:
             "num_responses": len(accepted),
             "num_prompts_launched": (
                 len({request.request.prompt for request in requests})
-                if batch.dropped
+                if batch.dropped or batch.begin.kind is RoundKind.ASYNC
                 else batch.begin.num_prompts_launched
             ),
             "num_prompts_dropped": len(batch.dropped),
@@ -274,7 +274,8 @@ class StepRecorder:
             began, ended = spans.get(stretch.engine, (stretch.began_at_s, stretch.ended_at_s))
             spans[stretch.engine] = (min(began, stretch.began_at_s), max(ended, stretch.ended_at_s))
         rows += [
-            self._interval_row(batch, engine, "engine", "generate", span=span) for engine, span in sorted(spans.items())
+            self._interval_row(batch, engine, _role(engine), "generate", span=span)
+            for engine, span in sorted(spans.items())
         ]
         scoring: dict[str, tuple[float, float]] = {}
         for request in batch.requests.values():
@@ -291,7 +292,7 @@ class StepRecorder:
             self._interval_row(
                 batch,
                 stretch.engine,
-                "engine",
+                _role(stretch.engine),
                 stretch.end,
                 span=(stretch.began_at_s, stretch.ended_at_s),
                 subject=str(stretch.request),
@@ -377,6 +378,10 @@ _STAGE_ACTORS: Sequence[tuple[str, str, str]] = (
     ("checkpoint", "trainer", "trainer"),
 )
 """Stage, actor and role."""
+
+
+def _role(engine: EngineId) -> str:
+    return "engine" if worker_of(engine) is None else "worker"
 
 
 def _by_role(**values: float | None) -> dict[str, float] | None:
