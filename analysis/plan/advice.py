@@ -145,7 +145,7 @@ def _least_speculation(racing: pd.DataFrame) -> Row:
 
 def _say_verdict(verdict: Verdict, best: Row, plain: Row, racing: pd.DataFrame) -> str:
     if best["num_paired"] < 2:  # noqa: PLR2004  (one seed has no spread)
-        return "Not decided: a single seed has no spread. Give the plan more time (seconds=...)."
+        return "Not decided: a single seed has no spread. Ask for several: seeds=3."
     name, instead = best["system"], f"Run {plain['system']}."
     spread = f"{best['speedup']:.2f} x, give or take {best['speedup_spread']:.2f} over {best['num_paired']} seeds"
     saved_h = plain["gpu_hours_per_1000_steps"] - best["gpu_hours_per_1000_steps"]

@@ -18,6 +18,7 @@ import numpy as np
 
 from rollpacker.analysis.plan.trials import Trial, run_of
 from rollpacker.sim.run_facts import ModelledRunFacts
+from rollpacker.timeline.stretches import MOVES, request_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +63,7 @@ def attempt(task: tuple[RunConfig, Trial, Path]) -> Outcome:
     run = run_of(base, trial, run_dir)
     try:
         pipeline.run(run)
-        steps, responses = read_frame(run_dir, "steps"), read_frame(run_dir, "responses")
+        steps, responses, intervals = (read_frame(run_dir, name) for name in ("steps", "responses", "intervals"))
     finally:
         shutil.rmtree(run_dir.parent, ignore_errors=True)
     cluster = ModelledRunFacts(run).cluster()
@@ -73,27 +74,28 @@ def attempt(task: tuple[RunConfig, Trial, Path]) -> Outcome:
         capacities[int(other)] = (
             ModelledRunFacts(run.model_copy(update={"engine": engine})).cluster().kv_tokens_per_engine
         )
-    return outcome_of(trial, steps, responses, kv_tokens_by_degree=capacities, num_all_gpus=cluster.num_gpus)
+    return outcome_of(trial, steps, responses, intervals, kv_tokens_by_degree=capacities, num_all_gpus=cluster.num_gpus)
 
 
 def outcome_of(
     trial: Trial,
     steps: pd.DataFrame,
     responses: pd.DataFrame,
+    intervals: pd.DataFrame,
     *,
     kv_tokens_by_degree: Mapping[int, int],
     num_all_gpus: int,
 ) -> Outcome:
     """Reduce a run's tables."""
-    peak_share = kv_peak_share(steps, responses, kv_tokens_by_degree)
+    peak_share = kv_peak_share(steps, responses, intervals, kv_tokens_by_degree)
     at_once = steps["num_prompts_deferred_at_once"]
     if at_once.any():
         steps = steps[steps["step"] >= steps.loc[at_once > 0, "step"].min()]
     is_long = steps["round_kind"] == "long"
     others = steps[~is_long]
     num_prompts = float(steps["num_prompts"].mean())
-    of_each = others["num_prompts_launched"] - others["num_prompts"] + others["num_prompts_deferred_at_once"]
-    num_deferred = float(of_each.mean())
+    num_decided = others["num_prompts"] + others["num_prompts_dropped"]
+    num_deferred = float((others["num_prompts_launched"] - num_decided + others["num_prompts_deferred_at_once"]).mean())
     long_share = num_deferred / (num_prompts + num_deferred) if is_long.any() else 0.0
 
     def mean(column: str) -> float:
@@ -119,26 +121,62 @@ def outcome_of(
     )
 
 
-def kv_peak_share(steps: pd.DataFrame, responses: pd.DataFrame, kv_tokens_by_degree: Mapping[int, int]) -> float:
-    """The largest share of a KV cache that was in use, reconstructed from when responses began and ended.
+def kv_peak_share(
+    steps: pd.DataFrame, responses: pd.DataFrame, intervals: pd.DataFrame, kv_tokens_by_degree: Mapping[int, int]
+) -> float:
+    """The largest share of a KV cache that was in use, reconstructed from when responses came to engines and left them.
 
-    Between its begin and its end a response's cache is taken to grow evenly; what preemption took back is not seen, so
-    the sum is cut at the cache's size.
+    In between a response's cache is taken to grow evenly, from what it had; what preemption took back is not seen, so
+    the sum is cut at the cache's size. Of an asynchronous run it is too low: only what one step trains is added up.
     """
     degree_of = dict(zip(steps["step"], steps["tensor_parallel"], strict=True))
     peak = 0.0
-    for (step, _), rows in responses.groupby(["step", "engine"], sort=False):
+    for (step, _), rows in _stays(responses, intervals).groupby(["step", "engine"], sort=False):
         capacity = kv_tokens_by_degree[int(degree_of[step])]
         peak = max(peak, _peak_tokens(rows) / capacity)
     return min(peak, 1.0)
 
 
+def _stays(responses: pd.DataFrame, intervals: pd.DataFrame) -> pd.DataFrame:
+    """What was in the engines' caches: a row per turn of a response, and per engine that it moved to."""
+    import pandas as pd
+
+    names = request_names(responses)
+    moves = intervals[intervals["activity"].isin(MOVES)].sort_values("started_at_s", kind="stable")
+    moves = moves[moves["subject"].isin(names)]
+    failed = (moves["activity"] == "failed").astype("int64")  # after which it begins again, with nothing
+    life = moves["subject"] + "." + (failed.groupby(moves["subject"]).cumsum() - failed).astype(str)
+    num_ended = moves["num_tokens"].groupby(life).cumsum()
+    earlier = pd.DataFrame(
+        {
+            "step": moves["step"],
+            "engine": moves["actor"],
+            "began_s": moves["started_at_s"],
+            "ended_s": moves["ended_at_s"],
+            "num_prompt_tokens": moves["subject"].map(dict(zip(names, responses["num_prompt_tokens"], strict=True))),
+            "num_begun": num_ended - moves["num_tokens"],
+            "num_ended": num_ended,
+        }
+    )
+    last = pd.DataFrame(
+        {
+            "step": responses["step"],
+            "engine": responses["engine"],
+            "began_s": responses["finished_at_s"] - responses["generation_time_s"],
+            "ended_s": responses["finished_at_s"],
+            "num_prompt_tokens": responses["num_prompt_tokens"],
+            "num_begun": names.map(num_ended.mask(failed > 0, 0).groupby(moves["subject"]).last()).fillna(0),
+            "num_ended": responses["length_tokens"],
+        }
+    )
+    return pd.concat([earlier, last], ignore_index=True)
+
+
 def _peak_tokens(rows: pd.DataFrame) -> float:
-    """Of one engine in one step: the sum is largest just before some response ends."""
-    ended = rows["finished_at_s"].to_numpy()
-    began = ended - rows["generation_time_s"].to_numpy()
-    prompt, length = rows["num_prompt_tokens"].to_numpy(), rows["length_tokens"].to_numpy()
+    """Of one engine in one step: the sum is largest just before some response leaves."""
+    columns = ("began_s", "ended_s", "num_prompt_tokens", "num_begun", "num_ended")
+    began, ended, prompt, begun, length = (rows[name].to_numpy(dtype=float) for name in columns)
     moments = ended[:, None]
     is_running = (began[None, :] < moments) & (moments <= ended[None, :])
     share = np.clip((moments - began[None, :]) / np.maximum(ended - began, 1e-9)[None, :], 0.0, 1.0)
-    return float((is_running * (prompt[None, :] + share * length[None, :])).sum(axis=1).max(initial=0.0))
+    return float((is_running * (prompt + begun + share * (length - begun)[None, :])).sum(axis=1).max(initial=0.0))

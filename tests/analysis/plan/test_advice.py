@@ -47,7 +47,8 @@ def test_a_degree_that_one_lucky_seed_has_tried_is_not_what_is_compared_with():
 def test_one_seed_decides_nothing():
     given = advice(outcomes("verl", 200), outcomes("rollpacker", 100, eta=1.25))
     assert given.verdict == "within the spread"
-    assert "Not decided" in given.summary
+    assert given.summary.startswith("Not decided")
+    assert given.summary.endswith("Ask for several: seeds=3.")
 
 
 def test_what_the_other_parts_give_is_told_apart_from_speculation():

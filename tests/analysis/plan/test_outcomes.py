@@ -20,6 +20,7 @@ def steps(kinds: str, times_s: list[float], num_launched: int = 10) -> pd.DataFr
             "num_prompts": 8,
             "num_prompts_launched": [8 if kind == "l" else num_launched for kind in kinds],
             "num_prompts_deferred_at_once": 0,
+            "num_prompts_dropped": 0,
             "step_time_s": times_s,
             "rollout_time_s": times_s,
             "train_time_s": 1.0,
@@ -39,21 +40,32 @@ def responses(rows: list[tuple[str, float, float, int]]) -> pd.DataFrame:
             {
                 "step": 0,
                 "engine": engine,
+                "round": 0,
+                "prompt": f"p{number}",
+                "epoch": 0,
+                "sample": 0,
                 "finished_at_s": end,
                 "generation_time_s": end - begin,
                 "num_prompt_tokens": 10,
                 "length_tokens": length,
             }
-            for engine, begin, end, length in rows
+            for number, (engine, begin, end, length) in enumerate(rows)
         ]
     )
+
+
+def intervals(*rows: tuple[int, str, str, float, float, int]) -> pd.DataFrame:
+    """Number of the response, engine, what ended it, begin, end and tokens of each stretch before its last one."""
+    columns = ("subject", "actor", "activity", "started_at_s", "ended_at_s", "num_tokens", "step")
+    found = [(f"r0:p{number}@0#0", *row, 0) for number, *row in rows]
+    return pd.DataFrame(found, columns=columns).astype({"num_tokens": float})
 
 
 ONE = responses([("engine-0", 0, 1, 90)])
 
 
 def reduced(table: pd.DataFrame):
-    return outcome_of(TRIAL, table, ONE, kv_tokens_by_degree={2: 1000}, num_all_gpus=6)
+    return outcome_of(TRIAL, table, ONE, intervals(), kv_tokens_by_degree={2: 1000}, num_all_gpus=6)
 
 
 def test_the_mean_is_of_the_steady_state_wherever_the_trial_stopped():
@@ -87,12 +99,38 @@ def test_a_trial_that_ends_before_its_long_round_says_so():
     assert not reduced(steps("sss", [1, 1, 1]))["has_seen_long"]
 
 
+def test_prompts_that_were_dropped_are_not_deferred_to_a_long_round():
+    table = steps("pp", [1, 1]).assign(num_prompts_dropped=2)
+    assert reduced(table)["has_seen_long"]
+    assert not reduced(table.assign(num_prompts_launched=11))["has_seen_long"]
+
+
+def peak_share(rows: pd.DataFrame, *moves: tuple[int, str, str, float, float, int], capacity: int = 1000) -> float:
+    return kv_peak_share(steps("p", [1.0]), rows, intervals(*moves), {2: capacity})
+
+
 def test_the_fullest_cache_is_of_responses_that_run_together_on_one_engine():
-    table = steps("p", [1.0])
     together = responses([("engine-0", 0, 10, 90), ("engine-0", 0, 10, 90), ("engine-1", 0, 10, 90)])
-    assert kv_peak_share(table, together, {2: 1000}) == pytest.approx(0.2)
+    assert peak_share(together) == pytest.approx(0.2)
     in_turn = responses([("engine-0", 0, 10, 90), ("engine-0", 10, 20, 90)])
-    assert kv_peak_share(table, in_turn, {2: 1000}) == pytest.approx(0.1)
+    assert peak_share(in_turn) == pytest.approx(0.1)
     half_way = responses([("engine-0", 0, 10, 90), ("engine-0", 0, 20, 180)])
-    assert kv_peak_share(table, half_way, {2: 1000}) == pytest.approx(0.2)
-    assert kv_peak_share(table, together, {2: 150}) == 1
+    assert peak_share(half_way) == pytest.approx(0.2)
+    assert peak_share(together, capacity=150) == 1
+
+
+def test_a_response_that_moved_or_had_turns_fills_the_cache_with_what_it_had_and_its_engines_before():
+    last = ("engine-1", 10, 12, 390)  # of 390 tokens, 2 s on its last engine
+    beside = ("engine-1", 0, 11, 90)
+    for end in ("turn", "evicted"):
+        before = (0, "engine-0", end, 0, 9, 290)
+        assert peak_share(responses([last]), before) == pytest.approx(0.4)
+        assert peak_share(responses([last, beside]), before) == pytest.approx((10 + 340 + 100) / 1000)
+        assert peak_share(responses([last, ("engine-0", 0, 9, 190)]), before) == pytest.approx((300 + 200) / 1000)
+
+
+def test_after_its_environment_failed_a_response_begins_with_an_empty_cache():
+    again = responses([("engine-0", 20, 30, 90), ("engine-0", 0, 25, 90)])
+    before = (0, "engine-0", "turn", 0, 5, 500), (0, "engine-0", "failed", 6, 7, 0)
+    assert peak_share(again, *before) == pytest.approx((10 + 500 + 10 + 90 * 7 / 25) / 1000)
+    assert peak_share(again, before[1]) == pytest.approx((10 + 45 + 100) / 1000)
