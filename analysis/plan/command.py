@@ -35,7 +35,7 @@ HELP = CommandHelp(
     ),
     usage="gpus=N model=OPTION [hardware=OPTION] [key=value | group=option] ...",
     arguments=(
-        ("gpus", "How many you have in mind; half and twice as many are tried, too."),
+        ("gpus", "How many you have in mind; without hardware.profile half and twice as many are tried, too."),
         (
             "workload.lengths",
             (
@@ -108,7 +108,8 @@ def _search(space: Space, question: Question) -> tuple[pd.DataFrame, int]:
     ):
 
         def model(stage: Stage) -> dict[Trial, float]:
-            progress.stage(STAGE_TITLES[stage.name])
+            if stage.trials:
+                progress.stage(STAGE_TITLES[stage.name])
             tasks = [(space.bases[trial.setting.system], trial, Path(scratch)) for trial in stage.trials]
             numbers = itertools.count(1)
             found = {}

@@ -217,11 +217,15 @@ def _shares_nothing(config: RunConfig) -> bool:
 
 
 def _degrees_by_gpus(base: RunConfig, num_gpus: int, *, is_fixed: bool) -> dict[int, tuple[int, ...]]:
-    """The degrees that fit on the GPUs of the question, and on half and twice as many where the trainer fits too."""
+    """The degrees that fit on the GPUs of the question, and on half and twice as many where the trainer fits too.
+
+    By a profile, a training step takes as long on any number of GPUs, so others are not compared.
+    """
     from rollpacker.analysis.plan.trials import degrees_that_fit, possible_degrees
 
     found: dict[int, tuple[int, ...]] = {}
-    for number in (num_gpus, num_gpus // 2, 2 * num_gpus):
+    assert base.hardware is not None
+    for number in (num_gpus,) if base.hardware.profile else (num_gpus, num_gpus // 2, 2 * num_gpus):
         degrees = (base.engine.tensor_parallel,) if is_fixed else possible_degrees(base, number)
         fitting, problems = degrees_that_fit(base, number, degrees)
         if fitting:

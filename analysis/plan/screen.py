@@ -136,7 +136,7 @@ def _uncertainty(
     outcomes: pd.DataFrame,
     num_left_out: int,
 ) -> Iterator[tuple[str, str]]:
-    yield "model", _cost_model(space.bases[space.baseline])
+    yield "model", _cost_model(space.bases[space.baseline], space.num_gpus)
     yield "lengths", _about_lengths(lengths)
     if lengths.names_prompts:
         yield "correlation", "Lengths are correlated within a prompt as the file has them."
@@ -175,13 +175,17 @@ def _uncertainty(
         yield "long rounds", "Some runs ended before their first long round; their step times are of short rounds only."
 
 
-def _cost_model(base: RunConfig) -> str:
+def _cost_model(base: RunConfig, num_gpus: int) -> str:
     from rollpacker.config.sections.modelled import HardwareSection
+    from rollpacker.data.shapes import transformer_of
+    from rollpacker.sim.profile import ProfiledCluster
 
     assert base.hardware is not None
     name, hardware = base.hardware.name, base.hardware
     if hardware.profile:
-        return f"{name}: computed from the profile {hardware.profile}, as it was measured there."
+        profile = ProfiledCluster(hardware.profile, transformer_of(base.model), base.model.dtype)
+        text = f"{name}: computed from the profile {hardware.profile}, as it was measured there."
+        return f"{text} Other numbers of GPUs are not compared. {profile.note_on_scale(num_gpus, num_gpus)}".rstrip()
     if hardware.fitted_to:
         return (
             f"{name}: from data sheets, with overheads fitted to {hardware.fitted_to}; conf/hardware shows how far off."

@@ -157,12 +157,10 @@ def degrees_that_fit(base: RunConfig, num_gpus: int, degrees: Sequence[int]) -> 
         UserError: A file that the configuration names cannot be read: no degree would change that.
     """
     problems: dict[int, str] = {}
-    num_heads = transformer_of(base.model).shape.num_heads
     rho = base.workload.rho if base.workload else 0.0
     for degree in degrees:
-        if num_gpus % degree or num_heads % degree:
-            whole = f"{num_gpus} GPUs" if num_gpus % degree else f"{num_heads} attention heads"
-            problems[degree] = f"{whole} are not divisible by {degree}."
+        if num_gpus % degree:
+            problems[degree] = f"{num_gpus} GPUs are not divisible by {degree}."
             continue
         try:
             ModelledRunFacts(config_of(base, Setting(base.system.name, None, degree, num_gpus, rho))).cluster()

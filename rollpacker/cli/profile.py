@@ -135,11 +135,12 @@ def _facts(config: RunConfig) -> ProfileFacts:
     from rollpacker import __version__
     from rollpacker.data.shapes import transformer_of
     from rollpacker.metrics.profiles import ProfileFacts
-    from rollpacker.runtime.placing.actors import have_engines_gpus
+    from rollpacker.runtime.placing.actors import have_engines_gpus, planned_actors
     from rollpacker.runtime.placing.host import hardware_name
     from rollpacker.runtime.ray.actors import COLLECT_INTERVAL_S
 
     model = transformer_of(config.model)
+    ranks = [actor for actor in planned_actors(config) if actor.role == "trainer"]
     return ProfileFacts(
         hardware=hardware_name(has_gpus=have_engines_gpus(config)),
         model=model.shape.model_dump_json(),
@@ -154,6 +155,7 @@ def _facts(config: RunConfig) -> ProfileFacts:
         collect_interval_s=COLLECT_INTERVAL_S,
         measured_on=datetime.now().astimezone().date().isoformat(),
         rollpacker_version=__version__,
+        num_trainer_gpus=sum(rank.resources.num_gpus > 0 for rank in ranks) or None,
     )
 
 

@@ -40,8 +40,8 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
     values["data.chat_template"] = _place(config.data.chat_template)
     values["data.solve_rates"] = _place(config.data.solve_rates)
     values["data.path"] = [_prompt_file(file) for file in config.data.files]
-    for name in [name for name, value in values.items() if value == 0 and name.endswith(_OF_EXPERTS)]:
-        del values[name]  # a dense model's have no part in it
+    for name in [name for name, value in values.items() if value == 0 and name.endswith(_OF_SOME_MODELS)]:
+        del values[name]  # a model without experts, or without latent attention, is what it was before these keys
     if config.trainer.lr_schedule == "constant":
         del values["run.num_steps"]
     objective = config.objective
@@ -58,9 +58,12 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
 _RESOLVED = ("loss", "clip_ratio_low", "clip_ratio_high", "mismatch", "kl_estimator")
 """Keys whose null stands for a value."""
 
-_OF_EXPERTS = tuple(
+_OF_SOME_MODELS = tuple(
     f"shape.{key}"
-    for key in ("num_experts", "num_active_experts", "expert_size", "shared_expert_size", "num_dense_layers")
+    for key in (
+        *("num_experts", "num_active_experts", "expert_size", "shared_expert_size", "num_dense_layers"),
+        "latent_size",
+    )
 )
 
 

@@ -1,7 +1,8 @@
 """What a transformer weighs and computes, from its published sizes, or those in a model directory.
 
 Invariant: everything follows from a `ShapeSection` and the weights' bytes; nothing is stored twice. Norms, biases and
-rotary tables are left out: together they are below 0.1 % of the parameters.
+rotary tables are left out: together they are below 0.1 % of the parameters. Of latent attention (DeepSeek-V2, section
+2.1) the KV cache is exact; its projections and its attention work count as those of full heads of `head_dim`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A decoder with gated MLPs, or experts, and grouped-query attention."""
+    """A decoder with gated MLPs, or experts, and grouped-query or latent attention."""
 
     shape: ShapeSection
     bytes_per_number: int
@@ -64,8 +65,26 @@ class Transformer:
 
     @property
     def kv_bytes_per_token(self) -> int:
+        """Of all heads, each held once."""
         shape = self.shape
-        return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * self.bytes_per_number
+        return shape.num_layers * (shape.latent_size or 2 * shape.num_kv_heads * shape.head_dim) * self.bytes_per_number
+
+    def engine_kv_bytes_per_token(self, tensor_parallel: int) -> int:
+        """Over so many GPUs of an engine: a head, and a latent, is replicated, not split."""
+        num_split = 1 if self.shape.latent_size else self.shape.num_kv_heads
+        return self.kv_bytes_per_token * max(1, tensor_parallel // num_split)
+
+    def num_bytes_read(self, num_tokens: int) -> float:
+        """Weights that a forward pass over so many tokens reads: of the experts those that any token is sent to.
+
+        Tokens are taken to be sent to experts evenly and independently, so that each misses one with 1 - k / E.
+        """
+        shape = self.shape
+        if not shape.num_experts:
+            return self.num_weight_bytes
+        share_idle = (1 - shape.num_active_experts / shape.num_experts) ** num_tokens
+        num_expert_parameters = self.num_layer_parameters - self._layer_parameters(0)
+        return self.num_weight_bytes - share_idle * num_expert_parameters * self.bytes_per_number
 
     def forward_flops(self, num_tokens: int) -> float:
         """Matrix work of a forward pass, 2 per parameter and token; attention over the context comes on top."""
@@ -100,6 +119,7 @@ def _read_shape(folder: Path) -> ShapeSection:
             intermediate_size=sizes["intermediate_size"],
             vocab_size=sizes["vocab_size"],
             has_tied_embeddings=bool(sizes.get("tie_word_embeddings", False)),
+            latent_size=sizes["kv_lora_rank"] + sizes["qk_rope_head_dim"] if sizes.get("kv_lora_rank") else 0,
             **_experts(sizes),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROFILE_VERSION = 5
-"""Grows when a field or a measurement is added, renamed, removed or changes its meaning."""
+"""Grows when a field without a default or a measurement is added, or one is renamed, removed or changes its meaning."""
 
 PROGRAM_MEASUREMENTS = ("sandbox_start", "program")
 """Of programs in sandboxes."""
@@ -129,6 +129,8 @@ class ProfileFacts:
     measured_on: str
     """Date, as 2026-11-20."""
     rollpacker_version: str
+    num_trainer_gpus: int | None = None
+    """None where it has none, and in files from before they were counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.reward import RewardService
-from rollpacker.sim.costs import GIGA
 from rollpacker.sim.engine import ModelledEngine
 from rollpacker.sim.environment import modelled_environments
+from rollpacker.sim.judge import pcie_rate
 from rollpacker.sim.members import ModelledMembers
 from rollpacker.sim.plan import ClusterPlan, plan_cluster
 from rollpacker.sim.profile_calls import CalledEngine, CalledReward
@@ -123,7 +123,7 @@ class ModelledBackend:
                 engine=name,
                 costs=plan.member,
                 max_num_seqs=self._config.engine.max_num_seqs,
-                weight_transfer_s=plan.model.num_weight_bytes / degree / (hardware.pcie_gb_per_s * GIGA),
+                weight_transfer_s=plan.model.num_weight_bytes / degree / pcie_rate(hardware),
                 switch_s=hardware.engine_switch_s,
                 draft_acceptance=workload.draft_acceptance,
                 length_of=workload.length_of,

@@ -5,7 +5,8 @@ and of what is done. Which of these are data sheets, guesses or fitted to the pa
 
     a forward pass   step_overhead_s, and sequence_overhead_s for each sequence in it
                    + with draft tokens draft_overhead_s, and draft_token_overhead of a sequence's for each of them
-                   + max(weights read at the memory's rate, matrix work at the processors' rate)      a roofline
+                   + max(weights read at the memory's rate, matrix work at the processors' rate)      a roofline;
+                     of a layer's experts those are read that its tokens are expected to be sent to
                    + KV cache of all decoding sequences, read at the memory's rate
                    + attention work of prefilled tokens on their context
                    + two all-reduces per layer among the engine's GPUs
@@ -18,7 +19,8 @@ and of what is done. Which of these are data sheets, guesses or fitted to the pa
                      over as many more replicas, each of as many fewer GPUs.
     weights          what lies on other nodes over the network, then over NVLink into every engine
 
-Everything that a GPU of a tensor-parallel group does is divided by the group's size.
+Everything that a GPU of a tensor-parallel group does is divided by the group's size, but for KV heads: GPUs beyond
+their number hold copies.
 Sources: the roofline model (Williams et al., 2009); FLOPs per token as in Kaplan et al., 2020; ring all-reduce moves
 2 (n - 1) / n of the bytes per GPU.
 """
@@ -123,7 +125,7 @@ class EngineCosts:
         """Blocks that fit beside the weights; 0 or less when the weights alone are too large."""
         memory = self.hardware.memory_gb * GIGA * self.hardware.memory_share - self.num_bytes_beside
         memory *= self.tensor_parallel
-        return math.floor((memory - self.model.num_weight_bytes) / (self.model.kv_bytes_per_token * KV_BLOCK_TOKENS))
+        return math.floor((memory - self.model.num_weight_bytes) / (self._kv_bytes_per_token * KV_BLOCK_TOKENS))
 
     @property
     def num_kv_tokens(self) -> int:
@@ -132,7 +134,7 @@ class EngineCosts:
     @property
     def kv_read_s(self) -> float:
         """To read the KV cache of one token."""
-        return self.model.kv_bytes_per_token / self._memory_rate
+        return self._kv_bytes_per_token / self._memory_rate
 
     def pass_s(self, num_tokens: int) -> float:
         """One token for each of so many sequences, without reading what is cached of them."""
@@ -147,11 +149,8 @@ class EngineCosts:
         return forward_s + overhead_s * num_sequences + self.hardware.draft_overhead_s
 
     def forward_s(self, num_tokens: int) -> float:
-        """One forward pass over so many tokens, without their attention and what each sequence takes.
-
-        Every expert is read: some dozens of tokens are sent to nearly all of them.
-        """
-        weights_s = self.model.num_weight_bytes / self._memory_rate
+        """One forward pass over so many tokens, without their attention and what each sequence takes."""
+        weights_s = self.model.num_bytes_read(num_tokens) / self._memory_rate
         matmul_s = self.model.forward_flops(num_tokens) / self._matmul_rate
         return self.hardware.step_overhead_s + max(weights_s, matmul_s) + self._allreduce_s(num_tokens)
 
@@ -175,6 +174,10 @@ class EngineCosts:
     def prefill_attention_s(self, begin: int, end: int) -> float:
         """Attention of the tokens at positions `begin` to `end` of one sequence."""
         return self.model.attention_flops(begin, end) / self._matmul_rate
+
+    @property
+    def _kv_bytes_per_token(self) -> int:
+        return self.model.engine_kv_bytes_per_token(self.tensor_parallel)
 
     @property
     def _memory_rate(self) -> float:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.modelled_gpus import ModelledGpus, modelled_gpus
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.round_time_model import DegreeCosts
+from rollpacker.data.degrees import engine_degree_mistakes
 from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.sim.costs import EngineCosts, PassCosts, StepCosts, TrainerCosts, weight_transfer_s
 from rollpacker.sim.judge import JudgePlan, hardware_beside, plan_judge
@@ -109,7 +111,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
     Raises:
         ModelError: The model's sizes cannot be read.
         DataError: The profile cannot be read.
-        ConfigError: It does not fit on the GPUs.
+        ConfigError: It does not fit on the GPUs, or engines cannot divide the model so.
     """
     assert config.hardware is not None
     model, hardware, trainer = transformer_of(config.model), config.hardware, config.trainer
@@ -121,6 +123,10 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
             "The GPUs of an engine lie in one node, and engines fill nodes.",
             "Choose a degree that divides the GPUs of a node.",
         )
+    member_degree = config.elastic.tensor_parallel or tensor_parallel
+    raise_mistakes(list(engine_degree_mistakes(tensor_parallel, model.shape)))
+    if config.elastic.is_on:
+        raise_mistakes(list(engine_degree_mistakes(member_degree, model.shape, "elastic.tensor_parallel")))
     judge = plan_judge(config) if needs_judge else None
     beside_judge = hardware_beside(config, judge, hardware) if judge else hardware
 
@@ -131,7 +137,6 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
             return profile.engine(degree)
         return EngineCosts(model=model, hardware=here, tensor_parallel=degree)
 
-    member_degree = config.elastic.tensor_parallel or tensor_parallel
     member = engine_of(member_degree, hardware)  # on nodes of its own, without judges
     _check_memory(config, engine_of(tensor_parallel), f"engine.tensor_parallel={tensor_parallel}")
     if config.elastic.is_on:
@@ -184,13 +189,13 @@ def _beside_standing_by(engines: Mapping[int, PassCosts], num_weight_bytes: floa
 
 
 def _other_degrees(config: RunConfig) -> list[int]:
-    """The configured degree doubled and halved, as far as nodes and attention heads divide by it."""
+    """The configured degree doubled and halved, as far as nodes and the model divide by it."""
     assert config.hardware is not None
     configured = config.engine.tensor_parallel
-    num_heads = transformer_of(config.model).shape.num_heads
+    shape = transformer_of(config.model).shape
     gpus = modelled_gpus(config)
     on_nodes = set(gpus.by_node(gpus.of_engines).values()) if gpus.has_pools else set()
-    divided = config.hardware.gpus_per_node, config.engine.num_engines * configured, num_heads, *on_nodes
+    divided = config.hardware.gpus_per_node, config.engine.num_engines * configured, *on_nodes
     larger = itertools.takewhile(
         lambda degree: not any(count % degree for count in divided),
         (configured << shift for shift in itertools.count(1)),
@@ -200,7 +205,8 @@ def _other_degrees(config: RunConfig) -> list[int]:
         (configured >> shift for shift in itertools.count(1)),
     )
     wanted = config.engine.degrees
-    return [degree for degree in (*larger, *smaller) if not wanted or degree in wanted]
+    legal = (degree for degree in (*larger, *smaller) if not list(engine_degree_mistakes(degree, shape)))
+    return [degree for degree in legal if not wanted or degree in wanted]
 
 
 def _needed_kv_tokens(config: RunConfig) -> int:

@@ -152,6 +152,26 @@ class ProfiledCluster:
         return self._profile.facts.engine
 
     @property
+    def num_engine_gpus(self) -> int:
+        """On which all engines of the configured degree were measured, which is the first of the file."""
+        return self._profile.facts.num_engines * self._profile.points[0].tensor_parallel
+
+    @property
+    def num_trainer_gpus(self) -> int:
+        """On which the trainer was measured; where none were counted it takes turns with the engines on theirs."""
+        return self._profile.facts.num_trainer_gpus or self.num_engine_gpus
+
+    def note_on_scale(self, num_engine_gpus: int, num_trainer_gpus: int) -> str:
+        """Say that a run has other GPUs than were measured; empty where it has as many."""
+        here, there = (num_engine_gpus, num_trainer_gpus), (self.num_engine_gpus, self.num_trainer_gpus)
+        if here == there:
+            return ""
+        return (
+            f"Engines and trainer have {here[0]} and {here[1]} GPUs, and had {there[0]} and {there[1]} when "
+            f"{self._path} was measured: a training step and a weight transfer take as long as there."
+        )
+
+    @property
     def degrees(self) -> tuple[int, ...]:
         """Of tensor parallelism, ascending."""
         return tuple(sorted({point.tensor_parallel for point in self._profile.of("decode")}))

@@ -9,7 +9,7 @@ from rollpacker.data.held_out import load_held_out
 from rollpacker.data.shapes import transformer_of
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster
 from rollpacker.sim.evaluation_cost import evaluation_cost
-from rollpacker.sim.plan import plan_cluster
+from rollpacker.sim.plan import ClusterPlan, plan_cluster
 from rollpacker.sim.workload import Workload
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ class ModelledRunFacts:
         return {name: len(prompts) for name, prompts in load_held_out(self._config.evaluation).items()}
 
     def cluster(self) -> ModelledCluster:
-        workload = self._workload
-        plan = plan_cluster(self._config, needs_judge=workload.needs_judge)
+        workload, plan = self._workload, self._plan
         has_cost = workload.held_out and self._config.modelled_environment is None
         return ModelledCluster(
             hardware=plan.hardware.name,
@@ -56,8 +55,14 @@ class ModelledRunFacts:
         )
 
     def notes(self) -> tuple[str, ...]:
-        return self._workload.notes()
+        gpus, profile = self._plan.gpus, self._plan.profile
+        scale = profile.note_on_scale(len(gpus.of_engines), len(gpus.of_trainer)) if profile else ""
+        return (*self._workload.notes(), *([scale] if scale else []))
 
     @cached_property
     def _workload(self) -> Workload:
         return Workload(self._config)
+
+    @cached_property
+    def _plan(self) -> ClusterPlan:
+        return plan_cluster(self._config, needs_judge=self._workload.needs_judge)

@@ -48,7 +48,7 @@ def theory_of(config: RunConfig, longest_tokens: float | None = None) -> StepThe
     pass_s = costs.pass_s(batch) + costs.kv_read_s * batch * cached_tokens
     prefill_s = costs.prefill_pass_s(0, [(0, prompt_tokens)])
     sequences = [prompt_tokens + length for length in lengths]
-    num_ranks = plan.trainer.num_replicas * plan.trainer.gpus_per_replica
+    num_ranks = plan.profile.num_trainer_gpus if plan.profile else len(plan.gpus.of_trainer)
     return StepTheory(
         num_samples=num_samples,
         num_gpus=plan.gpus.number,

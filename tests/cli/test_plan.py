@@ -16,7 +16,10 @@ from rollpacker.analysis.plan.question import Question, split_arguments
 from rollpacker.cli.main import main
 from rollpacker.config.words import replaced
 from rollpacker.core.errors import ConfigError
+from rollpacker.metrics.profiles import write_profile
 from tests.cli.inputs import tree_of
+from tests.sim.clusters import SMALL as SMALLEST
+from tests.sim.test_profile import profile
 
 SMALL = [
     "model=qwen2.5-7b",
@@ -57,6 +60,21 @@ def test_a_small_plan_prints_an_answer_and_writes_what_it_is_made_of(workdir, ca
         "plan.pdf",
     }
     assert not [path for path in workdir.iterdir() if path.name.startswith(".tmp-")]
+
+
+@pytest.mark.timeout(300)
+def test_a_plan_by_a_profile_compares_no_other_numbers_of_gpus_and_says_of_which_it_is(workdir, capsys):
+    write_profile(workdir / "profile.json", profile())
+    words = ["plan", "gpus=4", "hardware=cpu", "hardware.gpus_per_node=4", "hardware.profile=profile.json"]
+    words += [f"model.shape.{key}={value}" for key, value in SMALLEST.shape.model_dump().items()]
+    words += [word for word in SMALL if not word.startswith(("gpus=", "rollout.max_response_tokens="))]
+    words += ["model.dtype=bfloat16", "rollout.max_response_tokens=100", "data.max_prompt_tokens=10"]
+    words += ["workload.prompt_tokens=10", "seeds=1", "workers=1", "out=plan", "systems=verl,rollpacker"]
+    assert main(words) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "as it was measured there. Other numbers of GPUs are not compared." in printed
+    assert "Engines and trainer have 4 and 4 GPUs, and had 1 and 1 when profile.json was measured" in printed
+    assert set(pd.read_parquet(workdir / "plan" / "plan.parquet")["num_gpus"]) == {4}
 
 
 @pytest.mark.timeout(300)

@@ -67,6 +67,51 @@ def test_tensor_parallelism_shortens_a_pass_by_less_than_its_degree():
     assert two.num_kv_tokens > 2 * one.num_kv_tokens  # the weights are stored once
 
 
+def test_gpus_beyond_the_number_of_kv_heads_hold_copies_of_them():
+    two, four, eight = (engine("qwen3-30b-a3b", tensor_parallel=degree) for degree in (2, 4, 8))
+    assert four.model.shape.num_kv_heads == 4
+    assert four.kv_read_s == pytest.approx(two.kv_read_s / 2)
+    assert eight.kv_read_s == pytest.approx(four.kv_read_s)
+    room = 80e9 * 0.9 - eight.model.num_weight_bytes / 8
+    assert eight.num_kv_tokens == pytest.approx(room / (eight.model.kv_bytes_per_token / 4), rel=1e-4)
+
+
+def test_a_latent_is_cached_instead_of_heads_and_every_gpu_of_an_engine_holds_it(tmp_path):
+    deepseek_v2_lite = {
+        "num_hidden_layers": 27,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 10944,
+        "vocab_size": 102400,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1408,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(deepseek_v2_lite))
+    words = ["backend=sim", f"model.path={tmp_path}", "model.dtype=bfloat16", "run.dir=x"]
+    model = transformer_of(compose(words).model)
+    assert model.kv_bytes_per_token == 27 * 576 * 2
+    assert model.num_parameters == pytest.approx(15.7e9, rel=0.01)  # its model card
+    one, four = (EngineCosts(model=model, hardware=hardware(), tensor_parallel=degree) for degree in (1, 4))
+    assert four.kv_read_s == one.kv_read_s
+
+
+def test_a_pass_reads_the_experts_that_its_tokens_are_sent_to_and_all_of_them_when_there_are_many():
+    costs = engine("qwen3-30b-a3b", step_overhead_s=0)
+    shape, rate = costs.model.shape, 3350e9 * 0.8
+    expert_bytes = shape.num_layers * 3 * shape.hidden_size * shape.expert_size * 2
+    without = costs.model.num_weight_bytes - shape.num_experts * expert_bytes
+    assert (shape.num_experts, shape.num_active_experts) == (128, 8)
+    assert costs.forward_s(1) == pytest.approx((without + 8 * expert_bytes) / rate)
+    assert costs.forward_s(2) == pytest.approx((without + (8 + 8 * 120 / 128) * expert_bytes) / rate)
+    assert costs.forward_s(300) == pytest.approx(costs.model.num_weight_bytes / rate)
+
+
 def test_prefill_in_chunks_does_the_attention_of_the_whole():
     costs = engine()
     whole = costs.prefill_attention_s(0, 5000)
@@ -151,6 +196,20 @@ def test_a_model_that_leaves_no_room_for_one_sequence_is_refused():
     with pytest.raises(ConfigError, match=r"An engine of elastic\.tensor_parallel=1 with 66 GB") as caught:
         plan_cluster(compose([*larger, "elastic=sim", "elastic.tensor_parallel=1"]), needs_judge=False)
     assert "Raise elastic.tensor_parallel" in caught.value.remedy
+
+
+def test_a_degree_that_does_not_divide_the_model_is_refused_and_no_planner_changes_to_it():
+    words = ["backend=sim", "model=qwen2.5-7b", "hardware=h800", "run.dir=x", "engine.num_engines=2"]
+    with pytest.raises(ConfigError, match=r"engine\.tensor_parallel=8 does not divide the model's 28 attention heads"):
+        plan_cluster(compose([*words, "engine.tensor_parallel=8"]), needs_judge=False)
+    with pytest.raises(ConfigError, match=r"elastic\.tensor_parallel=8 does not divide"):
+        plan_cluster(compose([*words, "elastic=sim", "elastic.tensor_parallel=8"]), needs_judge=False)
+    narrow = compose([*words, "engine.tensor_parallel=4", "system=planner", "model.shape.num_kv_heads=3"])
+    with pytest.raises(ConfigError, match="3 key-value heads"):
+        plan_cluster(narrow, needs_judge=False)
+    planned = [*words, "system=planner", "engine.num_engines=8", "model.shape.num_heads=12"]
+    by_kv_heads = {number: compose([*planned, f"model.shape.num_kv_heads={number}"]) for number in (3, 4)}
+    assert [list(plan_cluster(each, needs_judge=False).engines) for each in by_kv_heads.values()] == [[1], [1, 2, 4]]
 
 
 def test_a_judge_beside_the_engines_takes_nothing_from_rollout_workers():

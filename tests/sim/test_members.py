@@ -6,6 +6,7 @@ import json
 import pytest
 
 from rollpacker import pipeline
+from rollpacker.data.shapes import transformer_of
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.sim.members import Network
@@ -159,6 +160,16 @@ def seconds_of_pulls(num_pulls, *words):
         return loop.time() - began
 
     return run_in_virtual_time(main())
+
+
+def test_a_worker_loads_what_it_pulled_at_the_share_of_pcie_that_transfers_reach(tmp_path):
+    taken_s = []
+    for share in (1.0, 0.5):
+        steps_of(tmp_path / str(share), *WORKERS, f"hardware.link_efficiency={share}", "hardware.pcie_gb_per_s=1")
+        pulls = read_frame(tmp_path / str(share), "intervals").query("activity == 'catching_up'")
+        taken_s.append((pulls["ended_at_s"] - pulls["started_at_s"]).min())
+    num_bytes = transformer_of(composed(*WORKERS, "run.dir=x").model).num_weight_bytes
+    assert taken_s[1] - taken_s[0] == pytest.approx(num_bytes / 1e9, rel=1e-6)
 
 
 def test_pulls_share_the_link_of_the_trainer_s_node():

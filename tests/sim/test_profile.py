@@ -243,6 +243,27 @@ def test_a_profile_that_lacks_a_measurement_is_refused(tmp_path):
         ProfiledCluster(path, SMALL, "bfloat16").engine(1)
 
 
+def test_a_profile_knows_the_gpus_that_were_measured_and_says_when_a_run_has_others(tmp_path):
+    one = profile(num_engines=2, num_trainer_gpus=4)
+    path = tmp_path / "profile.json"
+    write_profile(path, one)
+    cluster = ProfiledCluster(path, SMALL, "bfloat16")
+    assert (cluster.num_engine_gpus, cluster.num_trainer_gpus) == (2, 4)
+    assert cluster.note_on_scale(2, 4) == ""
+    assert "have 2 and 8 GPUs, and had 2 and 4 when" in cluster.note_on_scale(2, 8)
+
+
+def test_a_profile_from_before_the_trainers_gpus_were_counted_is_read_as_of_one_that_takes_turns_with_the_engines(
+    tmp_path,
+):
+    path = tmp_path / "profile.json"
+    write_profile(path, profile(num_engines=2))
+    plain = json.loads(path.read_text())
+    del plain["facts"]["num_trainer_gpus"]
+    path.write_text(json.dumps(plain))
+    assert ProfiledCluster(path, SMALL, "bfloat16").num_trainer_gpus == 2
+
+
 def test_the_model_is_compared_by_its_sizes(path):
     assert json.loads(profile().facts.model)["num_layers"] == SMALL.shape.num_layers
     assert ProfiledCluster(path, SMALL, "bfloat16").hardware == "one core, measured 2026-11-20"

@@ -24,6 +24,8 @@ from rollpacker.sim.engine import blank_tokens
 from rollpacker.sim.plan import plan_cluster
 from rollpacker.sim.profile import CallCosts, ProfiledCluster
 from rollpacker.sim.profile_calls import CalledEngine, CalledReward
+from rollpacker.sim.run_facts import ModelledRunFacts
+from rollpacker.sim.split import theory_of
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.clusters import SMALL
 from tests.sim.test_profile import point, profile
@@ -90,6 +92,19 @@ def test_a_run_takes_what_was_measured(inputs, tmp_path):
     longest = steps["response_length_max_tokens"]
     assert (steps["rollout_time_s"] > 0.002 * longest).all()
     assert (steps["rollout_time_s"] < 0.005 * longest + 0.15).all()
+
+
+@pytest.mark.parametrize("num_engines", [1, 8])
+def test_a_run_on_other_gpus_than_were_measured_says_so_and_takes_the_trainers_gpu_seconds_from_those(
+    inputs, num_engines
+):
+    measured, run = (
+        compose(words(inputs, "run.dir=x", "hardware.gpus_per_node=8", f"engine.num_engines={number}"))
+        for number in (1, num_engines)
+    )
+    notes = [note for note in ModelledRunFacts(run).notes() if "Engines and trainer have" in note]
+    assert len(notes) == (num_engines != 1)
+    assert theory_of(run).training_s == theory_of(measured).training_s
 
 
 def test_every_round_starts_later_by_a_wake_and_what_its_first_token_waits_for(inputs, tmp_path):

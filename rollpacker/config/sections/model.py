@@ -12,7 +12,7 @@ from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, REAL_RUN, Count,
 
 
 class ShapeSection(Section):
-    """The sizes of a transformer with gated MLPs, or experts, and grouped-query attention, as in its config.json."""
+    """The sizes of a transformer with gated MLPs, or experts, and grouped-query or latent attention, by config.json."""
 
     num_layers: Count = Field(ge=1)
     """`num_hidden_layers`."""
@@ -30,6 +30,9 @@ class ShapeSection(Section):
     """Rows of the embedding."""
     has_tied_embeddings: Flag = False
     """The output layer is the embedding."""
+    latent_size: Count = 0
+    """With latent attention, what the KV cache holds of a token in each layer, instead of keys and values of its heads:
+    `kv_lora_rank` and `qk_rope_head_dim` together; 0 without."""
     num_experts: Count = 0
     """Of each layer with a Mixture of Experts; 0 is a dense model."""
     num_active_experts: Count = 0

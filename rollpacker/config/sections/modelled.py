@@ -117,7 +117,7 @@ class HardwareSection(Section):
     training_efficiency: Positive = Field(0.4, le=1)
     """Share of `tflops` that forward and backward passes reach (MFU). A common figure."""
     link_efficiency: Positive = Field(0.7, le=1)
-    """Share of NVLink's and the network's rate that transfers reach. A common figure."""
+    """Share of the rates of NVLink, network and PCIe that transfers reach. A common figure."""
     step_overhead_s: Seconds = 0.002
     """Of every forward pass of an engine: scheduling, sampling, kernel launches. A common figure."""
     rollout_start_s: Seconds = 0.0

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError
+from rollpacker.data.degrees import engine_degree_mistakes
 from rollpacker.data.shapes import Transformer
 from rollpacker.runtime.placing.draft import Draft
 from rollpacker.runtime.placing.gpus import USABLE_SHARE, Gpus
-from rollpacker.runtime.placing.model_fit import check_engine, engine_degree_mistakes, engine_memory, taken_by_judges
+from rollpacker.runtime.placing.model_fit import check_engine, engine_memory, taken_by_judges
 
 _WEIGHTS_SHARE = 0.5
 """At most so much of an engine's memory is weights; the rest is KV cache."""
@@ -65,7 +66,7 @@ def _options(draft: Draft, gpus: Gpus, model: Transformer | None, counts: Sequen
     for degree in _degrees(draft, counts):
         values: dict[str, object] = {"engine.tensor_parallel": degree, "engine.num_engines": sum(counts) // degree}
         config = draft.config(values)
-        if config is None or (model is not None and list(engine_degree_mistakes(config, model.shape))):
+        if config is None or (model is not None and list(engine_degree_mistakes(degree, model.shape))):
             continue
         has_room = True
         if model is not None:

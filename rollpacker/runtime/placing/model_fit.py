@@ -11,12 +11,13 @@ kernels do not keep.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.core.errors import ConfigError, ModelError
+from rollpacker.data.degrees import engine_degree_mistakes, trainer_degree_mistakes
 from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.runtime.placing.actors import ClusterSize, Role
 from rollpacker.runtime.placing.fleets import config_of, degrees_of
@@ -25,7 +26,6 @@ from rollpacker.trainers.replicas import whole_up_to
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
-    from rollpacker.config.sections.model import ShapeSection
 
 _FP32 = 4
 """Bytes."""
@@ -121,9 +121,9 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
     configs = [config_of(config, degree) for degree in degrees_of(config)]
     for each in configs:
         key = "engine.tensor_parallel" if each is config else "engine.degrees"
-        raise_mistakes(list(engine_degree_mistakes(each, model.shape, key)))
+        raise_mistakes(list(engine_degree_mistakes(each.engine.tensor_parallel, model.shape, key)))
     if config.trains:
-        raise_mistakes(list(trainer_degree_mistakes(config, model.shape)))
+        raise_mistakes(list(trainer_degree_mistakes(config.trainer, model.shape)))
     gpu_bytes = _gpu_bytes(config)
     fit = ModelFit(
         engine=engine_memory(config, model, gpu_bytes),
@@ -188,54 +188,10 @@ def _gpu_bytes(config: RunConfig) -> float | None:
     return None if config.cluster.gpu_memory_gb is None else config.cluster.gpu_memory_gb * _GB
 
 
-def engine_degree_mistakes(
-    config: RunConfig, shape: ShapeSection, key: str = "engine.tensor_parallel"
-) -> Iterator[ConfigError]:
-    """What an engine's degree of tensor parallelism does not divide of the model."""
-    degree, heads = config.engine.tensor_parallel, shape.num_kv_heads
-    columns = shape.expert_size or shape.intermediate_size
-    divided = ("attention heads", shape.num_heads), ("columns of an MLP", columns)
-    if mistakes := list(_division_mistakes((key, degree, what, number) for what, number in divided)):
-        yield mistakes[0]
-    if heads % degree and degree % heads:
-        yield ConfigError(
-            f"{key}={degree} neither divides the model's {heads} key-value heads nor is a multiple.",
-            "Each GPU of an engine has whole key-value heads, or shares one with others.",
-            f"Set {key}={heads}, or take another model.",
-        )
-
-
-def trainer_degree_mistakes(config: RunConfig, shape: ShapeSection) -> Iterator[ConfigError]:
-    """What the trainer's degrees do not divide of the model."""
-    trainer = config.trainer
-    yield from _division_mistakes(
-        (
-            ("trainer.tensor_parallel", trainer.tensor_parallel, "attention heads", shape.num_heads),
-            ("trainer.tensor_parallel", trainer.tensor_parallel, "key-value heads", shape.num_kv_heads),
-            ("trainer.tensor_parallel", trainer.tensor_parallel, "columns of an MLP", shape.intermediate_size),
-            ("trainer.pipeline_parallel", trainer.pipeline_parallel, "layers", shape.num_layers),
-        )
-    )
-
-
-def _division_mistakes(divisions: Iterable[tuple[str, int, str, int]]) -> Iterator[ConfigError]:
-    """Report the first degree that does not divide what it should; one is enough."""
-    for key, degree, what, number in divisions:
-        if number % degree:
-            legal = [divisor for divisor in range(1, number + 1) if number % divisor == 0 and divisor <= 2 * degree]
-            yield ConfigError(
-                f"{key}={degree} does not divide the model's {number} {what}.",
-                f"Of the degrees up to {2 * degree}, {', '.join(map(str, legal))} do.",
-                f"Set {key}={max(divisor for divisor in legal if divisor < degree)}, or take another model.",
-            )
-            return
-
-
 def engine_memory(config: RunConfig, model: Transformer, gpu_bytes: float | None) -> EngineMemory:
     """Estimate what an engine takes of each of its GPUs."""
     engine = config.engine
-    heads_held = max(1.0, model.shape.num_kv_heads / engine.tensor_parallel)  # a head is replicated, not split
-    kv_bytes_per_token = model.kv_bytes_per_token * heads_held / model.shape.num_kv_heads
+    kv_bytes_per_token = model.engine_kv_bytes_per_token(engine.tensor_parallel) / engine.tensor_parallel
     weights = model.num_weight_bytes / engine.tensor_parallel
     kv_cache: float | None = None
     if engine.name == "vllm":

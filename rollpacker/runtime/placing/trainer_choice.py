@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.words import shown
 from rollpacker.core.errors import ConfigError
+from rollpacker.data.degrees import trainer_degree_mistakes
 from rollpacker.data.shapes import Transformer
 from rollpacker.runtime.placing.actors import counted
 from rollpacker.runtime.placing.draft import Draft
 from rollpacker.runtime.placing.gpus import USABLE_SHARE, Gpus
-from rollpacker.runtime.placing.model_fit import gigabytes, rank_memory, taken_by_judges, trainer_degree_mistakes
+from rollpacker.runtime.placing.model_fit import gigabytes, rank_memory, taken_by_judges
 
 LOGITS_CHUNK_TOKENS = 1024
 """Logits of 152,000 words then take 0.6 GB in float32."""
@@ -104,7 +105,7 @@ def _found(draft: Draft, gpus: Gpus, model: Transformer | None) -> _Trainer | No
     may_borrow = bool(draft.value("system.stream")) and not own.isdisjoint(of_engines)
     for layout, num_tokens in itertools.product(_layouts(draft, len(own), may_borrow=may_borrow), _microbatches(draft)):
         config = draft.config(layout.values | {"trainer.max_tokens_per_microbatch": num_tokens})
-        if config is None or (model is not None and list(trainer_degree_mistakes(config, model.shape))):
+        if config is None or (model is not None and list(trainer_degree_mistakes(config.trainer, model.shape))):
             continue
         num_bytes = 0.0 if model is None else rank_memory(config, model).total
         room = _room(config, gpus)
