@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
@@ -93,7 +94,7 @@ class _Worker:
         alone = Outcome.NO_RUN
         while True:
             lease = self._wait_for_lease()
-            if lease is None and self._folder.is_over():
+            if lease is None and self._is_over():
                 return Outcome.ENDS
             if lease is None:
                 return Outcome.MAY_RETURN if self._has_notice else alone
@@ -114,12 +115,19 @@ class _Worker:
 
     def _wait_for_lease(self) -> Lease | None:
         deadline = time.monotonic() + self._patience.without_lease_s
-        while time.monotonic() < deadline and not (self._has_notice or self._folder.is_over()):
+        while time.monotonic() < deadline and not (self._has_notice or self._is_over()):
             lease = self._folder.lease()
             if lease is not None and is_listening(lease.head_address):
                 return lease
             time.sleep(_POLL_S)
         return None
+
+    def _is_over(self) -> bool:
+        """Whether the run is known to take no workers any more."""
+        try:
+            return self._folder.is_over()
+        except OSError:
+            return False
 
     def _join(self, lease: Lease) -> Outcome | None:
         """Serve one attempt of the run; None where it has ended and another one may come."""
@@ -145,7 +153,8 @@ class _Worker:
             return self._serve(node, lease, replace(report, stage="joined"))
         finally:
             node.stop()
-            self._folder.report(replace(report, stage="gone", has_left=True))
+            with suppress(StorageFailed):  # its engines' silence says so, too
+                self._folder.report(replace(report, stage="gone", has_left=True))
 
     def _config(self) -> RunConfig:
         """What the run's record says now; the folder may be mounted elsewhere here."""

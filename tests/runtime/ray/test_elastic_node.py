@@ -174,6 +174,11 @@ class FlakyFolder(ElasticFolder):
             raise OSError(errno.ESTALE, "Stale file handle")
         return None if self._num_left else LEFT
 
+    def is_over(self) -> bool:
+        if self._fails("the folder cannot be looked at"):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return super().is_over()
+
     def lease(self) -> Lease | None:
         return None if self._fails("the lease cannot be read") else super().lease()
 
@@ -201,6 +206,7 @@ def serve(run: WaitingRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     [
         ("a report cannot be written", 3),
         ("the folder cannot be listed", 3),
+        ("the folder cannot be looked at", 3),
         ("the lease cannot be read", 1),
     ],
 )
@@ -223,3 +229,11 @@ def test_a_worker_leaves_a_run_that_withdrew_its_lease_or_goes_on_in_another_att
     assert serve(folder, 60) is None
     run.folder.withdraw_lease()
     assert serve(folder, 60) is None
+
+
+@pytest.mark.usefixtures("serve")
+def test_a_worker_that_waits_for_a_run_looks_again_at_a_folder_that_fails(run):
+    run.folder.withdraw_lease()
+    worker = _Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=0.1))
+    worker._folder = FlakyFolder(run, "the folder cannot be looked at", 3)
+    assert worker.run() == Outcome.NO_RUN
