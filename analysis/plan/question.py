@@ -40,6 +40,9 @@ DEFAULT_SYSTEMS = ("verl", "rlhfuse", "rollpacker")
 TRAINER_DEGREES = ("trainer.tensor_parallel", "trainer.pipeline_parallel", "trainer.context_parallel")
 
 DEGREE_KEY = "engine.tensor_parallel="
+_LIMIT = "rollout.max_response_tokens="
+_MOST_CUT = 0.1
+"""Of the responses, at a limit that nobody chose."""
 """As an argument, it fixes the degree."""
 
 MANY_ENGINES = 64 * 2520
@@ -175,6 +178,8 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Sp
     bases = {system: compose([*words, *own, f"system={system}"]) for system in question.systems}
     first = bases[question.systems[0]]
     lengths = length_facts(first)  # before the degrees: none would fit lengths that cannot be read
+    if not any(word.startswith(_LIMIT) for word in words):
+        _refuse_cut(lengths, is_default=first.rollout.max_response_tokens == _default_limit())
     if not any(word.startswith(TRAINER_DEGREES) for word in words) and _shares_nothing(first):
         degree = trainer_degree(first)
         bases = {system: changed(config, {"trainer.tensor_parallel": degree}) for system, config in bases.items()}
@@ -209,6 +214,23 @@ def _gpus_of_experiment(words: Sequence[str]) -> int:
 
     engine = compose(["backend=sim", *words, "run.dir=."]).engine
     return engine.num_engines * engine.tensor_parallel
+
+
+def _refuse_cut(lengths: LengthFacts, *, is_default: bool) -> None:
+    """Refuse to plan for a limit that nobody chose and that cuts the tail off, which a plan is about."""
+    if is_default and lengths.share_at_limit > _MOST_CUT:
+        raise ConfigError(
+            f"{lengths.share_at_limit:.0%} of the responses are longer than rollout.max_response_tokens={lengths.limit}.",
+            "A plan weighs how long the longest responses are, and a limit that nobody chose cuts them off.",
+            f"Add rollout.max_response_tokens={math.ceil(lengths.longest)}, or the limit that you train with.",
+        )
+
+
+def _default_limit() -> int:
+    from rollpacker.config.sections.rollout import RolloutSection
+
+    limit: int = RolloutSection.model_fields["max_response_tokens"].default
+    return limit
 
 
 def _shares_nothing(config: RunConfig) -> bool:

@@ -208,3 +208,11 @@ def _wait_for_workers(pid: int) -> list[int]:
         if len(workers) == 2:
             return workers
         time.sleep(0.05)
+
+
+def test_a_limit_that_nobody_chose_and_that_cuts_the_tail_off_is_refused(workdir, capsys):
+    words = [word for word in SMALL if not word.startswith("rollout.max_response_tokens=")]
+    assert main(["plan", *words]) == 2
+    told = capsys.readouterr().err
+    assert "of the responses are longer than rollout.max_response_tokens=256." in told
+    assert "Add rollout.max_response_tokens=" in told

@@ -43,10 +43,7 @@ def export_checkpoint(run_dir: Path, step: int, folder: Path, dtype: ExportDtype
             "It was complete when it was written, so something else changed its files.",
             "Export another one, or restore it from a copy.",
         ) from error
-    if not model.is_dir():
-        raise CheckpointError(
-            f"{run_dir} is a modelled run.", "Its trainer has no weights.", "Train with backend=ray to have a model."
-        )
+    _refuse_modelled(run_dir, model)
     export_model(model, folder, dtype=dtype, card=model_card(run_dir, step, dtype))
 
 
@@ -55,7 +52,7 @@ def checkpoint_of(run_dir: Path, at: str) -> int:
 
     Raises:
         DataError: It is no folder of a run.
-        CheckpointError: The run has no checkpoint, or not this one.
+        CheckpointError: The run has no checkpoint, or not this one, or is modelled.
         ConfigError: It is none of these words.
     """
     store = CheckpointStore(run_dir, keep=1)
@@ -67,6 +64,7 @@ def checkpoint_of(run_dir: Path, at: str) -> int:
             "A run writes one every run.checkpoint_every_steps steps, and when it ends.",
             "Wait for the first one.",
         )
+    _refuse_modelled(run_dir, store.model_folder(steps[-1]))
     best = store.best_step()
     if at == "last":
         return steps[-1]
@@ -84,6 +82,13 @@ def checkpoint_of(run_dir: Path, at: str) -> int:
     raise ConfigError(
         f"at={at} names no checkpoint. {there}", "`at` is best, last or a number of steps.", "Add at=last."
     )
+
+
+def _refuse_modelled(run_dir: Path, model: Path) -> None:
+    if not model.is_dir():
+        raise CheckpointError(
+            f"{run_dir} is a modelled run.", "Its trainer has no weights.", "Train with backend=ray to have a model."
+        )
 
 
 def model_card(run_dir: Path, step: int, dtype: str) -> str:
