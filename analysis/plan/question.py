@@ -220,7 +220,8 @@ def _refuse_cut(lengths: LengthFacts, *, is_default: bool) -> None:
     """Refuse to plan for a limit that nobody chose and that cuts the tail off, which a plan is about."""
     if is_default and lengths.share_at_limit > _MOST_CUT:
         raise ConfigError(
-            f"{lengths.share_at_limit:.0%} of the responses are longer than rollout.max_response_tokens={lengths.limit}.",
+            f"{lengths.share_at_limit:.0%} of the responses are longer than "
+            f"rollout.max_response_tokens={lengths.limit}.",
             "A plan weighs how long the longest responses are, and a limit that nobody chose cuts them off.",
             f"Add rollout.max_response_tokens={math.ceil(lengths.longest)}, or the limit that you train with.",
         )

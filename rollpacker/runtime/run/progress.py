@@ -313,8 +313,7 @@ class RunHistory:
 
         It counts down within a step, by no more than the step was expected to take.
         """
-        times = [row["step_time_s"] + row["checkpoint_time_s"] for row in self.rows]
-        step_s = _mean(times[-MOVING_AVERAGE_STEPS:])
+        step_s = _mean([row["step_time_s"] + row["checkpoint_time_s"] for row in self.rows[-MOVING_AVERAGE_STEPS:]])
         num_left = max(0, self.num_steps - self.num_finished)
         return num_left * step_s - min(now - self.last_finished_at_s, step_s) if num_left else 0.0
 

@@ -11,14 +11,14 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import TypeAdapter
 
-from rollpacker.core.errors import Interrupted, Preempted, RollpackerError
+from rollpacker.core.errors import Interrupted, Preempted, RollpackerError, StorageFailed
 from rollpacker.metrics.files import write_atomically
 from rollpacker.paths import read_bytes
 
@@ -110,18 +110,19 @@ class StatusBoard:
         self._write("finished")
 
     def fail(self, error: BaseException) -> None:
-        """Record how the attempt ended early."""
-        match error:
-            case Preempted():
-                self._write("preempted", error.problem)
-            case Interrupted():
-                self._write("interrupted", error.problem)
-            case KeyboardInterrupt() | asyncio.CancelledError():
-                self._write("interrupted")
-            case RollpackerError():
-                self._write("failed", str(error))
-            case _:
-                self._write("failed", f"{type(error).__name__}: {error}")
+        """Record how the attempt ended early, as far as the disk lets: it is by this error that a job is requeued."""
+        with suppress(StorageFailed):
+            match error:
+                case Preempted():
+                    self._write("preempted", error.problem)
+                case Interrupted():
+                    self._write("interrupted", error.problem)
+                case KeyboardInterrupt() | asyncio.CancelledError():
+                    self._write("interrupted")
+                case RollpackerError():
+                    self._write("failed", str(error))
+                case _:
+                    self._write("failed", f"{type(error).__name__}: {error}")
 
     def _write(self, state: State, reason: str = "") -> None:
         processor_s = time.process_time() - self._processor_zero_s

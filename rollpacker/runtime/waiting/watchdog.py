@@ -26,6 +26,8 @@ from rollpacker.core.errors import DeadlineExceeded
 Answer = TypeVar("Answer")
 
 _HEARTBEAT_S = 1.0
+_STANDSTILL_S = 3.0
+"""Between two looks of a thread that looks every second: the whole process was stopped, by Ctrl-Z or Slurm."""
 _STACKS_DEADLINE_S = 3.0
 """An actor that does not return its stacks in this time is itself stuck, and the report says so."""
 
@@ -104,8 +106,12 @@ class Watchdog:
             await asyncio.sleep(_HEARTBEAT_S)
 
     def _watch_loop(self) -> None:
+        looked_at = time.monotonic()
         while not self._stopped.wait(_HEARTBEAT_S):
-            silent_s = time.monotonic() - self._last_beat
+            before, looked_at = looked_at, time.monotonic()
+            if looked_at - before > _STANDSTILL_S:
+                self._last_beat = looked_at
+            silent_s = looked_at - self._last_beat
             if silent_s > self._loop_stall_s:
                 self._report.parent.mkdir(parents=True, exist_ok=True)
                 with self._report.open("w") as report:

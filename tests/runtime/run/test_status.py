@@ -6,7 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from rollpacker.core.errors import Preempted, WorldError
+from rollpacker.core.errors import Preempted, StorageFailed, WorldError
+from rollpacker.runtime.run import status as status_module
 from rollpacker.runtime.run.status import STATUS_FILE, read_status, shown_status
 
 
@@ -37,6 +38,18 @@ def test_the_status_says_how_the_attempt_ended(tmp_path, ending, state, reason):
     assert (status.state, status.reason) == (state, reason)
     assert (status.attempt, status.finished_steps, status.num_steps, status.job_id) == (2, 4, 9, "17")
     assert status.num_gpus == 8
+
+
+def test_a_full_disk_hides_not_why_the_attempt_ended(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise StorageFailed("The disk is full.")
+
+    with (  # noqa: PT012 the disk is full from the middle on
+        pytest.raises(Preempted, match="asked"),
+        shown_status(tmp_path, attempt=0, finished_steps=0, num_steps=1, job_id=None),
+    ):
+        monkeypatch.setattr(status_module, "write_status", refuse)
+        raise Preempted("asked", "requeued")
 
 
 def test_the_status_counts_processor_time_from_the_beginning_of_the_attempt(tmp_path):

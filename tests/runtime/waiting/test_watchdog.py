@@ -4,10 +4,13 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from rollpacker.core.errors import DeadlineExceeded
+from rollpacker.runtime.waiting import watchdog as watchdog_module
 from rollpacker.runtime.waiting.watchdog import Watchdog
 
 
@@ -77,3 +80,29 @@ def test_a_blocked_event_loop_ends_the_process_with_stacks(tmp_path):
     assert result.returncode == DeadlineExceeded.exit_code
     assert "stuck" in result.stderr
     assert "blocking_call" in (tmp_path / "stall.txt").read_text()
+
+
+@pytest.mark.parametrize(("slept_s", "is_ended"), [([1.0] * 200, True), ([1.0, 1000.0, 1.0, 1.0], False)])
+def test_a_process_that_was_stopped_and_goes_on_is_not_taken_for_one_that_is_stuck(
+    tmp_path, monkeypatch, slept_s, is_ended
+):
+    now, sleeps = [100.0], iter(slept_s)
+
+    def wait(_):
+        slept = next(sleeps, None)
+        now[0] += slept or 0.0
+        return slept is None  # stopped
+
+    class Ended(Exception):
+        pass
+
+    def end(_):
+        raise Ended
+
+    watchdog = Watchdog(tmp_path / "stall.txt", loop_stall_s=120)
+    monkeypatch.setattr(watchdog_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watchdog_module.os, "_exit", end)
+    watchdog._last_beat = now[0]
+    watchdog._stopped = SimpleNamespace(wait=wait)
+    with pytest.raises(Ended) if is_ended else nullcontext():
+        watchdog._watch_loop()
