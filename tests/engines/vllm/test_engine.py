@@ -134,8 +134,11 @@ async def pair(folder: Path) -> AsyncIterator[VllmEngine]:
         await engine.close()
 
 
-async def test_drafts_that_change_what_is_drawn_are_refused_with_the_first_policy(folder: Path) -> None:
+async def test_drafts_that_change_what_is_drawn_are_refused_with_the_first_policy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on processors by vLLM 0.32 (`rollpacker.engines.vllm.drafting`)."""
+    monkeypatch.setenv("MALLOC_PERTURB_", "63")  # what nobody wrote is by chance never what would be right
     vllm = section().vllm.model_copy(update={"drafter": "ngram", "draft_max_sequences": 8})
     policy = make_model()
     with torch.no_grad():  # one that repeats itself, as trained ones do
