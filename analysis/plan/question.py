@@ -40,10 +40,11 @@ DEFAULT_SYSTEMS = ("verl", "rlhfuse", "rollpacker")
 TRAINER_DEGREES = ("trainer.tensor_parallel", "trainer.pipeline_parallel", "trainer.context_parallel")
 
 DEGREE_KEY = "engine.tensor_parallel="
+"""As an argument, it fixes the degree."""
+
 _LIMIT = "rollout.max_response_tokens="
 _MOST_CUT = 0.1
 """Of the responses, at a limit that nobody chose."""
-"""As an argument, it fixes the degree."""
 
 MANY_ENGINES = 64 * 2520
 """A multiple of it and of the GPUs: engines on which a trainer of any degrees fits, until the number that was asked for

@@ -100,7 +100,7 @@ def _check_sweep(overrides: Sequence[str]) -> None:
     choosers: list[Chooser] = []
 
     def complete_point(launcher: LauncherSettings | None) -> Complete:
-        choosers.append(Chooser(is_job=launcher is not None and launcher.is_for_slurm))
+        choosers.append(Chooser.of_point(launcher))
         return choosers[-1].complete
 
     sweep = compose_sweep(overrides, tell_points, complete_point).with_configs(

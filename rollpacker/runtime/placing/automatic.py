@@ -18,7 +18,7 @@ Imports neither ray nor torch.
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, Self
 
 from rollpacker.config.compose import Complete
 from rollpacker.config.gpu_map import GpuMap
@@ -53,6 +53,11 @@ class Chooser:
         self.gpus = gpus or Gpus(per_node=0, num_bytes=None, has_vllm=False)
         self.chosen: list[Choice] = []
 
+    @classmethod
+    def of_point(cls, launcher: LauncherSettings | None) -> Self:
+        """Of a point of a multirun, for the GPUs that its launcher gets it; None is another launcher than ours."""
+        return cls(is_job=launcher is not None and launcher.is_for_slurm)
+
     def complete(self, tree: dict[str, Any], named: AbstractSet[str]) -> dict[str, object]:
         """Choose; `rollpacker.config.compose.Complete`. The result says that there is nothing left to choose."""
         self.gpus = self._given or gpus_of_run(tree, is_job=self._is_job)
@@ -70,7 +75,7 @@ def complete(tree: dict[str, Any], named: AbstractSet[str]) -> dict[str, object]
 
 def complete_point(launcher: LauncherSettings | None) -> Complete:
     """Choose for the GPUs that a launcher gets a point of a multirun; `rollpacker.config.multirun.CompletePoint`."""
-    return Chooser(is_job=launcher is not None and launcher.is_for_slurm).complete
+    return Chooser.of_point(launcher).complete
 
 
 def choices(tree: dict[str, Any], named: AbstractSet[str], gpus: Gpus) -> list[Choice] | None:

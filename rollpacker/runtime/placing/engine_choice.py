@@ -40,14 +40,12 @@ def choose_engines(draft: Draft, gpus: Gpus, model: Transformer | None) -> None:
     if not options:
         return  # the schema, or the check of the model's sizes, says why
     engines = next((each for each in options if each.has_room), options[-1])
+    reason = "as many as the GPUs hold"
     if draft.is_free("engine.tensor_parallel"):
         _check(engines, gpus, model)
-    if not draft.is_free("engine.tensor_parallel"):
-        reason = "as many as the GPUs hold"
-    elif engines.has_room:
-        reason = "the lowest degree that leaves half of an engine's memory to its KV cache"
-    else:
         reason = "the highest degree that cuts the GPUs of each node into whole engines"
+        if engines.has_room:
+            reason = "the lowest degree that leaves half of an engine's memory to its KV cache"
     draft.choose(reason, engines.values)
 
 
