@@ -137,4 +137,13 @@ _FIRST = {
 }
 """Worlds that find these, so that the search is short."""
 
-BUGS = tuple(Bug(name=name, patch=patch, worlds=Worlds.ELASTIC, first=_FIRST.get(name, 0)) for name, patch in _BUGS)
+_BUGS_AHEAD = (
+    ("workers serve on after an update", around(Fleet, "_publish", _stay_at_publication)),
+    ("launch what a worker had under the policy of before", around(Router, "_is_held_back", lambda *_: False)),
+    ("forget what a worker ran when the policy is updated", around(Router, "lose", _forget_orphans)),
+)
+
+BUGS = (
+    *(Bug(name=name, patch=patch, worlds=Worlds.ELASTIC, first=_FIRST.get(name, 0)) for name, patch in _BUGS),
+    *(Bug(name=name, patch=patch, worlds=Worlds.AHEAD_AND_ELASTIC) for name, patch in _BUGS_AHEAD),
+)

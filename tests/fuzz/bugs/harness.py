@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from rollpacker.core.errors import InternalError
 from rollpacker.core.scheduler import Scheduler
 from tests.core.plans import run_plans
+from tests.fuzz.async_elastic_world import AsyncElasticWorld
 from tests.fuzz.async_world import AsyncWorld, async_scenarios
 from tests.fuzz.elastic_world import ElasticWorld
 from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios, with_escalation, with_history
@@ -39,6 +40,7 @@ class Worlds(StrEnum):
     AHEAD = "a scheduler that admits prompts ahead of the trainer"
     AHEAD_AND_SAMPLING = "a scheduler that admits prompts ahead of the trainer, and drops some"
     ELASTIC = "a scheduler whose workers come and go"
+    AHEAD_AND_ELASTIC = "a scheduler that admits prompts ahead of the trainer, and whose workers come and go"
     PLANS = "a planner and many rounds"
     RUNS = "whole modelled runs with faults"
 
@@ -131,7 +133,8 @@ def run_schedulers(worlds: Worlds, sample: Sequence[Scenario | int]) -> None:
         run_plans(Scheduler)
     for scenario in sample:
         if isinstance(scenario, int):
-            ElasticWorld(scenario, has_workers=scenario % 5 != 0).run()
+            world = AsyncElasticWorld if worlds is Worlds.AHEAD_AND_ELASTIC else ElasticWorld
+            world(scenario, has_workers=scenario % 5 != 0).run()
             continue
         (AsyncWorld if scenario.settings.asynchronous else SchedulerWorld)(scenario).run()
 
@@ -142,7 +145,7 @@ def scheduler_worlds(worlds: Worlds) -> tuple[Scenario | int, ...]:
 
     Drawn once in a process; elastic worlds are made from their seeds, and runs and plans are no such worlds.
     """
-    if worlds is Worlds.ELASTIC:
+    if worlds in {Worlds.ELASTIC, Worlds.AHEAD_AND_ELASTIC}:
         return tuple(range(NUM_SCENARIOS))
     if worlds in {Worlds.RUNS, Worlds.PLANS}:
         return ()

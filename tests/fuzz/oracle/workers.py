@@ -36,6 +36,7 @@ from rollpacker.core.events import (
     FetchFailed,
     NoticeGiven,
     PolicyPublished,
+    PolicyUpdated,
     ProgressMeasured,
     ResponseAborted,
     ResponseEvicted,
@@ -92,6 +93,8 @@ class ElasticModel:
         self.of_unknown_rank: set[RequestId] = set()
         """What waited when it was not known here whether engines have room for any number."""
         self.speeds: Mapping[EngineId, float] = {}
+        self.is_suspended = False
+        """The policy of an asynchronous run was updated, and its next step has not started."""
         self.joining: WorkerId | None = None
         """The worker that the event is about."""
 
@@ -150,8 +153,11 @@ class ElasticModel:
                 self.local[engine] = None
             case PolicyPublished(policy_version=version):
                 self.version, self.published_at_s = version, now
-                for worker in self.workers.values():
+                for name, worker in self.workers.items():
                     worker.holds = {}
+                    self._release(name)
+            case PolicyUpdated():
+                self.is_suspended = True
             case WorkerArrived() if not self.is_late(event):
                 self._arrive(event, now)
             case NoticeGiven(worker=name, leaves_in_s=left_s) if name in self.workers:
@@ -174,7 +180,7 @@ class ElasticModel:
                 self.is_returning = False
             case StepStarted():
                 self.lent.clear()
-                self.is_returning = False
+                self.is_returning = self.is_suspended = False
 
     def _arrive(self, event: WorkerArrived, now: float) -> None:
         element, life = split(event.worker)
@@ -197,6 +203,7 @@ class ElasticModel:
     def _check(self, command: Command, now: float, gone: set[WorkerId]) -> None:
         match command:
             case Launch(request=request, engine=engine):
+                assert not self.is_suspended, f"{request} was launched under a policy that is replaced"
                 assert owner(engine) not in gone
                 assert self.may_get(engine, now), f"{engine} got {request}"
                 self._check_load(engine, now)
@@ -294,14 +301,14 @@ class ElasticModel:
     def _check_rooms(self, waiting: Collection[RequestId]) -> None:
         """Nobody waits for workers that are not there."""
         is_any_near = any(worker.started_at_s is not None for worker in self.workers.values())
-        if waiting and not is_any_near:
+        if waiting and not (is_any_near or self.is_suspended):
             assert set(self.local) <= self.lent, f"{len(waiting)} requests wait, and engines are open"
 
     def _check_queue(
         self, before: Collection[RequestId], commands: Sequence[Command], waiting: Collection[RequestId], now: float
     ) -> None:
         """Where few have room, what was on an engine is launched first, in the order in which it left."""
-        is_limited = self.settings.balance is not None and not self._num_draining(now)
+        is_limited = self.settings.balance is not None and not (self._num_draining(now) or self.is_suspended)
         if not is_limited or not any(worker.started_at_s is not None for worker in self.workers.values()):
             self.queue, self.of_unknown_rank = [], set(waiting)
             return
@@ -318,7 +325,7 @@ class ElasticModel:
         self, commands: Sequence[Command], num_requests: int, waiting: Collection[RequestId], now: float
     ) -> None:
         """Engines leave as much to others as they should, and no more."""
-        if self.settings.balance is None or self._num_draining(now):
+        if self.settings.balance is None or self._num_draining(now) or self.is_suspended:
             return  # of one that drains it is not known here whether it still counts
         loads = Counter(self.holders.values())
         for engine in {command.engine for command in commands if isinstance(command, Launch)} & set(self.open(now)):
