@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +34,7 @@ MOVING_AVERAGE_STEPS = 8
 """Reward and time left are averaged over so many steps: single batches are noisy, and long rounds differ."""
 
 RECENT_STEPS = 6
-"""Steps in the live table; the screen stays below the 24 lines of a small terminal."""
+"""Steps in the live table, at most `MOVING_AVERAGE_STEPS`; the screen stays below the 24 lines of a small terminal."""
 
 SPARKLINE_WIDTH = 32
 """Characters; with its label and both rewards it fits into 80 columns."""
@@ -134,12 +135,12 @@ class PlainProgress(_ShownProgress):
 
     def stage(self, name: str, detail: str = "") -> None:
         super().stage(name, detail)
-        if not self._history.rows and name not in self._stages_shown:
+        if not self._history.rewards and name not in self._stages_shown:
             self._stages_shown.add(name)
             self._print(f"  {name}{f' ({detail})' if detail else ''} ...")
 
     def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
-        if len(self._history.rows) % HEADER_EVERY_LINES == 0:
+        if len(self._history.rewards) % HEADER_EVERY_LINES == 0:
             names = [f"{column.name:>{column.width}}" for column in COLUMNS]
             self._print(" ".join([*names, "    left"]))
         super().step_finished(row, domains)
@@ -191,7 +192,7 @@ class LiveProgress(_ShownProgress):
         """Draw the run as it stands."""
         history = self._history
         parts: list[RenderableType] = [self._run_line(), self._outcome or self._stage_line()]
-        if history.rows:
+        if history.rewards:
             parts += [Text(), self._reward_line(), *self._domain_lines(), Text(), self._recent_steps()]
         width = min(self._console.width, MAX_WIDTH)
         title = Text(history.title, style="bold")
@@ -236,7 +237,7 @@ class LiveProgress(_ShownProgress):
         return line
 
     def _reward_line(self) -> RenderableType:
-        rewards = [row["reward_mean"] for row in self._history.rows]
+        rewards = self._history.rewards
         can_draw = self._console.encoding.lower().startswith("utf")
         return Text.assemble(
             ("reward  ", "bold"),
@@ -260,9 +261,9 @@ class LiveProgress(_ShownProgress):
         table = Table(box=None, padding=(0, 1), expand=True, header_style="dim", pad_edge=False)
         for column in COLUMNS:
             table.add_column(column.name, justify="right", no_wrap=True)
-        num_shown = min(len(history.rows), RECENT_STEPS)
+        num_shown = min(len(history.recent), RECENT_STEPS)
         for index in range(-num_shown, 0):
-            style = _ROUND_STYLES.get(str(history.rows[index]["round_kind"]), "")
+            style = _ROUND_STYLES.get(str(history.recent[index]["round_kind"]), "")
             cells = [column.text(history, index) for column in COLUMNS]
             table.add_row(*(Text(cell, style=style if cell in _ROUND_STYLES else "") for cell in cells))
         return table
@@ -270,7 +271,7 @@ class LiveProgress(_ShownProgress):
 
 @dataclass(slots=True, kw_only=True)
 class RunHistory:
-    """A run so far. Lists only grow, so that the drawing thread may read them at any time."""
+    """A run so far, in few bytes per step. Sequences never shrink: the drawing thread may read them at any time."""
 
     title: str = ""
     num_steps: int = 0
@@ -278,8 +279,12 @@ class RunHistory:
     num_before: int = 0
     """Steps of earlier attempts."""
     began_at_s: float
-    rows: list[Row] = field(default_factory=list)
-    """Rows of the `steps` table, since the run was last resumed."""
+    rewards: array[float] = field(default_factory=lambda: array("d"))
+    """`reward_mean` of each step since the run was last resumed."""
+    bubble_ratio_sum: float = 0.0
+    """Over these steps."""
+    recent: Sequence[Row] = ()
+    """Rows of the `steps` table, of the last `MOVING_AVERAGE_STEPS` of them."""
     domains: Sequence[Row] = ()
     """Rows of the `domains` table, of the last step."""
     last_finished_at_s: float = 0.0
@@ -292,10 +297,12 @@ class RunHistory:
     @property
     def num_finished(self) -> int:
         """Steps of the run, including earlier attempts."""
-        return self.rows[-1]["step"] + 1 if self.rows else self.num_before
+        return self.recent[-1]["step"] + 1 if self.recent else self.num_before
 
     def finish_step(self, row: Row, domains: Sequence[Row], now: float) -> None:
-        self.rows.append(row)
+        self.rewards.append(row["reward_mean"])
+        self.bubble_ratio_sum += row["bubble_ratio"]
+        self.recent = (*self.recent, row)[-MOVING_AVERAGE_STEPS:]
         self.domains = domains
         self.last_finished_at_s = now
 
@@ -305,29 +312,27 @@ class RunHistory:
 
     def reward_average(self, index: int) -> float:
         """Mean reward of the last steps up to the one at `index`, counted from the end."""
-        end = len(self.rows) + index + 1
-        return _mean([row["reward_mean"] for row in self.rows[max(0, end - MOVING_AVERAGE_STEPS) : end]])
+        end = len(self.rewards) + index + 1
+        return _mean(self.rewards[max(0, end - MOVING_AVERAGE_STEPS) : end])
 
     def time_left_s(self, now: float) -> float:
         """Steps that are left times the mean duration of the last ones; NaN before the first.
 
         It counts down within a step, by no more than the step was expected to take.
         """
-        step_s = _mean([row["step_time_s"] + row["checkpoint_time_s"] for row in self.rows[-MOVING_AVERAGE_STEPS:]])
+        step_s = _mean([row["step_time_s"] + row["checkpoint_time_s"] for row in self.recent])
         num_left = max(0, self.num_steps - self.num_finished)
         return num_left * step_s - min(now - self.last_finished_at_s, step_s) if num_left else 0.0
 
     def summary(self, now: float) -> str:
         """What the run did, in one line."""
         elapsed = format_duration(now - self.began_at_s)
-        if not self.rows:
+        if not self.rewards:
             return f"done in {elapsed}{', no step was left to do' if self.num_steps else ''}"
-        first, last = self.rows[: MOVING_AVERAGE_STEPS // 2], self.rows[-MOVING_AVERAGE_STEPS // 2 :]
-        rewards = [_mean([row["reward_mean"] for row in rows]) for rows in (first, last)]
-        idle = _mean([row["bubble_ratio"] for row in self.rows])
-        return (
-            f"{len(self.rows)} steps in {elapsed}, reward {rewards[0]:.3f} -> {rewards[1]:.3f}, idle slots {idle:.0%}"
-        )
+        num_steps, num_averaged = len(self.rewards), MOVING_AVERAGE_STEPS // 2
+        first, last = _mean(self.rewards[:num_averaged]), _mean(self.rewards[-num_averaged:])
+        idle = self.bubble_ratio_sum / num_steps
+        return f"{num_steps} steps in {elapsed}, reward {first:.3f} -> {last:.3f}, idle slots {idle:.0%}"
 
     def describe_failure(self, error: BaseException, now: float) -> str:
         """Say in one line where the run ended early."""
@@ -358,11 +363,11 @@ class _Column:
 
 
 def _shown(name: str, width: int, key: str, form: str) -> _Column:
-    return _Column(name=name, width=width, text=lambda history, index: format(history.rows[index][key], form))
+    return _Column(name=name, width=width, text=lambda history, index: format(history.recent[index][key], form))
 
 
 COLUMNS: Sequence[_Column] = (
-    _Column(name="step", width=5, text=lambda history, index: str(history.rows[index]["step"] + 1)),
+    _Column(name="step", width=5, text=lambda history, index: str(history.recent[index]["step"] + 1)),
     _shown("round", 5, "round_kind", ""),
     _shown("reward", 7, "reward_mean", ".3f"),
     _Column(name="mean", width=7, text=lambda history, index: f"{history.reward_average(index):.3f}"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from rollpacker.metrics.schemas import STEPS
 from rollpacker.runtime.run.progress import (
     COLUMNS,
     HEADER_EVERY_LINES,
+    SPARKLINE_WIDTH,
     LiveProgress,
     PlainProgress,
     Progress,
+    RunHistory,
     format_duration,
     make_progress,
     sparkline,
@@ -231,6 +234,37 @@ def test_time_left_follows_the_last_steps_and_counts_down_within_one() -> None:
     progress.step_finished(make_row(19))
     assert "left 0:00" in screen(progress)
     progress.end_run()
+
+
+def test_a_long_run_is_shown_from_its_first_step_on() -> None:
+    progress, console, clock = make("live")
+    progress.begin_run("x", 1000)
+    rewards = [math.sin(step / 50) for step in range(300)]
+    for step, reward in enumerate(rewards):
+        progress.step_finished(make_row(step, reward_mean=reward, bubble_ratio=(step % 4) / 4))
+    shown = screen(progress)
+    curve = f"{rewards[0]:.3f} {sparkline(rewards, SPARKLINE_WIDTH)} {rewards[-1]:.3f}"
+    assert f"reward  {curve}   mean of 8: {sum(rewards[-8:]) / 8:.3f}" in shown
+    last = [line.split()[1:5] for line in shown.splitlines() if "short" in line]
+    assert last == [
+        [str(step + 1), "short", f"{rewards[step]:.3f}", f"{sum(rewards[step - 7 : step + 1]) / 8:.3f}"]
+        for step in range(294, 300)
+    ]
+    clock.now_s = 60
+    progress.end_run()
+    first, newest = sum(rewards[:4]) / 4, sum(rewards[-4:]) / 4
+    assert f"300 steps in 1:00, reward {first:.3f} -> {newest:.3f}, idle slots 38%" in written(console)
+
+
+def test_a_step_that_is_shown_stays_in_memory_as_a_few_bytes() -> None:
+    history = RunHistory(began_at_s=0.0)
+    num_steps = 2000
+    tracemalloc.start()
+    for step in range(num_steps):
+        history.finish_step(make_row(step), (), 0.0)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes / num_steps < 20
 
 
 def test_an_attempt_that_ends_in_its_first_step_counts_the_steps_before_it() -> None:
