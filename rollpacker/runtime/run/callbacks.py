@@ -3,16 +3,19 @@
 Invariant: a callback only receives. It gets copies, as JSON, in a process of its own, from a thread of its own here:
 whatever it does, the run neither waits for it nor changes. Its first failure is shown, the others are in its log only.
 One that raises goes on being called; one that takes longer than `CALL_LIMIT_S` for a call, or whose process ends, gets
-nothing more. Only the end of a run waits: for the calls that are still queued, at most `CALL_LIMIT_S`, and
-`EARLY_LIMIT_S` when the run ends early.
+nothing more. Only the end of a run waits: for the calls that are still queued, of all callbacks at once, at most
+`CALL_LIMIT_S`, and `EARLY_LIMIT_S` when the run ends early. Signals are heard meanwhile; who cancels the wait ends it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import queue
+import signal
 import threading
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config.mistakes import raise_mistakes
@@ -21,7 +24,7 @@ from rollpacker.metrics.files import storage_errors
 from rollpacker.rewards.supervisor_process import SupervisorProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from pathlib import Path
 
 CALL_LIMIT_S = 60.0
@@ -29,6 +32,9 @@ CALL_LIMIT_S = 60.0
 
 EARLY_LIMIT_S = 5.0
 """A run that was interrupted or preempted has little time left."""
+
+_LISTEN_EVERY_S = 0.05
+"""Between two looks for signals, while the end of a run waits."""
 
 _PROCESS = "rollpacker.runtime.run.callback_process"
 
@@ -42,15 +48,15 @@ def check_callbacks(sources: Sequence[str], run_dir: Path) -> None:
     _end_all(_ready(sources, run_dir, [""] * len(sources)))
 
 
-@contextmanager
-def open_callbacks(
+@asynccontextmanager
+async def open_callbacks(
     sources: Sequence[str],
     run_dir: Path,
     logs: Path,
     note: Callable[[str], None],
     *,
     call_limit_s: float = CALL_LIMIT_S,
-) -> Iterator[Callbacks]:
+) -> AsyncIterator[Callbacks]:
     """Make an instance of each class for a run, and tell it the run's end.
 
     Args:
@@ -63,10 +69,7 @@ def open_callbacks(
     Raises:
         ConfigError: One of them cannot be made.
     """
-    if sources:
-        with storage_errors(logs):
-            logs.mkdir(parents=True, exist_ok=True)
-    files = [logs / f"callback-{number}.log" for number in range(len(sources))]
+    files = _log_files(logs, len(sources))
     processes = _ready(sources, run_dir, list(map(str, files)))
     callbacks = Callbacks(
         [
@@ -78,9 +81,9 @@ def open_callbacks(
         yield callbacks
     except BaseException as error:
         problem = error.problem if isinstance(error, RollpackerError) else f"{type(error).__name__}: {error}"
-        callbacks.end(problem, min(call_limit_s, EARLY_LIMIT_S))
+        await callbacks.end(problem, min(call_limit_s, EARLY_LIMIT_S))
         raise
-    callbacks.end(None, call_limit_s)
+    await callbacks.end(None, call_limit_s)
 
 
 class Callbacks:
@@ -101,11 +104,27 @@ class Callbacks:
         """Tell the folder of a checkpoint that is complete."""
         self._tell("on_checkpoint", str(path))
 
-    def end(self, error: str | None, limit_s: float) -> None:
-        """Tell the end of the run, and end the processes when all calls are over, or after `limit_s`."""
+    async def end(self, error: str | None, limit_s: float) -> None:
+        """Tell the end of the run, and end the processes when their calls are over, or after `limit_s`.
+
+        When it is cancelled they end at once. It lets the event loop run between short waits, since the clock of a
+        modelled run would jump past a thread.
+        """
         self._tell("on_end", error)
-        for callback in self._callbacks:
-            callback.finish(limit_s)
+        threads = [threading.Thread(target=each.finish, args=(limit_s,), daemon=True) for each in self._callbacks]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(_LISTEN_EVERY_S)
+                    await asyncio.sleep(0)
+        except BaseException:
+            for callback in self._callbacks:
+                callback.kill()
+            for thread in threads:
+                thread.join()
+            raise
 
     def _tell(self, method: str, argument: object) -> None:
         for callback in self._callbacks:
@@ -138,6 +157,13 @@ class _Callback:
             self._fail(f"its calls were not over {limit_s:g} s after the end of the run")
         self._process.close()
 
+    def kill(self) -> None:
+        """End the process in the middle of a call; that is no failure of the callback."""
+        self._has_failed = True
+        if not self._process.has_died:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             try:
@@ -152,6 +178,13 @@ class _Callback:
         if not self._has_failed:
             self._has_failed = True
             self._note(f"The callback {self._source} failed: {problem}. The run goes on; more is in {self._log}.")
+
+
+def _log_files(folder: Path, number: int) -> list[Path]:
+    if number:
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    return [folder / f"callback-{index}.log" for index in range(number)]
 
 
 def _ready(sources: Sequence[str], run_dir: Path, logs: Sequence[str]) -> list[SupervisorProcess]:

@@ -153,7 +153,7 @@ class _Opening:
         """Open files, workers, scheduler and driver, and publish the first weights."""
         attempt, checkpoint = self._attempt, self._attempt.checkpoint
         metrics, trackers = self._open_tables()
-        callbacks = self._open_callbacks()
+        callbacks = await self._open_callbacks()
         workers = await self._open_workers(backend)
         order = _prompt_order(self._config, workers.prompts)
         settings = _settings(self._config, workers, self._progress)
@@ -237,10 +237,10 @@ class _Opening:
         self._stack.callback(trackers.close)
         return metrics, trackers
 
-    def _open_callbacks(self) -> Callbacks:
+    async def _open_callbacks(self) -> Callbacks:
         run = self._config.run
         opened = open_callbacks(run.callbacks, run.dir, self._attempt.logs, self._progress.note)
-        return self._stack.enter_context(opened)
+        return await self._stack.enter_async_context(opened)
 
     def _open_evaluations(self, texts: TextKeeper) -> Evaluations:
         first_step, checkpoint = self._attempt.first_step, self._attempt.checkpoint

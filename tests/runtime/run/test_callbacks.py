@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollpacker.core.errors import ConfigError, StorageFailed
+from rollpacker.rewards.supervisor_process import STOP_LIMIT_S
+from rollpacker.runtime.run import callbacks
 from rollpacker.runtime.run.callbacks import Callbacks, check_callbacks, open_callbacks
+from rollpacker.sim.virtual_time import run_in_virtual_time
 
 MINE = """
 import json
@@ -98,19 +106,41 @@ def told(run_dir: Path) -> list[list[Any]]:
     return [json.loads(line) for line in (run_dir / "told.jsonl").read_text().splitlines()]
 
 
-def use(callbacks: Callbacks) -> None:
+def use(opened: Callbacks) -> None:
     for step in range(2):
-        callbacks.on_step({"step": step, "loss": None, "reward_mean": math.inf})
-    callbacks.on_evaluation([{"set": "aime24", "reward_mean": 0.5}])
-    callbacks.on_checkpoint(Path("runs/step-000002"))
+        opened.on_step({"step": step, "loss": None, "reward_mean": math.inf})
+    opened.on_evaluation([{"set": "aime24", "reward_mean": 0.5}])
+    opened.on_checkpoint(Path("runs/step-000002"))
 
 
 def run(mine: Path, *names: str, limit_s: float = 60.0) -> list[str]:
     notes: list[str] = []
     sources = [f"{mine}:{name}" for name in names]
-    with open_callbacks(sources, mine.parent, mine.parent / "logs", notes.append, call_limit_s=limit_s) as callbacks:
-        use(callbacks)
+    logs = mine.parent / "logs"
+
+    async def use_all() -> None:
+        async with open_callbacks(sources, mine.parent, logs, notes.append, call_limit_s=limit_s) as opened:
+            use(opened)
+
+    asyncio.run(use_all())
     return notes
+
+
+def fail(mine: Path, *names: str) -> tuple[list[str], float]:
+    """What is said in a run that fails, and the seconds that its end takes."""
+    notes: list[str] = []
+    failed_at: list[float] = []
+    sources = [f"{mine}:{name}" for name in names]
+
+    async def use_and_fail() -> None:
+        async with open_callbacks(sources, mine.parent, mine.parent, notes.append) as opened:
+            use(opened)  # or the time limit of this test would end it
+            failed_at.append(time.monotonic())
+            raise StorageFailed("the disk is full")
+
+    with pytest.raises(StorageFailed):
+        asyncio.run(use_and_fail())
+    return notes, time.monotonic() - failed_at[0]
 
 
 def test_a_callback_is_told_everything_in_order_and_what_it_prints_is_in_a_log(mine: Path) -> None:
@@ -142,22 +172,50 @@ def test_one_that_hangs_or_dies_is_said_once_and_the_others_are_told_on(mine: Pa
 
 
 def test_a_call_of_the_run_returns_before_the_callback_does(mine: Path) -> None:
+    (note,), _ = fail(mine, "Hangs")
+    assert "were not over 5 s after the end" in note
+
+
+def test_the_end_waits_for_all_callbacks_at_once(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callbacks, "EARLY_LIMIT_S", 1.0)
+    notes, end_s = fail(mine, *["Hangs"] * 4)
+    assert [note.count("were not over 1 s after the end") for note in notes] == [1, 1, 1, 1]
+    assert end_s < 2 * (1.0 + STOP_LIMIT_S)  # one after the other they take 4 times as long
+
+
+@pytest.mark.parametrize("run_on", [asyncio.run, run_in_virtual_time])
+def test_ctrl_c_ends_the_wait_for_callbacks_and_their_processes(mine: Path, run_on: Any) -> None:
     notes: list[str] = []
+    processes: list[int] = []
 
-    def fail() -> None:
-        with open_callbacks([f"{mine}:Hangs"], mine.parent, mine.parent, notes.append) as callbacks:
-            use(callbacks)  # or the time limit of this test would end it
-            raise StorageFailed("the disk is full")  # then the end waits for 5 s
+    async def use_and_wait() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        loop.add_signal_handler(signal.SIGINT, task.cancel)
+        async with open_callbacks([f"{mine}:Hangs"] * 2, mine.parent, mine.parent, notes.append) as opened:
+            processes.extend(children())
+            use(opened)
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    with pytest.raises(StorageFailed):
-        fail()
-    assert "were not over 5 s after the end" in notes[0]
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(asyncio.CancelledError):  # otherwise the wait of CALL_LIMIT_S ends without an error
+            run_on(use_and_wait())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(processes) >= 2
+    assert not set(processes) & set(children())
+    assert notes == []
+
+
+def children() -> list[int]:
+    files = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for file in files for pid in file.read_text().split()]
 
 
 def test_the_end_of_a_run_that_fails_is_told_with_its_error(mine: Path) -> None:
-    with pytest.raises(StorageFailed), open_callbacks([f"{mine}:Everything"], mine.parent, mine.parent, print):
-        raise StorageFailed("the disk is full")
-    assert told(mine.parent) == [["end", "the disk is full"]]
+    assert fail(mine, "Everything")[0] == []
+    assert told(mine.parent)[-1] == ["end", "the disk is full"]
 
 
 MISTAKES = {
