@@ -85,10 +85,10 @@ def _lock(lock: IO[str], run_dir: Path) -> None:
 
 
 def begin_attempt(config: RunConfig, note: Callable[[str], None]) -> RunAttempt:
-    """Find what to resume in a locked folder, and record the configuration there; `note` reports broken checkpoints."""
+    """Find what to resume in a locked folder, and record the configuration there; `note` reports what is set aside."""
     run_dir = config.run.dir
     found = find_resumable(config)
-    identity = identify_run(config)
+    identity = identify_run(config, note)
     write_atomically(run_dir / CONFIG_FILE, to_yaml(config).encode())
     checkpoints = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
     for broken in found.broken:

@@ -1,7 +1,8 @@
 """What becomes of an evaluation that is over: its tables, its curves, a line on the screen, and the best checkpoint.
 
 Invariant: the tables hold the evaluations that the run's checkpoint knows of. One that was cut, or made after the
-checkpoint that a later attempt resumes, is taken back and made again.
+checkpoint that a later attempt resumes, is taken back and made again. An attempt that evaluates nothing only takes back
+those of policies after the checkpoint's.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Evaluations:
 
     Args:
         config: Of the run.
-        last_step: That the resumed checkpoint was evaluated at, or was before; later evaluations are taken back.
+        last_step: Of the last evaluation that stays; later ones are taken back.
         texts: Reads responses.
         note: Shows a person a line.
         is_modelled: Whether the run's times are a model's.
@@ -86,6 +87,15 @@ class Evaluations:
         is_best = score is not None and (self._best is None or score > self._best)
         self._best = score if is_best else self._best
         return rows, tables["evaluation_responses"], is_best
+
+    def of_step(self, step: int) -> tuple[Sequence[Row], Sequence[Row]]:
+        """The rows that the tables have of one evaluation, as `record` returns them; none without it."""
+        run_dir, steps = self._config.run.dir, (step, step)
+        try:
+            rows, responses = (read_table(run_dir, table, steps) for table in ("evaluations", "evaluation_responses"))
+        except DataError:
+            return (), ()
+        return rows.to_pylist(), responses.to_pylist()
 
     def _score(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
         """What checkpoints are ranked by: the mean reward of `run.best_by`, or over all sets; None if one was cut."""

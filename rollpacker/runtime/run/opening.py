@@ -24,6 +24,7 @@ from rollpacker.data.order import PromptOrder
 from rollpacker.metrics.event_log import EventLogWriter, attempt_path
 from rollpacker.metrics.mending import mend_tables
 from rollpacker.metrics.table_writer import MetricsWriter
+from rollpacker.metrics.tables import EVALUATION_FOLDER
 from rollpacker.protocols.backend import Backend, BackendContext, Workers
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.runtime.job.allocation import current_allocation
@@ -48,7 +49,7 @@ from rollpacker.runtime.run.rollouts import load_rollouts
 from rollpacker.runtime.run.saving import RunSaver
 from rollpacker.runtime.run.startup import StartupTimes, process_began_at
 from rollpacker.runtime.run.status import StatusBoard, shown_status
-from rollpacker.runtime.run.texts import TextKeeper
+from rollpacker.runtime.run.texts import TextKeeper, with_texts
 from rollpacker.runtime.run.trackers import Tracker, make_trackers
 from rollpacker.runtime.run.training_run import TrainingRun
 from rollpacker.runtime.waiting.clock import RunClock
@@ -174,9 +175,10 @@ class _Opening:
             num_prompts=self._config.run.samples_per_step,
             num_held_out=self._config.evaluation.num_texts,
         )
+        evaluations = self._open_evaluations(texts)
         outputs = RunOutputs(
             metrics=metrics,
-            evaluations=self._open_evaluations(texts) if settings.evaluation else None,
+            evaluations=evaluations if settings.evaluation else None,
             texts=texts,
             event_log=event_log,
             trackers=trackers,
@@ -215,6 +217,8 @@ class _Opening:
             await saver.load_trainer()
         self._startup.begin("weight sync")
         await run.publish_weights()
+        if evaluations:
+            _log_again(evaluations, attempt.first_step, trackers)
         if not self._is_modelled:
             self._startup.finish()
         return run
@@ -242,12 +246,16 @@ class _Opening:
         opened = open_callbacks(run.callbacks, run.dir, self._attempt.logs, self._progress.note)
         return await self._stack.enter_async_context(opened)
 
-    def _open_evaluations(self, texts: TextKeeper) -> Evaluations:
+    def _open_evaluations(self, texts: TextKeeper) -> Evaluations | None:
+        """Open their tables where there are any, or will be, and take back what this attempt makes again."""
         first_step, checkpoint = self._attempt.first_step, self._attempt.checkpoint
         machine = (checkpoint.scheduler.get("evaluation") if checkpoint else None) or {}
+        makes_any = self._config.evaluation.path is not None
+        if not (makes_any or (self._config.run.dir / EVALUATION_FOLDER).is_dir()):
+            return None
         evaluations = Evaluations(
             self._config,
-            first_step if machine.get("last") == first_step else first_step - 1,
+            first_step - 1 if makes_any and machine.get("last") != first_step else first_step,
             texts=texts,
             note=self._progress.note,
             is_modelled=self._is_modelled,
@@ -325,6 +333,13 @@ class _Opening:
             clock=self._clock,
             interval_log=self._interval_log,
         )
+
+
+def _log_again(evaluations: Evaluations, step: int, trackers: Tracker) -> None:
+    """Log the evaluation that the checkpoint of a step has: from that step on trackers forget what they had."""
+    rows, responses = evaluations.of_step(step)
+    if rows:
+        trackers.log_evaluation(rows, with_texts(responses))
 
 
 def _told_to(event_log: EventLogWriter, watched: OnEvent | None) -> OnEvent:

@@ -1,14 +1,16 @@
 """Which run a folder belongs to, and whether a configuration may go on with it.
 
     <run.dir>/run.json                     which run this is: id, fingerprint, schema version
+    <run.dir>/replaced-001/                what a run before it left there: events, held-out scores, curves, logs
 
 Invariant: a folder belongs to the run whose steps it holds. As long as it holds none (after a start that failed or was
-interrupted), any configuration may begin there. A `run.json` that is lost is restored from a checkpoint, which holds
-the same facts.
+interrupted), any configuration may begin there; then the records of the run before are set aside, and none of them
+counts as the new run's. A `run.json` that is lost is restored from a checkpoint, which holds the same facts.
 """
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +21,25 @@ from pydantic import TypeAdapter, ValidationError
 from rollpacker.config.fingerprint import Difference, config_fingerprint, differences
 from rollpacker.config.record import read_record
 from rollpacker.core.errors import CheckpointError, ConfigError, DataError
-from rollpacker.metrics.files import write_atomically
+from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.paths import read_bytes
 from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointStore, FoundCheckpoints
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rollpacker.config.schema import RunConfig
 
 RUN_FILE = "run.json"
 
 _STEPS = "metrics/steps/step*.parquet"
 """As `rollpacker.metrics.tables` names them, which loads pyarrow: too slow for a look."""
+
+_RECORDS = (
+    *("config.yaml", "accounts", "evaluation", "events", "logs/attempt-*"),
+    *("tensorboard", "tracker.jsonl", "wandb"),
+)
+"""What a run leaves, and another one would add to or be taken for; not `jobs`, where the next one's job has begun."""
 
 MAX_DIFFERENCES = 8
 """Keys that a message names; more of them make another run."""
@@ -88,14 +98,30 @@ def find_resumable(config: RunConfig) -> FoundCheckpoints:
     return found
 
 
-def identify_run(config: RunConfig) -> RunIdentity:
-    """Read the identity of a run's folder, or give it one; for the only process in it, after `find_resumable`."""
+def identify_run(config: RunConfig, note: Callable[[str], None]) -> RunIdentity:
+    """Read the identity of a run's folder, or give it one; for the only process in it, after `find_resumable`.
+
+    `note` is told where the records of another run are then.
+    """
     run_dir, fingerprint = config.run.dir, config_fingerprint(config)
     identity = _read_identity(run_dir) if _has_trained(run_dir) else _parse(run_dir / RUN_FILE)
     if not isinstance(identity, RunIdentity) or identity.fingerprint != fingerprint:
+        _set_records_aside(run_dir, note)
         identity = RunIdentity(schema_version=SCHEMA_VERSION, run_id=uuid.uuid4().hex[:12], fingerprint=fingerprint)
     write_atomically(run_dir / RUN_FILE, _IDENTITY.dump_json(identity, indent=1) + b"\n")
     return identity
+
+
+def _set_records_aside(run_dir: Path, note: Callable[[str], None]) -> None:
+    names = (run_dir / f"replaced-{number:03d}" for number in itertools.count(1))
+    aside = next(path for path in names if not path.exists())
+    with storage_errors(aside):
+        for record in [path for pattern in _RECORDS for path in sorted(run_dir.glob(pattern))]:
+            kept = aside / record.relative_to(run_dir)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            record.rename(kept)
+    if aside.exists():
+        note(f"Another run began in {run_dir} and finished no step. Its records are kept in {aside}.")
 
 
 def _has_trained(run_dir: Path) -> bool:

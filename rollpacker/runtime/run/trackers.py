@@ -66,7 +66,8 @@ class Tracker(Protocol):
     def log_evaluation(self, rows: Sequence[Row], samples: Sequence[Row] = ()) -> None:
         """Take an evaluation's rows of `evaluations`, and those of `evaluation_responses` with texts.
 
-        It comes before the step of the same number is logged.
+        It comes before the step of the same number is logged. An attempt that resumes a checkpoint begins with the
+        evaluation that this one has: it may have been lost with the attempt before.
         """
 
     def close(self) -> None:
@@ -220,7 +221,7 @@ class JsonLinesTracker:
 
 
 class TensorBoardTracker:
-    """Writes an event file per attempt into one folder."""
+    """Writes an event file per attempt into one folder; what an earlier one has from the first step on is replaced."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2

@@ -1,0 +1,125 @@
+"""What an attempt finds of those before it: the curves of its run go on, and another run's records are set aside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollpacker import pipeline
+from rollpacker.config.record import read_record
+from rollpacker.core.errors import DataError, WorldError
+from rollpacker.core.events import StepStarted
+from rollpacker.metrics.tables import read_frame
+from rollpacker.runtime.rollout.replay import replay
+from rollpacker.sim.backend import ModelledBackend
+from rollpacker.sim.virtual_time import run_in_virtual_time
+from rollpacker.timeline.moments import read_moments
+from tests.runtime.run.test_trackers import read_curves
+from tests.sim.composed import config_of
+
+SMALL = [
+    *("backend=sim", "model=qwen2.5-7b", "workload.num_prompts=60", "engine.num_engines=3"),
+    *("rollout.num_prompts=6", "rollout.num_responses=3", "rollout.max_response_tokens=4096"),
+    *("run.progress=plain", "run.resume=auto", "run.num_steps=5", "run.checkpoint_every_steps=2"),
+    *("tracker.jsonl=true", "tracker.tensorboard=true"),
+]
+SCORE = "evaluation/held/reward_mean"
+
+
+@pytest.fixture
+def held_out(tmp_path: Path) -> list[str]:
+    lines = [{"id": f"q{number}", "domain": "math", "prompt": f"{number}?", "ground_truth": "1"} for number in range(4)]
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return [f"evaluation.path={tmp_path}/held.jsonl", "evaluation.every_steps=2"]
+
+
+def train(run_dir: Path, *words: str) -> None:
+    pipeline.run(config_of(run_dir, [*SMALL, *words]))
+
+
+def fail_in_step(run_dir: Path, step: int, *words: str) -> None:
+    """Train until a step has begun, after the evaluation and the checkpoint before it."""
+
+    def watch(*_: object) -> Any:
+        def on_event(event: object, *_: object) -> None:
+            if isinstance(event, StepStarted) and event.step == step:
+                raise WorldError("The cluster is gone.")
+
+        return on_event
+
+    config = config_of(run_dir, [*SMALL, *words])
+    with pytest.raises(WorldError, match="The cluster is gone"):
+        run_in_virtual_time(pipeline.train(config, ModelledBackend(config), watch))
+
+
+def lines_of(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "tracker.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_curves_of_a_resumed_run_have_every_evaluation_of_its_tables(
+    tmp_path: Path, held_out: list[str], step: int
+) -> None:
+    fail_in_step(tmp_path / "run", step, *held_out)
+    train(tmp_path / "run", *held_out)
+    scores = read_frame(tmp_path / "run", "evaluations")
+    wanted = [(row.step, round(row.reward_mean, 3)) for row in scores.itertuples()]
+    assert [step for step, _ in wanted] == [0, 2, 4, 5]
+    curves = read_curves(tmp_path / "run" / "tensorboard")
+    assert curves[SCORE] == wanted
+    assert [step for step, _ in curves["steps/reward_mean"]] == [0, 1, 2, 3, 4]
+    assert {line["step"]: round(line[SCORE], 3) for line in lines_of(tmp_path / "run") if SCORE in line} == dict(wanted)
+
+
+def test_an_attempt_that_evaluates_nothing_keeps_the_scores_of_the_policies_up_to_its_own(
+    tmp_path: Path, held_out: list[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    fail_in_step(run_dir, 3, *held_out, "evaluation.every_steps=1", "run.checkpoint_every_steps=2")
+    assert set(read_frame(run_dir, "evaluations")["step"]) == {0, 1, 2, 3}
+    train(run_dir)
+    assert set(read_frame(run_dir, "evaluations")["step"]) == {0, 1, 2}
+    assert [step for step, _ in read_curves(run_dir / "tensorboard")[SCORE]] == [0, 1, 2]
+
+
+def test_another_run_in_a_folder_without_steps_shows_nothing_of_the_one_before_which_is_kept(
+    tmp_path: Path, held_out: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, kept = tmp_path / "run", tmp_path / "run" / "replaced-001"
+    fail_in_step(run_dir, 0, *held_out)
+    (run_dir / "logs" / "attempt-000").mkdir(parents=True)
+    before = lines_of(run_dir)
+    assert SCORE in before[0]
+    train(run_dir, "run.seed=8")
+    assert f"Another run began in {run_dir} and finished no step. Its records are kept in {kept}." in (
+        capsys.readouterr().out
+    )
+    with pytest.raises(DataError, match="has no evaluation"):
+        read_frame(run_dir, "evaluations")
+    assert [attempt.number for attempt in read_moments(run_dir).attempts] == [0]
+    assert not any(SCORE in line for line in lines_of(run_dir))
+    assert SCORE not in read_curves(run_dir / "tensorboard")
+    assert read_frame(kept, "evaluations")["step"].tolist() == [0]
+    assert replay(kept).attempts == 1
+    assert lines_of(kept) == before
+    assert SCORE in read_curves(kept / "tensorboard")
+    assert (read_record(kept) or {})["run"]["seed"] == 0
+    assert (kept / "logs" / "attempt-000").is_dir()
+
+
+def test_the_same_run_begins_again_in_its_folder_and_sets_nothing_aside(tmp_path: Path, held_out: list[str]) -> None:
+    run_dir = tmp_path / "run"
+    fail_in_step(run_dir, 0, *held_out)
+    train(run_dir, *held_out)
+    assert [attempt.number for attempt in read_moments(run_dir).attempts] == [0, 1]
+    assert not list(run_dir.glob("replaced-*"))
+
+
+def test_each_run_that_is_replaced_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    for seed in range(3):
+        fail_in_step(tmp_path / "run", 0, f"run.seed={seed}")
+    kept = sorted(tmp_path.glob("run/replaced-*"))
+    assert [(read_record(folder) or {})["run"]["seed"] for folder in kept] == [0, 1]
