@@ -5,7 +5,10 @@ when its last process is gone, however that one ended, and the size of /dev/shm,
 matter. A receiver opens it through the sender's entry in /proc, which the system allows to processes of one user.
 
 On a GPU it is an allocation that CUDA lends to other processes (CUDA IPC). What a receiver has opened is valid until
-the sender closes it, so it reports that it is done first.
+the sender closes it, so it reports that it is done first. torch frees it when each handle's receiver has let go, which
+an engine whose process dies in a transfer never does: both buckets of that transfer stay on the sender's GPU until the
+trainer ends. Nobody lets go in its place: a counter that is lowered twice is as large as one that never was, being
+unsigned (torch/csrc/CudaIPCTypes.h), and a receiver that failed may have lowered it or be about to.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from rollpacker.config.schema import RunConfig
@@ -112,11 +113,11 @@ class OfferSync:
                 Expected(policy_version=weights.policy_version, checksum=delivery.checksum),
                 self._options.timeout_s,
             )
-        finally:
-            await self._first.close_offer()
-            for task in loads.values():
-                task.cancel()  # only those of lost engines are still pending
-            await asyncio.gather(*loads.values(), return_exceptions=True)
+        except BaseException:
+            with suppress(WorldError):  # a rank that is gone cannot close it, and the first error says why
+                await self._end(loads)
+            raise
+        await self._end(loads)
         return Published(
             policy_version=weights.policy_version,
             checksum=delivery.checksum,
@@ -124,6 +125,12 @@ class OfferSync:
             time_s=loop.time() - began,
             lost=lost,
         )
+
+    async def _end(self, loads: Mapping[EngineId, asyncio.Task[str]]) -> None:
+        for task in loads.values():
+            task.cancel()  # only those of lost engines are still pending, unless the transfer failed
+        await asyncio.gather(*loads.values(), return_exceptions=True)
+        await self._first.close_offer()
 
     async def _load(self, engine_id: EngineId, engine: Engine, weights: Weights) -> str:
         try:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from rollpacker.config.sections.engine import EngineSection
-from rollpacker.core.errors import WeightSyncFailed
+from rollpacker.core.errors import EngineFailed, WeightSyncFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.engines.torch.engine import TorchEngine
 from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors, named_tensors
@@ -151,3 +151,17 @@ async def test_an_engine_of_another_type_of_numbers_ends_the_run_with_the_reason
         engines = await running.start(model_path, "engine-0", dtype="float32")
         with pytest.raises(WeightSyncFailed, match=r"as torch\.bfloat16 of shape"):
             await sync_of(ranks, "handles").publish(engines)
+
+
+async def test_a_rank_that_dies_while_it_sends_says_so_itself_and_no_engine_is_left_loading(ranks):
+    async def die_sending():
+        raise EngineFailed("The process died while it sent weights.")
+
+    async def die():
+        raise EngineFailed("The process is gone.")
+
+    ranks[0].send_weights, ranks[0].close_offer, ranks[0].has_died = die_sending, die, True
+    waiting = ScriptedEngine("engine-0", lambda _: None, on_weights=never_confirm)
+    with pytest.raises(EngineFailed, match="died while it sent weights"):
+        await sync_of(ranks[:1], "handles").publish({EngineId("engine-0"): waiting})
+    assert asyncio.all_tasks() == {asyncio.current_task()}
