@@ -196,8 +196,8 @@ STEPS = TableSchema(
         ),
         number(
             "surprisal_z",
-            "surprisal minus entropy in standard deviations: exact in plain and long rounds; in short ones, and with "
-            "dynamic sampling, responses are selected, which shifts it; null when modelled",
+            "surprisal minus the same tokens' entropy in standard deviations: exact in plain and long rounds; in "
+            "short ones, and with dynamic sampling, responses are selected, which shifts it; null when modelled",
             is_nullable=True,
         ),
         number("kl_to_reference", "Mean KL (k3) of tokens with a gradient; null without reference", is_nullable=True),

@@ -95,6 +95,8 @@ class UpdateMetrics:
     effective_sample_share: float | None = None
     """(SUM w)^2 / (n SUM w^2) over the n trained tokens, w being the ratio of a token's probabilities, trainer to
     engine, before any bound: what is left of the batch as a sample of the policy. 1 where the two agree."""
+    current_entropy: float | None = None
+    """Mean over the tokens of `surprisal`, nats: what it is held against. `entropy` counts stale tokens, too."""
 
 
 class Trainer(Protocol):

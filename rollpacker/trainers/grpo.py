@@ -285,6 +285,7 @@ class GrpoTrainer:
             num_tokens=num_tokens,
             gpu_memory_peak_gb=peak_gb or None,
             effective_sample_share=sums.ratio**2 / (num_tokens * sums.ratio_squares),
+            current_entropy=sums.current_entropy / num_current if num_current else None,
         )
 
     def _open_step(self) -> _Step:

@@ -50,7 +50,7 @@ def surprisal_warning(update: UpdateMetrics, section: TrainerSection, step: int)
     Raises:
         WrongSampling: It fails by `trainer.surprisal_stop_z`.
     """
-    surprisal, entropy, z = update.surprisal, update.entropy, update.surprisal_z
+    surprisal, entropy, z = update.surprisal, update.current_entropy, update.surprisal_z
     if surprisal is None or entropy is None or z is None or abs(surprisal - entropy) < LEAST_GAP_NATS:
         return None
     problem = (

@@ -184,6 +184,19 @@ async def metrics_of(bench: Any, groups: Sequence[RolloutGroup], *, oldest: int,
     return await trainer.finish_step()
 
 
+def current_entropy_of(bench, groups):
+    """The mean entropy of the tokens of version 2, which follow those of older ones."""
+    model = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
+    entropies = []
+    for group in groups:
+        for response in group.responses:
+            num_current = response.spans[-1].num_tokens
+            with torch.no_grad():
+                logits_TV = model(torch.tensor([[*group.prompt_token_ids, *response.token_ids[:-1]]])).logits[0]
+            entropies.append(torch.distributions.Categorical(logits=logits_TV[-num_current:]).entropy())
+    return torch.cat(entropies).mean().item()
+
+
 @pytest.mark.parametrize("section", [{}, {"num_minibatches": 2}], ids=str)
 async def test_stale_tokens_are_left_out_of_what_tests_engines_and_count_in_all_else(bench, section):
     fresh = [of_versions(group, (2,)) for group in bench.groups(REWARDS)]
@@ -209,6 +222,9 @@ async def test_stale_tokens_are_left_out_of_what_tests_engines_and_count_in_all_
     assert metrics.effective_sample_share == pytest.approx(expected, rel=1e-4)
     assert metrics.mismatch_kl == pytest.approx((weights - 1 - np.log(weights)).mean(), rel=1e-3)
     assert metrics.surprisal == pytest.approx(np.mean(current), rel=1e-5)
+    assert plain.current_entropy == pytest.approx(plain.entropy)
+    assert metrics.current_entropy == pytest.approx(current_entropy_of(bench, mixed), rel=1e-5)
+    assert metrics.current_entropy != pytest.approx(metrics.entropy, rel=1e-3)
 
 
 @pytest.mark.parametrize("loss", ["tis", "topr", "cispo"])

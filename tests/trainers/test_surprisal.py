@@ -115,7 +115,7 @@ async def test_an_engine_that_draws_from_the_policy_passes(bench, monkeypatch, s
     update = await update_of(bench, monkeypatch, **section)
     assert update.num_tokens > 2000
     assert abs(update.surprisal_z) < 3
-    assert update.surprisal == pytest.approx(update.entropy, abs=0.1)
+    assert update.surprisal == pytest.approx(update.current_entropy, abs=0.1)
     assert update.logprob_mismatch_max < 1e-4
     assert surprisal_warning(update, TrainerSection(), 0) is None
 
@@ -134,7 +134,7 @@ async def test_an_engine_that_draws_from_something_else_ends_the_run(bench, monk
     update = await update_of(bench, monkeypatch, sample)
     assert update.logprob_mismatch_max < largest_gap
     assert update.surprisal_z * sign > 12
-    assert (update.surprisal - update.entropy) * sign > LEAST_GAP_NATS
+    assert (update.surprisal - update.current_entropy) * sign > LEAST_GAP_NATS
     with pytest.raises(WrongSampling, match="tokens of step 7 are not drawn from the policy") as caught:
         surprisal_warning(update, TrainerSection(), 7)
     assert "trainer.surprisal_stop_z=12" in caught.value.allowed
@@ -171,13 +171,24 @@ def test_a_policy_that_is_almost_sure_raises_no_alarm_whether_an_unlikely_token_
 
 def test_where_nothing_is_random_there_is_no_alarm():
     assert surprisal_z(0.0, 0.0, 0.0) == 0
-    update: Any = SimpleNamespace(surprisal=1e-6, entropy=0.0, surprisal_z=1e6)  # rounding, and no variance
+    update: Any = SimpleNamespace(surprisal=1e-6, current_entropy=0.0, surprisal_z=1e6)  # rounding, and no variance
     assert surprisal_warning(update, TrainerSection(), 0) is None
 
 
+@pytest.mark.parametrize(("gap", "is_found"), [(0.01, False), (0.08, True)])
+@pytest.mark.parametrize("stale_entropy", [0.1, 0.9])
+def test_the_entropy_of_stale_tokens_neither_hides_a_broken_engine_nor_makes_one(gap, is_found, stale_entropy):
+    entropies = {"current_entropy": 0.5, "entropy": (0.5 + stale_entropy) / 2}
+    update: Any = SimpleNamespace(surprisal=0.5 + gap, surprisal_z=20.0, **entropies)
+    warning = surprisal_warning(update, TrainerSection(surprisal_stop_z=None), 0)
+    assert (warning is not None) == is_found
+    assert warning is None or "surprisal is 0.58 nats, and the mean entropy of their distributions 0.5 " in warning
+
+
 def test_a_modelled_step_is_not_tested_and_a_nan_is_no_pass():
-    modelled: Any = SimpleNamespace(surprisal=None, entropy=None, surprisal_z=None)
+    modelled: Any = SimpleNamespace(surprisal=None, current_entropy=None, surprisal_z=None)
     assert surprisal_warning(modelled, TrainerSection(), 0) is None
-    broken: Any = SimpleNamespace(surprisal=math.nan, entropy=1.0, surprisal_z=surprisal_z(math.nan, math.nan, 1.0))
+    z = surprisal_z(math.nan, math.nan, 1.0)
+    broken: Any = SimpleNamespace(surprisal=math.nan, current_entropy=1.0, surprisal_z=z)
     with pytest.raises(WrongSampling, match="nan"):
         surprisal_warning(broken, TrainerSection(), 0)

@@ -357,7 +357,7 @@ class StepRecorder:
 _UPDATE_COLUMNS = tuple(
     field.name
     for field in fields(UpdateMetrics)
-    if field.name not in {"policy_version", "num_tokens", "gpu_memory_peak_gb"}
+    if field.name not in {"policy_version", "num_tokens", "gpu_memory_peak_gb", "current_entropy"}
 )
 """Those of the `steps` table that the trainer reports."""
 
