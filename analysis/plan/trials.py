@@ -11,9 +11,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
 from rollpacker.core.errors import ConfigError
+from rollpacker.data.degrees import trainer_degree_mistakes
 from rollpacker.data.shapes import transformer_of
 from rollpacker.sim.run_facts import ModelledRunFacts
 
@@ -137,12 +139,16 @@ def steps_of(config: RunConfig, eta: float | None) -> int:
 
 
 def trainer_degree(config: RunConfig) -> int:
-    """The default tensor parallelism of the trainer: doubled until weights and gradients fit."""
+    """The default tensor parallelism of the trainer: doubled until weights and gradients fit, as far as is legal."""
     assert config.hardware is not None
-    num_bytes = transformer_of(config.model).num_parameters * TRAINED_BYTES_PER_PARAMETER
+    model = transformer_of(config.model)
+    num_bytes = model.num_parameters * TRAINED_BYTES_PER_PARAMETER
     room = TRAINED_MEMORY_SHARE * config.hardware.memory_gb * 1e9
     degree = 1
     while num_bytes / degree > room and degree < config.hardware.gpus_per_node:
+        doubled = config.trainer.model_copy(update={"tensor_parallel": 2 * degree})
+        if list(trainer_degree_mistakes(doubled, model.shape)):
+            break
         degree *= 2
     return degree
 
@@ -179,8 +185,9 @@ def possible_degrees(base: RunConfig, num_gpus: int) -> tuple[int, ...]:
 
 
 def check_gpus(base: RunConfig, num_gpus: int) -> None:
-    """Raise where the trainer's replicas do not fill the GPUs."""
+    """Raise where the trainer cannot divide the model so, or its replicas do not fill the GPUs."""
     trainer = base.trainer
+    raise_mistakes(list(trainer_degree_mistakes(trainer, transformer_of(base.model).shape)))
     num_sharing = trainer.tensor_parallel * trainer.pipeline_parallel * trainer.context_parallel
     if num_gpus % num_sharing:
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.modelled_gpus import ModelledGpus, modelled_gpus
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.round_time_model import DegreeCosts
-from rollpacker.data.degrees import engine_degree_mistakes
+from rollpacker.data.degrees import engine_degree_mistakes, trainer_degree_mistakes
 from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.sim.costs import EngineCosts, PassCosts, StepCosts, TrainerCosts, weight_transfer_s
 from rollpacker.sim.judge import JudgePlan, hardware_beside, plan_judge
@@ -20,6 +20,7 @@ from rollpacker.trainers.replicas import whole_up_to
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
+    from rollpacker.config.sections.model import ShapeSection
     from rollpacker.config.sections.modelled import HardwareSection
 
 
@@ -111,7 +112,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
     Raises:
         ModelError: The model's sizes cannot be read.
         DataError: The profile cannot be read.
-        ConfigError: It does not fit on the GPUs, or engines cannot divide the model so.
+        ConfigError: It does not fit on the GPUs, or engines or trainer cannot divide the model so.
     """
     assert config.hardware is not None
     model, hardware, trainer = transformer_of(config.model), config.hardware, config.trainer
@@ -124,32 +125,33 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
             "Choose a degree that divides the GPUs of a node.",
         )
     member_degree = config.elastic.tensor_parallel or tensor_parallel
-    raise_mistakes(list(engine_degree_mistakes(tensor_parallel, model.shape)))
-    if config.elastic.is_on:
-        raise_mistakes(list(engine_degree_mistakes(member_degree, model.shape, "elastic.tensor_parallel")))
+    named = [degree for degree in config.engine.degrees if degree != tensor_parallel] if config.system.planner else []
+    raise_mistakes(list(_degree_mistakes(config, model.shape, named)))
     judge = plan_judge(config) if needs_judge else None
     beside_judge = hardware_beside(config, judge, hardware) if judge else hardware
 
     profile = ProfiledCluster(hardware.profile, model, config.model.dtype) if hardware.profile else None
 
-    def engine_of(degree: int, here: HardwareSection = beside_judge) -> PassCosts:
+    def engine_of(degree: int, key: str = "engine.degrees", here: HardwareSection = beside_judge) -> PassCosts:
         if profile:
-            return profile.engine(degree)
+            return profile.engine(degree, key)
         return EngineCosts(model=model, hardware=here, tensor_parallel=degree)
 
-    member = engine_of(member_degree, hardware)  # on nodes of its own, without judges
-    _check_memory(config, engine_of(tensor_parallel), f"engine.tensor_parallel={tensor_parallel}")
+    engines: Mapping[int, PassCosts] = {tensor_parallel: engine_of(tensor_parallel, "engine.tensor_parallel")}
+    _check_memory(config, engines[tensor_parallel], tensor_parallel, "engine.tensor_parallel")
+    member = engine_of(member_degree, "elastic.tensor_parallel", hardware)  # on nodes of its own, without judges
     if config.elastic.is_on:
-        _check_memory(config, member, f"elastic.tensor_parallel={member_degree}")
-    degrees = [tensor_parallel]
+        _check_memory(config, member, member_degree, "elastic.tensor_parallel")
     if config.system.planner:
-        needed = _needed_kv_tokens(config)
-        others = [degree for degree in _other_degrees(config) if profile is None or degree in profile.degrees]
-        degrees += [degree for degree in others if engine_of(degree).num_kv_tokens >= needed]
-    engines: Mapping[int, PassCosts] = {degree: engine_of(degree) for degree in degrees}
+        others = named if config.engine.degrees else _possible_degrees(config, profile)
+        engines = {**engines, **{degree: engine_of(degree) for degree in others}}
     if config.system.escalate_tail and profile is None:
         engines = _beside_standing_by(engines, model.num_weight_bytes)
-        _check_memory(config, engines[tensor_parallel], f"engine.tensor_parallel={tensor_parallel}")
+        _check_memory(config, engines[tensor_parallel], tensor_parallel, "engine.tensor_parallel")
+    for degree in named:
+        _check_memory(config, engines[degree], degree, "engine.degrees")
+    needed = _needed_kv_tokens(config)
+    engines = {degree: costs for degree, costs in engines.items() if costs.num_kv_tokens >= needed}
     return ClusterPlan(
         model=model,
         hardware=hardware,
@@ -188,25 +190,50 @@ def _beside_standing_by(engines: Mapping[int, PassCosts], num_weight_bytes: floa
     }
 
 
-def _other_degrees(config: RunConfig) -> list[int]:
-    """The configured degree doubled and halved, as far as nodes and the model divide by it."""
-    assert config.hardware is not None
+def _degree_mistakes(config: RunConfig, shape: ShapeSection, named: Iterable[int]) -> Iterator[ConfigError]:
+    """Why the model or the GPUs cannot be divided as engines, those of `engine.degrees` too, and trainer do."""
+    engine, elastic = config.engine, config.elastic
+    yield from engine_degree_mistakes(engine.tensor_parallel, shape)
+    if elastic.is_on and elastic.tensor_parallel:
+        yield from engine_degree_mistakes(elastic.tensor_parallel, shape, "elastic.tensor_parallel")
+    for degree in named:
+        yield from engine_degree_mistakes(degree, shape, "engine.degrees")
+        yield from _gpu_mistakes(config, degree)
+    if config.trains:
+        yield from trainer_degree_mistakes(config.trainer, shape)
+
+
+def _possible_degrees(config: RunConfig, profile: ProfiledCluster | None) -> list[int]:
+    """The configured degree doubled and halved, as far as nodes and the model divide by it, and it was measured."""
     configured = config.engine.tensor_parallel
     shape = transformer_of(config.model).shape
-    gpus = modelled_gpus(config)
-    on_nodes = set(gpus.by_node(gpus.of_engines).values()) if gpus.has_pools else set()
-    divided = config.hardware.gpus_per_node, config.engine.num_engines * configured, *on_nodes
     larger = itertools.takewhile(
-        lambda degree: not any(count % degree for count in divided),
+        lambda degree: not list(_gpu_mistakes(config, degree)),
         (configured << shift for shift in itertools.count(1)),
     )
     smaller = itertools.takewhile(
         lambda degree: degree > 0 and configured % degree == 0,
         (configured >> shift for shift in itertools.count(1)),
     )
-    wanted = config.engine.degrees
     legal = (degree for degree in (*larger, *smaller) if not list(engine_degree_mistakes(degree, shape)))
-    return [degree for degree in legal if not wanted or degree in wanted]
+    return [degree for degree in legal if profile is None or degree in profile.degrees]
+
+
+def _gpu_mistakes(config: RunConfig, degree: int) -> Iterator[ConfigError]:
+    """Why engines of another degree than the configured one do not fill the GPUs of the engines."""
+    assert config.hardware is not None
+    gpus = modelled_gpus(config)
+    counts = {"each node": config.hardware.gpus_per_node, "the engines": len(gpus.of_engines)}
+    if gpus.has_pools:
+        counts |= {f"the engines on node {node}": count for node, count in gpus.by_node(gpus.of_engines).items()}
+    for whose, count in counts.items():
+        if count % degree:
+            yield ConfigError(
+                f"engine.degrees={list(config.engine.degrees)}: the {count} GPUs of {whose} do not divide by {degree}.",
+                "The GPUs of an engine lie in one node, and the engines of every degree fill the same GPUs.",
+                f"Leave {degree} out of engine.degrees, or change engine.num_engines.",
+            )
+            return
 
 
 def _needed_kv_tokens(config: RunConfig) -> int:
@@ -215,13 +242,14 @@ def _needed_kv_tokens(config: RunConfig) -> int:
     return max(config.workload.prompt_tokens, config.data.max_prompt_tokens) + config.longest_response_tokens
 
 
-def _check_memory(config: RunConfig, engine: PassCosts, degree: str) -> None:
+def _check_memory(config: RunConfig, engine: PassCosts, degree: int, key: str) -> None:
     """Refuse, as vLLM does, an engine of a degree that could not hold even one of the longest sequences."""
     needed = _needed_kv_tokens(config)
     capacity = engine.num_kv_tokens
     if capacity < needed:
         raise ConfigError(
-            f"An engine of {degree} {engine.memory} has room for {capacity:,} tokens of KV cache.",
+            f"An engine of {key}={degree} {engine.memory} has room for {capacity:,} tokens of KV cache.",
             f"One sequence needs up to {needed:,}: prompt and response.",
-            f"Raise {degree.partition('=')[0]}, or lower rollout.max_response_tokens or data.max_prompt_tokens.",
+            f"{f'Leave {degree} out of' if key == 'engine.degrees' else 'Raise'} {key}, or lower "
+            "rollout.max_response_tokens or data.max_prompt_tokens.",
         )

@@ -176,11 +176,11 @@ class ProfiledCluster:
         """Of tensor parallelism, ascending."""
         return tuple(sorted({point.tensor_parallel for point in self._profile.of("decode")}))
 
-    def engine(self, tensor_parallel: int) -> ProfiledEngineCosts:
-        """An engine of some degree; raises `ConfigError` when none was measured."""
+    def engine(self, tensor_parallel: int, key: str = "engine.tensor_parallel") -> ProfiledEngineCosts:
+        """An engine of the degree that a key names; raises `ConfigError` when none was measured."""
         if tensor_parallel not in self.degrees:
             raise ConfigError(
-                f"engine.tensor_parallel={tensor_parallel} with hardware.profile={self._path}.",
+                f"{key}={tensor_parallel} with hardware.profile={self._path}.",
                 f"The profile has engines of degree {', '.join(map(str, self.degrees)) or 'none at all'}.",
                 "Choose one of these, or measure a profile of such engines.",
             )

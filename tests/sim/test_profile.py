@@ -215,6 +215,8 @@ def test_a_degree_that_was_not_measured_is_refused(path):
     with pytest.raises(ConfigError, match=r"engine.tensor_parallel=2") as caught:
         cluster.engine(2)
     assert "degree 1" in caught.value.allowed
+    with pytest.raises(ConfigError, match=r"engine.degrees=2 with hardware.profile"):
+        cluster.engine(2, "engine.degrees")
 
 
 def test_each_degree_has_its_own_times(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
-from rollpacker.core.errors import DataError
+from rollpacker.config.words import replaced
+from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.events import RoundMeasured
 from rollpacker.metrics.event_log import attempt_path, read_event_log
 from rollpacker.metrics.tables import read_frame
@@ -126,6 +127,57 @@ def test_larger_engines_finish_rounds_sooner_with_the_same_batches_and_memory_fo
     ).engines
     assert beside[1].num_kv_tokens < tensor_parallel[1].num_kv_tokens
     assert beside[2].num_kv_tokens == tensor_parallel[2].num_kv_tokens
+
+
+def planned(*words: str):
+    return plan_cluster(compose(replaced([*SMALL, "run.dir=runs/x"], words)), needs_judge=False)
+
+
+PLANNER = ["system=planner", "hardware.gpus_per_node=16"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            ["engine.degrees=[1,2,4,8]", "engine.num_engines=16"],
+            "engine.degrees=8 does not divide the model's 28 attenti",
+        ),
+        (["engine.degrees=[1,2]", "engine.num_engines=5"], "the 5 GPUs of the engines do not divide by 2"),
+        (
+            [
+                "engine.degrees=[1,2]",
+                "placement.engine='0-2@0 0-4@1'",
+                "placement.trainer=8-15",
+                "engine.num_engines=8",
+            ],
+            "the 3 GPUs of the engines on node 0 do not divide by 2",
+        ),
+        (
+            ["engine.degrees=[1,2]", "engine.tensor_parallel=2", "hardware.memory_gb=15"],
+            r"engine.degrees=1 with 15 GB of weights .*\n.*\nLeave 1 out of engine.degrees, or lower",
+        ),
+        (
+            ["trainer.tensor_parallel=8", "engine.num_engines=8"],
+            "trainer.tensor_parallel=8 does not divide the model's",
+        ),
+        (
+            ["trainer.pipeline_parallel=3", "engine.num_engines=6"],
+            "trainer.pipeline_parallel=3 does not divide the mod",
+        ),
+    ],
+)
+def test_degrees_by_which_model_or_gpus_cannot_be_divided_are_refused_if_they_are_named(words, why):
+    with pytest.raises(ConfigError, match=why):
+        planned(*PLANNER, *words)
+
+
+def test_the_planner_itself_chooses_degrees_that_fit_beside_engines_that_stand_by():
+    words = ["system=ours-exact", "hardware.memory_gb=20", "engine.tensor_parallel=2"]
+    assert list(planned(*words).engines) == [2, 4, 1]
+    assert list(planned(*words, "system.escalate_tail=true").engines) == [2, 4]
+    with pytest.raises(ConfigError, match=r"Leave 1 out of engine\.degrees"):
+        planned(*words, "system.escalate_tail=true", "engine.degrees=[1,2,4]")
 
 
 @pytest.mark.parametrize(

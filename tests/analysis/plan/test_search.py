@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rollpacker.analysis.plan.search import Space, Stage, StepTimes, count_trials, nearest_degree, search
-from rollpacker.analysis.plan.trials import Setting, Trial, config_of, steps_of, with_short_epochs
+from rollpacker.analysis.plan.trials import Setting, Trial, config_of, steps_of, trainer_degree, with_short_epochs
 from rollpacker.config.compose import compose
 
 WORDS = ["backend=sim", "model=qwen2.5-7b", "run.dir=x", "rollout.num_prompts=128"]
@@ -92,6 +92,11 @@ def test_a_trial_of_a_length_history_goes_beyond_its_first_epoch_and_races_what_
     for base, factors in ((config, (1.5, 1.0)), (space.bases["rollpacker"], (1.5, 1.5))):
         system = config_of(base, Setting(base.system.name, 1.5, 2, 16, 0.3)).system
         assert (system.eta_prompts, system.eta_responses) == factors
+
+
+def test_the_trainers_own_degree_is_one_that_the_model_divides_by_however_small_the_gpus_are():
+    degrees = [trainer_degree(compose([*WORDS, f"hardware.memory_gb={gb}"])) for gb in (100, 50, 30, 10)]
+    assert degrees == [1, 2, 4, 4]  # it has four key-value heads
 
 
 def test_the_nearest_degree_is_the_fewest_doublings_away():
