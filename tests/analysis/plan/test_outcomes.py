@@ -10,8 +10,8 @@ TRIAL = Trial(Setting("rollpacker", eta=1.25, tensor_parallel=2, num_gpus=4, rho
 
 
 def steps(kinds: str, times_s: list[float], num_launched: int = 10) -> pd.DataFrame:
-    """One letter per round: short, long or plain."""
-    names = {"s": "short", "l": "long", "p": "plain"}
+    """One letter per round: short, long, plain or asynchronous."""
+    names = {"s": "short", "l": "long", "p": "plain", "a": "async"}
     count = len(kinds)
     return pd.DataFrame(
         {
@@ -117,6 +117,12 @@ def test_the_fullest_cache_is_of_responses_that_run_together_on_one_engine():
     half_way = responses([("engine-0", 0, 10, 90), ("engine-0", 0, 20, 180)])
     assert peak_share(half_way) == pytest.approx(0.2)
     assert peak_share(together, capacity=150) == 1
+
+
+def test_responses_of_an_asynchronous_run_fill_a_cache_together_whatever_step_trains_them():
+    rows = responses([("engine-0", 0, 10, 90), ("engine-0", 0, 20, 180), ("engine-0", 10, 20, 90)])
+    rows["step"] = [0, 1, 2]
+    assert kv_peak_share(steps("aaa", [10.0] * 3), rows, intervals(), {2: 1000}) == pytest.approx((190 + 100) / 1000)
 
 
 def test_a_response_that_moved_or_had_turns_fills_the_cache_with_what_it_had_and_its_engines_before():
