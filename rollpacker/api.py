@@ -92,7 +92,13 @@ class Run:
 
     @property
     def steps(self) -> pd.DataFrame:
-        """The table `steps`: a row per step, from 0; `attrs["units"]` has the unit of each column."""
+        """The table `steps`: a row per step, from 0; `attrs["units"]` has the unit of each column.
+
+        Raises `DataError` before the first step, and of a run that only evaluates.
+        """
+        from rollpacker.timeline.run_tables import refuse_other_folders
+
+        refuse_other_folders(self.dir)
         return self._table("steps")
 
     @property
@@ -128,10 +134,12 @@ class Run:
 
 
 def load(run_dir: str | Path) -> Run:
-    """Open the folder of a run that has a finished step; raises `DataError` for anything else."""
+    """Open the folder of a run that has a finished step or an evaluation; raises `DataError` for anything else."""
+    from rollpacker.metrics.samples import has_evaluations
     from rollpacker.timeline.run_tables import refuse_other_folders
 
-    refuse_other_folders(Path(run_dir))
+    if not has_evaluations(Path(run_dir)):
+        refuse_other_folders(Path(run_dir))
     return Run(Path(run_dir))
 
 

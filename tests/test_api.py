@@ -53,6 +53,17 @@ async def test_a_run_in_a_running_event_loop_prints_what_it_does_and_gives_its_t
         _ = run.evaluations
 
 
+def test_a_run_that_only_evaluates_is_loaded_with_its_scores(tmp_path: Path) -> None:
+    (tmp_path / "unseen.jsonl").write_text('{"id": "u", "prompt": "x", "ground_truth": "1", "domain": "math"}\n')
+    words = (f"evaluation.path={tmp_path / 'unseen.jsonl'}", "run.num_steps=0", f"run.dir={tmp_path / 'run'}")
+    assert main(["train", *MODELLED.split(), *words]) == 0
+    run = rollpacker.load(tmp_path / "run")
+    assert list(run.evaluations["set"]) == ["unseen"]
+    assert isinstance(run.samples, pd.DataFrame)
+    with pytest.raises(DataError, match="only evaluates"):
+        _ = run.steps
+
+
 def test_a_run_has_a_folder_of_its_own_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = rollpacker.train(MODELLED, run__num_steps=1)

@@ -168,7 +168,7 @@ def refuse_other_folders(run_dir: Path) -> None:
     if _only_evaluates(run_dir):
         raise DataError(
             f"{run_dir} is a run that only evaluates (run.num_steps=0): it has no training step",
-            "Reports, traces, exports and `rollpacker.load` are of training steps",
+            "Reports, traces, exports and the table `steps` are of training steps",
             f"`rollpacker jobs {run_dir}` shows its held-out scores, `rollpacker show {run_dir}` what was answered",
         )
     if (run_dir / "run.json").exists():
