@@ -5,9 +5,9 @@ attempt of each job, also of those that were preempted. Jobs that it has forgott
 accounting, or no Slurm, the rows are made from what the run itself wrote (`source` is `run`): how long its attempts and
 its workers' lives were.
 
-    <run.dir>/job.json                 the last job
+    <run.dir>/job.json                 the last job, and the folders of the submissions before it
     <run.dir>/jobs/<number>.json       one for each job in which the run has begun, by the number that no other job has
-    <submissions>/<job>.elastic        the workers' array of a job: beside the last job's script, and those before it
+    <submissions>/<job>.elastic        the workers' array of a job, beside its script
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def _began_at(file: Path) -> float:
 def _arrays(submission: Submission, elastic_folder: Path) -> dict[str, str]:
     """The workers' array of each job that has one, for the run whose workers meet in this folder."""
     found = {}
-    for file in submission.folder.glob(f"*{ARRAY_SUFFIX}"):
+    folders = (*submission.earlier_folders, submission.folder)
+    for file in (file for folder in folders for file in folder.glob(f"*{ARRAY_SUFFIX}")):
         job = file.name.removesuffix(ARRAY_SUFFIX)
         try:
             array, place = read_text(file).splitlines()

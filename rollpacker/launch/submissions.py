@@ -1,7 +1,8 @@
 """The last Slurm job of a run: `job.json` in its folder.
 
 Written once the job has its number and replaced by a later submission, so that the same sweep is not submitted twice,
-and the job, its script and its logs can be found from the folder.
+and the job, its script and its logs can be found from the folder. Of submissions before it the folders are kept, where
+the numbers of their workers' arrays are.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Submission:
     """One rank and one log for each; those of environments come on top."""
     submitted_at: float
     """Seconds since the epoch."""
+    earlier_folders: tuple[Path, ...] = ()
+    """Of submissions before this one, from other sweeps; `write_submission` fills them in."""
 
     @property
     def script(self) -> Path:
@@ -50,7 +53,10 @@ _SUBMISSION = TypeAdapter(Submission)
 def write_submission(run_dir: Path, submission: Submission) -> None:
     """Replace the submission of a run; makes the run's folder where there is none yet."""
     make_private_folder(run_dir)
-    content = asdict(submission) | {"folder": str(submission.folder)}
+    before = read_submission(run_dir)
+    earlier = dict.fromkeys([*before.earlier_folders, before.folder] if before else [])
+    earlier.pop(submission.folder, None)
+    content = asdict(submission) | {"folder": str(submission.folder), "earlier_folders": [*map(str, earlier)]}
     write_atomically(run_dir / JOB_FILE, (json.dumps(content, indent=1) + "\n").encode())
 
 

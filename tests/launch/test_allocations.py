@@ -49,13 +49,19 @@ def test_a_price_is_of_a_gpu_hour_and_without_one_there_is_no_cost():
     assert trainer.row(prices)["cost"] is None
 
 
-def test_all_jobs_of_a_run_and_their_arrays_are_found_beside_the_last_script_and_in_the_runs_folder(tmp_path: Path):
+def test_all_jobs_of_a_run_and_their_arrays_are_found_beside_the_scripts_of_all_sweeps_and_in_the_runs_folder(
+    tmp_path: Path,
+):
     run_dir, scripts = tmp_path / "run", tmp_path / ".submitit"
     scripts.mkdir()
     assert jobs_of(run_dir) is None
     for job, array, name in (("11_0", "12", "run"), ("11_1", "13", "other"), ("21", "22", "run")):
         (scripts / f"{job}.elastic").write_text(f"{array}\n{ElasticFolder(tmp_path / name).path}\n")
     (scripts / "23.elastic").write_text("")
+    for sweep, job, array in (("first", "6", "7"), ("second", "8", "14")):
+        (tmp_path / sweep).mkdir()
+        (tmp_path / sweep / f"{job}.elastic").write_text(f"{array}\n{ElasticFolder(run_dir).path}\n")
+        write_submission(run_dir, Submission(job_id=job, folder=tmp_path / sweep, num_nodes=1, submitted_at=80_000.0))
     starts = [Attempt(restart_count=0, number=0, first_step=0, began_at=70_000.0)]
     (run_dir / "jobs").mkdir(parents=True)
     (run_dir / "jobs" / "9.json").write_text(json.dumps([asdict(start) for start in starts]))
@@ -63,8 +69,8 @@ def test_all_jobs_of_a_run_and_their_arrays_are_found_beside_the_last_script_and
     write_submission(run_dir, Submission(job_id="21", folder=scripts, num_nodes=1, submitted_at=90_000.0))
     jobs = jobs_of(run_dir)
     assert jobs is not None
-    assert jobs.own == {"9", "10", "11_0", "21"}
-    assert jobs.arrays == {"12", "22"}
+    assert jobs.own == {"6", "8", "9", "10", "11_0", "21"}
+    assert jobs.arrays == {"7", "12", "14", "22"}
     assert 60_000 < jobs.since < 70_000
 
 
