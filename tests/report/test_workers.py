@@ -29,11 +29,13 @@ def test_the_page_names_every_worker_why_it_went_and_where_the_hours_come_from(p
 
 
 def test_an_engine_of_a_worker_is_drawn_once_with_its_requests_and_what_else_it_did(run_dir):
-    picture = read_story(run_dir, step=1).picture
+    story = read_story(run_dir, step=1)
+    picture = story.picture
     assert not [actor for actor, *_ in picture.actors if "." in actor]
     (row,) = (row for row in picture.engines if row.engine == "e0_1-r0.0")
     assert len(row.times_s)
     assert [activity for activity, *_ in row.others] == ["catching_up"]
+    assert "e0_1-r0.0, a worker fetching the policy: 2.8 s" in render([story])
 
 
 def test_a_run_without_workers_has_no_such_section(tmp_path):
