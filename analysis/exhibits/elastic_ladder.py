@@ -1,20 +1,22 @@
 """Ours: what four rollout workers gain beside tail batching, and beside training one step off policy.
 
-Speedups are over plain batches without workers, by the time of the same steps. If the gains of workers and of the
-system were independent of each other, the gain of both would be their product.
+Speedups are over plain batches without workers, by the time of the same steps, from the sixth on. If the gains of
+workers and of the system were independent of each other, the gain of both would be their product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.elastic_workers import NUM_FIRST_STEPS
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
 from rollpacker.analysis.plots import compare_bars
-from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Run, Runs, shared_steps
 
 WORKERS: Final = 4
 SYSTEMS: Final = {"verl": "plain", "rollpacker": "tail", "one-step-off": "async"}
@@ -25,36 +27,32 @@ SPEEDUP, SHARE = "speedup over plain batches", "gain of both over the product of
 
 def gather(runs: Runs) -> Numbers:
     """Compare every run with plain batches without workers, seed by seed."""
-    times = {
-        (system, number): {
-            run.seed: (run, _time_s(run))
+    found = {
+        (system, number): [
+            replace(run, steps=run.steps.loc[NUM_FIRST_STEPS:])
             for run in runs.of(setup="elastic", study=f"elastic-ladder-{number}", system=system)
-            if run.is_finished and len(run.steps) > NUM_FIRST_STEPS
-        }
+        ]
         for system in SYSTEMS
         for number in (0, WORKERS)
     }
-    plain = times["verl", 0]
-    gains = {
-        case: {seed: Value(run, plain[seed][1] / time_s) for seed, (run, time_s) in of_case.items() if seed in plain}
-        for case, of_case in times.items()
-    }
+    plain, with_workers = found["verl", 0], found["verl", WORKERS]
     points: list[Point | None] = []
     for system, label in SYSTEMS.items():
         for number, words in ((0, label), (WORKERS, f"{label} +{WORKERS}")):
-            points.append(Place(panel=SPEEDUP, x=words, unit="x").ours(list(gains[system, number].values())))
+            points.append(Place(panel=SPEEDUP, x=words, unit="x").ours(speedups(plain, found[system, number])))
         if system != "verl":
-            shares = [
-                Value(both.run, both.y / (gains[system, 0][seed].y * gains["verl", WORKERS][seed].y))
-                for seed, both in gains[system, WORKERS].items()
-                if seed in gains[system, 0] and seed in gains["verl", WORKERS]
-            ]
+            shares = _shares(found[system, WORKERS], found[system, 0], with_workers, plain)
             points.append(Place(panel=SHARE, x=label, unit="share").ours(shares))
     return Numbers(points=comparing(points), missing=runs.missing)
 
 
-def _time_s(run: Run) -> float:
-    return float(run.steps["step_time_s"].loc[NUM_FIRST_STEPS:].sum())
+def _shares(both: Sequence[Run], *others: Sequence[Run]) -> Iterator[Value]:
+    """Of each seed that all have, over the steps that all have; the others are the system's, the workers' and plain."""
+    for run in both:
+        of_seed = [run, *(other for each in others for other in each if other.seed == run.seed)]
+        if len(of_seed) == 1 + len(others) and (shared := shared_steps(of_seed)):
+            both_s, system_s, workers_s, plain_s = (each.steps["step_time_s"][shared].sum() for each in of_seed)
+            yield Value(run, float(system_s * workers_s / (both_s * plain_s)))
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -27,7 +27,7 @@ def gather(runs: Runs) -> Numbers:
     points: list[Point | None] = []
     for number in WORKERS[1:]:
         found, relayed = (
-            [(run, _pulls(run)) for run in runs.of(setup="elastic", study=study) if len(run.steps) > NUM_FIRST_STEPS]
+            [(run, _pulls(run)) for run in runs.of(setup="elastic", study=study)]
             for study in (f"elastic-workers-{number}", f"elastic-pulls-{number}")
         )
         for series, pick, of_series in ((FIRST, "min", found), (LAST, "max", found), (RELAYED, "max", relayed)):
@@ -39,9 +39,9 @@ def gather(runs: Runs) -> Numbers:
 
 
 def _pulls(run: Run) -> pd.DataFrame:
-    """The pulls of a run, with their begin and time."""
+    """The pulls of a run after its first steps, with their begin and time."""
     pulls: pd.DataFrame = read_frame(run.folder, "intervals").query("activity == 'catching_up'")
-    settled_at_s = float(run.steps["finished_at_s"].iloc[NUM_FIRST_STEPS - 1])
+    settled_at_s = max(run.steps["finished_at_s"].loc[: NUM_FIRST_STEPS - 1], default=0.0)
     return pulls[pulls["started_at_s"] >= settled_at_s].assign(time_s=pulls["ended_at_s"] - pulls["started_at_s"])
 
 

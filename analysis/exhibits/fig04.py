@@ -9,6 +9,7 @@ to 2 %.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
@@ -149,7 +150,9 @@ def gather_stages(runs: Runs) -> Numbers:
 
 
 def _whole_cycles(run: Run) -> Run:
-    return run.first(len(run.steps) // CYCLE_STEPS * CYCLE_STEPS)
+    """The run with its cycles of which no step is missing."""
+    in_cycles = run.steps.groupby(run.steps.index // CYCLE_STEPS)
+    return replace(run, steps=in_cycles.filter(lambda cycle: len(cycle) == CYCLE_STEPS))
 
 
 def _cycle_s(run: Run, columns: Iterable[str], kind: str | None) -> float:

@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Source, Value, comparing, paper_rows
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Source, Value, comparing, paper_rows, speedups
 from rollpacker.analysis.plots import compare_panels
 from rollpacker.analysis.rounds import rounds_of
 from rollpacker.analysis.runs import Run, Runs, shared_steps
@@ -118,11 +118,11 @@ def _rollout_and_reward_s(steps: pd.DataFrame) -> pd.Series:
 
 def _claim_of_judge(beside: Iterable[Run], after: Iterable[Run]) -> Claim:
     of_paper = [row.y for row in paper_rows("fig13a") if row.series == "w/ MPS"]
-    ours = _ratios(beside, after, lambda run: float(run.steps["step_time_s"].head(NUM_STEPS).sum()))
+    gains = speedups([run.first(NUM_STEPS) for run in after], [run.first(NUM_STEPS) for run in beside])
     return Claim(
         text="a judge beside the engines: step over that with a judge at the end, six steps",
         paper=fmean(of_paper),
-        ours=Place(panel=BESIDE, x="mean", unit="%").ours(ours),
+        ours=Place(panel=BESIDE, x="mean", unit="%").ours(Value(run, 100 / gain) for run, gain in gains),
         unit="%",
         neutral=100.0,
     )

@@ -54,7 +54,7 @@ def best_splits(runs: Runs, num_gpus: int, workload: str) -> list[Split]:
 
 def steady(found: Sequence[Run]) -> list[Run]:
     """What counts of the runs that have got so far."""
-    return [run.within(*STEADY) for run in found if len(run.steps) >= STEADY[1]]
+    return [run.within(*STEADY) for run in found if run.steps.index[-1] >= STEADY[1] - 1]
 
 
 def theory(run: Run) -> StepTheory | None:

@@ -62,7 +62,7 @@ def _rates(found: Mapping[int, Sequence[Run]]) -> Iterator[tuple[Run, dict[int, 
     by_seed: dict[int, dict[int, Run]] = {}
     for ratio, of_ratio in found.items():
         for run in of_ratio:
-            if len(run.steps) >= STEADY[1]:
+            if run.steps.index[-1] >= STEADY[1] - 1:
                 by_seed.setdefault(run.seed, {})[ratio] = run.within(*STEADY)
     for of_seed in by_seed.values():
         if len(of_seed) == len(found):

@@ -15,7 +15,7 @@ from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, comparing
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import means
-from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Run, Runs, shared_steps
 
 PANELS = {
     "tokens per second": ("tokens_per_second", "tokens/s"),
@@ -30,12 +30,15 @@ def gather(runs: Runs) -> Numbers:
     """Means over the rounds of a kind, for each degree and for the planner."""
     points: list[Point | None] = []
     for model, of_model in _runs_by_model(runs).items():
-        num_steps = min((len(run.steps) for found in of_model.values() for run in found), default=0)
+        shared = shared_steps(run for found in of_model.values() for run in found)
+        of_shared = {
+            label: [replace(run, steps=run.steps.loc[shared]) for run in found] for label, found in of_model.items()
+        }
         for kind in KINDS:
             for title, (column, unit) in PANELS.items():
-                for label, found in of_model.items():
+                for label, found in of_shared.items():
                     place = Place(panel=f"{model}, {kind}:\n{title}", x=label, unit=unit)
-                    points.append(place.ours(means([run.first(num_steps) for run in found], kind, column)))
+                    points.append(place.ours(means(found, kind, column)))
     return Numbers(points=comparing(points), missing=runs.missing)
 
 

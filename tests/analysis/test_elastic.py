@@ -15,7 +15,7 @@ from rollpacker.analysis.exhibits import (
     elastic_workers,
 )
 from rollpacker.analysis.numbers import Source, Standing
-from tests.analysis.written_runs import numbers_of, series, write_run
+from tests.analysis.written_runs import forget_steps, numbers_of, series, write_run
 
 
 def write(folder, study, step_times, **values):
@@ -145,6 +145,23 @@ def test_workers_and_a_system_gain_together_a_share_of_the_product_of_what_each_
     assert series(numbers, elastic_ladder.SHARE)["ours"] == [("tail", pytest.approx(0.8))]
 
 
+def test_runs_of_a_ladder_are_compared_over_the_later_steps_that_they_share(tmp_path):
+    for system, number, later_s in (
+        ("verl", 0, [100.0, 40.0, 40.0]),
+        ("verl", 4, [100.0, 20.0]),
+        ("rollpacker", 0, [500.0, 20.0, 20.0]),
+        ("rollpacker", 4, [100.0, 12.5, 99.0]),
+    ):
+        config = {"run": {"setup": "elastic", "study": f"elastic-ladder-{number}"}}
+        folder = write_run(tmp_path / f"{system}-{number}", system, [9.0] * 5 + later_s, config=config, modelled=True)
+        if (system, number) == ("rollpacker", 0):
+            forget_steps(folder, {1, 5})
+    numbers = numbers_of(elastic_ladder, tmp_path)
+    speedups = dict(series(numbers, elastic_ladder.SPEEDUP)["ours"])
+    assert (speedups["plain +4"], speedups["tail"]) == (pytest.approx(140 / 120), 2)
+    assert series(numbers, elastic_ladder.SHARE)["ours"] == [("tail", pytest.approx(20 * 20 / (40 * 12.5)))]
+
+
 def test_pulls_are_those_of_the_later_publications(tmp_path):
     pulls = [(1, 15.0, 90.0), (6, 61.0, 63.0), (6, 61.0, 65.0), (7, 71.0, 74.0), (7, 71.0, 77.0)]
     intervals = [
@@ -160,6 +177,18 @@ def test_pulls_are_those_of_the_later_publications(tmp_path):
         elastic_pulls.LAST: [(2.0, 5.0)],
         elastic_pulls.RELAYED: [(2.0, 4.0)],
     }
+
+
+def test_pulls_of_a_run_that_lost_early_steps_begin_where_those_of_a_whole_one_do(tmp_path):
+    intervals = [
+        {"activity": "catching_up", "step": step, "started_at_s": began, "ended_at_s": began + wait_s}
+        for step, began, wait_s in ((4, 41.0, 9.0), (5, 51.0, 2.0), (6, 61.0, 4.0))
+    ]
+    ends = [10.0 * (step + 1) for step in range(7)]
+    folder = write(tmp_path, "elastic-workers-2", [10.0] * 7, finished_at_s=ends, intervals=intervals)
+    for lost in ({1, 2}, {0, 1, 2, 3, 4}):
+        forget_steps(folder, lost)
+        assert series(numbers_of(elastic_pulls, tmp_path), elastic_pulls.PANEL)[elastic_pulls.LAST] == [(2.0, 3.0)]
 
 
 def test_every_one_is_drawn(tmp_path):

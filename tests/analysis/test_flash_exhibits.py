@@ -20,7 +20,7 @@ from rollpacker.analysis.exhibits.flash_sizes import SPLITS
 from rollpacker.analysis.numbers import Source, Standing
 from rollpacker.config.compose import compose
 from rollpacker.sim.split import theory_of
-from tests.analysis.written_runs import numbers_of, write_run, write_scores
+from tests.analysis.written_runs import forget_steps, numbers_of, write_run, write_scores
 
 
 def ours(numbers, panel):
@@ -101,6 +101,11 @@ def test_divided_runs_are_compared_at_their_best_split_and_beside_the_ratio_of_t
             ("roll-flash, best split", 32.0): 3.0,
             ("ratio of the bounds, staleness 2", 32.0): theory.synchronous_s / theory.asynchronous_s(2),
         }
+    )
+    forget_steps(tmp_path / "verl", {1, 5, 14})
+    assert (
+        ours(numbers_of(flash_fig01b.EXHIBIT, tmp_path), "Think: speedup over synchronous")["flash, in turns", 32.0]
+        == 2
     )
     assert numbers.claims[0].standing is Standing.UNKNOWN  # it is of 128 GPUs
     assert numbers.claims[1].ours.y == pytest.approx(3.0)

@@ -1,9 +1,11 @@
 """The exhibits of single parts: stream trainer, planner on larger models, reward scheduler; and the one of nothing."""
 
+import pytest
+
 from rollpacker.analysis.exhibits import fig11, fig12, fig13, larger_models, table3
 from rollpacker.analysis.numbers import Source
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
-from tests.analysis.written_runs import write_run
+from tests.analysis.written_runs import forget_steps, write_run
 
 PAPER = {"setup": "paper"}
 
@@ -57,6 +59,13 @@ def test_a_model_is_compared_over_the_steps_that_all_of_its_runs_have(tmp_path):
     numbers = numbers_of(larger_models, tmp_path)
     assert shown(numbers, "32B, short:\nrollout (s)") == {"TP 2": 15.0, "TP 8": 5.0, "planner": 2.0}
     assert shown(numbers, "14B, long:\nrollout (s)") == {"TP 2": 8.0}
+
+
+def test_steps_that_one_run_of_a_model_lost_are_left_out_of_all_of_its_runs(tmp_path):
+    study = {"config": {"run": PAPER | {"study": "fig12"}}, "model": "Qwen2.5-32B"}
+    write_run(tmp_path / "2", "tail-reward", [11.0, 21.0, 31.0], tensor_parallel=2, **study)
+    forget_steps(write_run(tmp_path / "8", "tail-reward", [5.0, 999.0, 7.0], tensor_parallel=8, **study), {1})
+    assert shown(numbers_of(larger_models, tmp_path), "32B, short:\nrollout (s)") == {"TP 2": 20.0, "TP 8": 5.0}
 
 
 def test_each_step_under_the_planner_is_a_share_of_that_without_beside_the_papers(tmp_path):
@@ -114,6 +123,15 @@ def test_rewards_are_told_by_where_the_judge_runs_by_model_and_by_timeout(tmp_pa
     gained = claims["adaptive timeouts: rollout and reward of short rounds of code over those with the fixed one"]
     assert gained.ours is None
     assert "no run with study fig13-adpt_notimeout" in numbers.missing
+
+
+def test_a_judge_beside_the_engines_is_compared_over_the_first_six_steps_that_both_runs_have(tmp_path):
+    for variant, times in (("mps", [30.0, *[7.0] * 5, 500.0]), ("nomps", [10.0] * 6)):
+        write_run(tmp_path / variant, "tail-reward", times, config={"run": PAPER | {"study": f"fig13-{variant}"}})
+    forget_steps(tmp_path / "mps", {2})
+    assert numbers_of(fig13, tmp_path).claims[0].ours.y == pytest.approx(100 * (30 + 4 * 7) / 50)
+    forget_steps(tmp_path / "nomps", {0})
+    assert numbers_of(fig13, tmp_path).claims[0].ours.y == pytest.approx(70)
 
 
 def test_what_a_race_saves_stands_beside_the_papers_share(tmp_path):

@@ -98,6 +98,8 @@ def test_the_time_of_five_steps_is_that_of_four_short_rounds_and_a_long_one(tmp_
     shown = {x: y for (_, x), y in ours(numbers, "tail batching: five steps (s)").items()}
     assert shown == {"short\nrollouts": 40, "long\nrollout": 50, "reward": 10, "training": 5, "total": 95}
     assert ours(numbers, "plain batches: five steps (s)")["ours", "total"] == 155
+    forget_steps(tmp_path / "tail", {6})  # and with it the second cycle
+    assert ours(numbers_of(fig04.FIG04B, tmp_path), "tail batching: five steps (s)")["ours", "total"] == 95
     rows = numbers.frame().set_index(["panel", "x"])
     row = rows[rows["source"] != "paper"].loc[("plain batches: five steps (s)", "total")]
     assert (row["paper"], round(row["relative_error"], 3)) == (1700, round(155 / 1700 - 1, 3))
