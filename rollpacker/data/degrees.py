@@ -5,7 +5,7 @@ Invariant: everything follows from a `ShapeSection`; whether GPUs suffice is not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError
@@ -20,10 +20,9 @@ def engine_degree_mistakes(
 ) -> Iterator[ConfigError]:
     """What an engine's degree of tensor parallelism does not divide of the model."""
     heads, columns = shape.num_kv_heads, shape.expert_size or shape.intermediate_size
-    divided = ("attention heads", shape.num_heads), ("columns of an MLP", columns)
-    if mistakes := list(_division_mistakes((key, degree, what, number) for what, number in divided)):
-        yield mistakes[0]
-    if heads % degree and degree % heads:
+    divided = {"attention heads": shape.num_heads, "columns of an MLP": columns}
+    yield from _division_mistakes(key, degree, divided, lambda each: _can_have(heads, each))
+    if not _can_have(heads, degree):
         yield ConfigError(
             f"{key}={degree} neither divides the model's {heads} key-value heads nor is a multiple.",
             "Each GPU of an engine has whole key-value heads, or shares one with others.",
@@ -31,26 +30,33 @@ def engine_degree_mistakes(
         )
 
 
+def _can_have(num_kv_heads: int, degree: int) -> bool:
+    """Whether each GPU of an engine has whole key-value heads, or shares one with others."""
+    return not (num_kv_heads % degree and degree % num_kv_heads)
+
+
 def trainer_degree_mistakes(trainer: TrainerSection, shape: ShapeSection) -> Iterator[ConfigError]:
     """What the trainer's degrees do not divide of the model."""
-    yield from _division_mistakes(
-        (
-            ("trainer.tensor_parallel", trainer.tensor_parallel, "attention heads", shape.num_heads),
-            ("trainer.tensor_parallel", trainer.tensor_parallel, "key-value heads", shape.num_kv_heads),
-            ("trainer.tensor_parallel", trainer.tensor_parallel, "columns of an MLP", shape.intermediate_size),
-            ("trainer.pipeline_parallel", trainer.pipeline_parallel, "layers", shape.num_layers),
-        )
-    )
+    heads = {"attention heads": shape.num_heads, "key-value heads": shape.num_kv_heads}
+    columns = {"columns of an MLP": shape.intermediate_size}
+    yield from _division_mistakes("trainer.tensor_parallel", trainer.tensor_parallel, heads | columns)
+    yield from _division_mistakes("trainer.pipeline_parallel", trainer.pipeline_parallel, {"layers": shape.num_layers})
 
 
-def _division_mistakes(divisions: Iterable[tuple[str, int, str, int]]) -> Iterator[ConfigError]:
-    """Report the first degree that does not divide what it should; one is enough."""
-    for key, degree, what, number in divisions:
+def _division_mistakes(
+    key: str, degree: int, counts: Mapping[str, int], is_legal: Callable[[int], bool] = lambda _: True
+) -> Iterator[ConfigError]:
+    """Report the first number that a degree does not divide; one is enough, and what is suggested divides them all."""
+    for what, number in counts.items():
         if number % degree:
-            legal = [divisor for divisor in range(1, number + 1) if number % divisor == 0 and divisor <= 2 * degree]
+            smaller = [each for each in range(1, degree) if is_legal(each) and _divides_all(each, counts)]
             yield ConfigError(
                 f"{key}={degree} does not divide the model's {number} {what}.",
-                f"Of the degrees up to {2 * degree}, {', '.join(map(str, legal))} do.",
-                f"Set {key}={max(divisor for divisor in legal if divisor < degree)}, or take another model.",
+                f"Smaller degrees that this model can be divided by: {', '.join(map(str, smaller))}.",
+                f"Set {key}={smaller[-1]}, or take another model.",
             )
             return
+
+
+def _divides_all(degree: int, counts: Mapping[str, int]) -> bool:
+    return not any(number % degree for number in counts.values())

@@ -68,7 +68,8 @@ def _planner(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
     degrees = cluster.degrees if isinstance(cluster, ModelledCluster) else degrees_of(config)
     others = sorted(set(degrees) - {configured})
     if not others:
-        why = "no other degree fits" if isinstance(cluster, ModelledCluster) else "engine.degrees names no other"
+        is_named = bool(config.engine.degrees) or not isinstance(cluster, ModelledCluster)
+        why = "engine.degrees names no other" if is_named else "no other degree fits"
         return f"no planning: engines keep tensor parallelism {configured}, since {why}"
     how = {"sleep": "asleep until then", "restart": "restarted at every change"}[config.engine.switch]
     named = " and ".join(map(str, others))
