@@ -10,7 +10,10 @@ answer, may be left out.
 * `unparsable_ground_truth`: the prompt file's answer cannot be read, and the response is not the same text.
 
 An answer must claim one thing: of `5=6=7`, `8 \to 7` and "7 or 8" math-verify alone would accept the right part. It
-takes numbers for equal that agree to six decimals; small ones must agree to one part in a thousand, too.
+takes numbers for equal that agree to six decimals; small ones must agree to one part in a thousand, too. It takes a set
+for a point; here `\{1, 2\}` is not `(1, 2)`, and `1, 2` may be either.
+
+What is nested more than ten deep is not read, for which math-verify would take seconds to minutes.
 
 Invariant: no time limit in here. math-verify's own uses SIGALRM, which needs the main thread and cannot stop a long
 multiplication in C; comparing with `9^{9^{9^9}}` never ends, so this module runs in a process that can be killed.
@@ -24,7 +27,7 @@ import re
 from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtractionConfig, parse, verify
-from sympy import And, Eq, Expr, FiniteSet, Number, expand
+from sympy import And, Eq, Expr, FiniteSet, Interval, Number, Tuple, expand, preorder_traversal
 from sympy.core.function import AppliedUndef
 
 from rollpacker.rewards.scores import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score
@@ -57,14 +60,24 @@ _SCIENTIFIC = re.compile(r"(?<![\w.])(-?\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})(?![\w.]
 """As programs write numbers; math-verify would read Euler's number."""
 _ANSWER_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_NUMBER = r"-?\d[\d.,/]*"
+_COORDINATE = r"-?\d[\d./]*"
+_POINT = rf"(?!\(\d{{1,3}}(?:,\d{{3}})+\))[(\[]\s*{_COORDINATE}(?:\s*,\s*{_COORDINATE})+\s*[)\]]"
+"""Or an interval, but no `(1,234)`."""
 _MARKS = (
     (re.compile(r"</?[A-Za-z][\w-]*>|`+"), r" "),
     (re.compile(r"(?<![\w*)}])\*\*(?=\S)([^*\n]+)(?<=\S)\*\*(?![\w*(])"), r" \1 "),
-    (re.compile(r"(?<![\w*_])[*_](-?\d[\d.,/]*)[*_](?![\w*_])"), r" \1 "),
+    (re.compile(rf"(?<![\w*_])[*_]({_NUMBER})[*_](?![\w*_])"), r" \1 "),
     (re.compile(r"(?<=##)(?=[-$]?\d)|(?<=[A-Za-z]:)(?=[-$]?\d)"), r" "),
-    (re.compile(r"(answer\s*(?:is|:)+\s*)[(\[\"'\u201c]\s*(-?\d[\d.,/]*)\s*[)\]\"'\u201d]", re.IGNORECASE), r"\1\2 "),
+    (re.compile(rf"(answer\s*(?:is|:)+\s*)({_POINT})(?=\s*(?:[.!\n]|$))", re.IGNORECASE), r"\1\\(\2\\) "),
+    (re.compile(rf"(answer\s*(?:is|:)+\s*)[(\[\"'\u201c]\s*({_NUMBER})\s*[)\]\"'\u201d]", re.IGNORECASE), r"\1\2 "),
 )
 """Marks around a number, beside which math-verify would not see it, and what comes in their place."""
+_MARKS_AT_THE_END = (
+    (re.compile(rf"(?<![^\s=:])(?<!\band\s)(?<!\bor\s)(?<![)\]],\s)({_POINT})[.!\s]*\Z"), r" \\(\1\\)"),
+    (re.compile(rf"(?:^[ \t]*|[=:][ \t]*|\bis[ \t]+)\(({_NUMBER})\)[.!\s]*\Z", re.MULTILINE), r" \1"),
+)
+"""The same of what ends a text without an announced answer. A number may also be that of a formula: "by (3)."."""
 _CHOICE_IN_BRACKETS = re.compile(r"(?<!\w)\(([A-E])\)")
 _JOINS_BOXES = re.compile(r"[\s$]*(?:[,;]|and|or|,\s*and|,\s*or)[\s$]*")
 
@@ -81,6 +94,15 @@ _SEVERAL = re.compile(
     re.IGNORECASE,
 )
 """An answer with another one behind it: "7 or 8", and where a clause ends with it "7, 8" and "7 and 8"."""
+
+_STARTS_A_SET = re.compile(r"(?:^|=|\\in)\s*\\\{")
+
+_BRACKET = re.compile(r"(?<!\\)[(\[{)\]}]|\\[{}]")
+_CHAIN = re.compile(r"(?:\\(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|lg|exp)h?(?![a-z])\s*|[A-Za-z\d]\s*[_^]\s*){8}")
+"""Of functions, subscripts or powers without brackets, which nest as well."""
+_PARAGRAPH_ENDS = re.compile(r"\n[ \t]*\n")
+_DEEPEST = 10
+"""Brackets in brackets, which math-verify reads in a second at most; answers of DeepMath have two."""
 
 _LEAST_AGREEMENT = 1e-3
 """Of two numbers, relative."""
@@ -143,11 +165,29 @@ def _parse_answer(text: str, can_announce_words: bool, *, is_truncated: bool, is
     if is_whole and not _is_prose(text):
         return _parse_bare(text.strip()) if text.strip() else []
     configs = _ANNOUNCED if is_truncated and not is_whole else _ANYWHERE
-    for mark, replacement in _MARKS:
+    text = _after_nested(text)
+    for mark, replacement in _MARKS if _ANNOUNCEMENT.search(text) else (*_MARKS, *_MARKS_AT_THE_END):
         text = mark.sub(replacement, text)
     if not can_announce_words:
         return _parse(text, configs)
     return _parse(_CHOICE_IN_BRACKETS.sub(r"\1", text), (*configs, _ANNOUNCED_WORDS))
+
+
+def _after_nested(text: str) -> str:
+    """What stands after the last paragraph that is nested too deep."""
+    paragraphs = _PARAGRAPH_ENDS.split(text)
+    last = max((index for index, paragraph in enumerate(paragraphs) if _is_nested(paragraph)), default=None)
+    return text if last is None else "\n\n".join(paragraphs[last + 1 :])
+
+
+def _is_nested(text: str) -> bool:
+    """Whether it is nested too deep, also by brackets that never close."""
+    depth = 0
+    for match in _BRACKET.finditer(text):
+        depth = max(depth + (1 if match.group()[-1] in "([{" else -1), 0)
+        if depth > _DEEPEST:
+            return True
+    return _CHAIN.search(text) is not None
 
 
 def _is_prose(text: str) -> bool:
@@ -179,11 +219,38 @@ def _is_one_claim(truth: list[Any], answer: list[Any]) -> bool:
     """Whether an answer that math-verify finds right claims nothing else."""
     if _has_arrow(answer):
         return _has_arrow(truth)
+    if _takes_set_for_point(truth, answer):
+        return False
     formula = answer[0]
     if isinstance(truth[0], Eq | And) or not isinstance(formula, Eq | And):
         return True
     equations = formula.args if isinstance(formula, And) else (formula,)
     return all(isinstance(each, Eq) and _is_sound(each, truth) for each in equations)
+
+
+def _takes_set_for_point(truth: list[Any], answer: list[Any]) -> bool:
+    """Whether one has a set in braces where the other has a point or an interval; also of their elements."""
+    one, other = (parsed[0].rhs if isinstance(parsed[0], Eq) else parsed[0] for parsed in (truth, answer))
+    if (
+        isinstance(one, FiniteSet | Tuple)
+        and isinstance(other, FiniteSet | Tuple)
+        and _num_sets(one) != _num_sets(other)
+    ):
+        return True
+    pairs = ((one, truth, other), (other, answer, one))
+    return any(
+        isinstance(formula, FiniteSet) and isinstance(instead, Interval | Tuple) and _is_in_braces(parsed)
+        for formula, parsed, instead in pairs
+    )
+
+
+def _num_sets(collection: FiniteSet | Tuple) -> int:
+    """Inside of it, where they were in braces."""
+    return sum(isinstance(each, FiniteSet) for arg in collection.args for each in preorder_traversal(arg))
+
+
+def _is_in_braces(parsed: list[Any]) -> bool:
+    return any(_STARTS_A_SET.search(part) for part in parsed if isinstance(part, str))
 
 
 def _has_arrow(parsed: list[Any]) -> bool:
@@ -209,7 +276,7 @@ def _is_sound(equation: Eq, truth: list[Any]) -> bool:
         if not is_named and not verify(truth, [side], timeout_seconds=None):
             return False
     one, other = equation.args
-    if not (isinstance(one, Expr) and isinstance(other, Expr)):
+    if not all(isinstance(side, Expr) and not side.is_Matrix for side in equation.args):
         return True
     difference = expand(one - other)
     return difference == 0 or not isinstance(difference, Number)
@@ -254,6 +321,8 @@ def _parse_bare(text: str) -> list[Any]:
 
 def _parse_formula(text: str, configs: tuple[Any, ...]) -> list[Any]:
     """Read a number as programs write it, and one of per cent as it stands and as a share."""
+    if _is_nested(text):
+        return []
     bare = _PERCENT.sub("", text)
     parsed = _parse(_SCIENTIFIC.sub(r"\1 \\times 10^{\2}", bare), configs)
     if bare != text and parsed and _is_number(parsed[0]):

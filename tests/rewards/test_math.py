@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -91,6 +92,9 @@ def test_right_answers_in_many_forms_are_correct(ground_truth, response):
         ('14 it is not. The answer is "15".', "15"),
         ("14 + 1\n####15", "15"),
         ("14 + 1. Answer:15", "15"),
+        ("It is 14 + 1.\n(15)", "15"),
+        ("Not 14. So the sum is (15).", "15"),
+        ("Not 14.\nx = (15)", "15"),
         ("<answer>A</answer>", "A"),
         ("<answer>(B)</answer>", "B"),
         ("<answer>Yes</answer>", "Yes"),
@@ -100,6 +104,39 @@ def test_right_answers_in_many_forms_are_correct(ground_truth, response):
 def test_marks_around_an_answer_do_not_hide_it(text, value):
     assert reason_of(text, value) == "correct"
     assert reason_of(text, "14" if value == "15" else "17") == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    ("response", "truth"),
+    [
+        ("It is not 4.\n\n(3, 4)", "(3, 4)"),
+        ("They meet at (3, 4).", "(3, 4)"),
+        ("The answer is (3, 4). Done.", "(3, 4)"),
+        ("Answer: (3,4)", "(3, 4)"),
+        ("So it is **(0.5, -1/2, 3)**", "(1/2, -1/2, 3)"),
+        ("The range is [0, 1).", "[0, 1)"),
+    ],
+)
+def test_a_bare_point_or_interval_that_is_announced_or_ends_a_response_is_read_as_one(response, truth):
+    assert reason_of(response, truth) == "correct"
+    assert reason_of(response, "4") == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    ("response", "truth"),
+    [
+        ("So x = 3, by (2).", "3"),
+        ("The answer is 3.\nCheck: f(3) = (3, 4)", "3"),
+        ("The answer is (1,234).", "1234"),
+    ],
+)
+def test_other_brackets_at_the_end_are_no_answer(response, truth):
+    assert reason_of(response, truth) == "correct"
+
+
+@pytest.mark.parametrize("response", ["It is (1, 2) or (3, 4).", "The answer is (1, 2) or (3, 4)."])
+def test_of_several_bare_points_none_is_the_answer(response):
+    assert reason_of(response, "(1, 2)") == reason_of(response, "(3, 4)") == "wrong_answer"
 
 
 def test_an_answer_in_its_tag_counts_in_a_truncated_response():
@@ -165,6 +202,11 @@ def test_what_is_said_beside_an_announced_answer_is_no_second_one(response):
         ("No", r"\boxed{on}"),
         ("A", r"\boxed{B}"),
         ("A", "The answer is B."),
+        ("(1, 2)", r"\boxed{\{1, 2\}}"),
+        (r"\{1, 2\}", r"\boxed{(1, 2)}"),
+        ("(1, 2, 3)", r"\boxed{S = \left\{1, 2, 3\right\}}"),
+        (r"x \in \{1, 2\}", r"\boxed{(1, 2)}"),
+        (r"\{(1, 2), (3, 4)\}", r"\boxed{\{\{1, 2\}, \{3, 4\}\}}"),
         ("3", r"\boxed{\frac{}{}}"),
         ("3", r"\boxed{3x}"),
         ("n", r"\boxed{n!}"),
@@ -242,10 +284,26 @@ def test_an_answer_that_claims_more_than_the_truth_or_no_number_is_wrong(respons
         ("2, 16", r"\boxed{x = 2 \text{ or } x = 16}"),
         ("2, 16", "The answer is $2$ or $16$."),
         (r"\sqrt{2}", r"\boxed{\sqrt{2} \approx 1.414}"),
+        (r"\begin{pmatrix} 7 \\ -2 \end{pmatrix}", r"\boxed{x = \begin{pmatrix} 7 \\ -2 \end{pmatrix}}"),
     ],
 )
 def test_an_answer_may_say_what_it_is_the_value_of(ground_truth, response):
     assert reason_of(response, ground_truth) == "correct"
+
+
+@pytest.mark.parametrize(
+    "response", [r"\boxed{\{2, 1\}}", r"\boxed{1, 2}", r"$x \in \{1, 2\}$", r"\boxed{1} and \boxed{2}"]
+)
+@pytest.mark.parametrize("truth", ["1, 2", r"\{1, 2\}", r"x \in \{1, 2\}"])
+def test_solutions_may_be_listed_with_and_without_braces(truth, response):
+    assert reason_of(response, truth) == "correct"
+
+
+@pytest.mark.parametrize(
+    ("truth", "response"), [("(1, 2)", r"\boxed{1, 2}"), ("1, 2", r"\boxed{(1, 2)}"), (r"\{1\}", r"\boxed{1}")]
+)
+def test_without_braces_a_list_may_be_a_point(truth, response):
+    assert reason_of(response, truth) == "correct"
 
 
 @pytest.mark.parametrize("truth", ["Yes", "A"])
@@ -270,6 +328,23 @@ def test_of_a_truncated_response_only_an_announced_answer_counts():
 @pytest.mark.parametrize("ground_truth", ["", "  ", "?", r"\frac{"])
 def test_a_ground_truth_that_cannot_be_read_is_named(ground_truth):
     assert reason_of(r"\boxed{42}", ground_truth) == "unparsable_ground_truth"
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [("a_{", "}"), ("2^{", "}"), ("{", "}"), (r"\{", r"\}"), ("(", ")"), (r"\ln(", ")"), ("a_", ""), (r"\sin ", "")],
+)
+def test_what_is_nested_too_deep_is_no_answer_and_takes_no_time(begin, end):
+    deep = begin * 1000 + "1" + end * 1000
+    started_s = time.monotonic()
+    assert reason_of(rf"\boxed{{{deep}}}", "42") == "no_answer"
+    assert reason_of(rf"So ${deep}$.", "42") == "no_answer"
+    assert reason_of(r"\boxed{" + begin * 1000 + "\n\nSo $42$.", "42") == "correct"
+    assert time.monotonic() - started_s < 5.0
+
+
+def test_a_continued_fraction_is_not_too_deep():
+    assert reason_of(r"\boxed{" + r"\frac{1}{1+" * 5 + "1" + "}" * 5 + "}", "8/13") == "correct"
 
 
 def test_a_box_counts_after_any_number_that_never_close():
