@@ -44,11 +44,10 @@ def run(arguments: Arguments) -> None:
 
     from rollpacker.cli.screen import output
     from rollpacker.runtime.job.preemption import steps_in_words
-    from rollpacker.runtime.run.exporting import checkpoint_of, export_checkpoint
+    from rollpacker.runtime.run.exporting import export_at
 
-    step = checkpoint_of(run_dir, given["at"] or "last")
     out = _new_folder(given["out"])
-    export_checkpoint(run_dir, step, out, dtype)
+    step = export_at(run_dir, given["at"] or "last", out, dtype)
     output().print(f"{out}: the model of {run_dir} after {steps_in_words(step)}, in {dtype}.", soft_wrap=True)
 
 

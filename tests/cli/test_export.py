@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from rollpacker.config.record import to_yaml
 from rollpacker.metrics.schemas import EVALUATION_TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.runtime.run.checkpoints import CheckpointStore
+from rollpacker.runtime.run.exporting import export_at
 from tests.cli.inputs import tree_of, write_model
 from tests.cli.test_show import row
 from tests.runtime.run.test_checkpoints import META
@@ -33,8 +36,8 @@ class Trainer:
             write_model(folder / "model")
 
 
-def save(run_dir: Path, *steps: int, best: int | None = None, is_modelled: bool = False) -> None:
-    store = CheckpointStore(run_dir, keep=5)
+def save(run_dir: Path, *steps: int, best: int | None = None, is_modelled: bool = False, keep: int = 5) -> None:
+    store = CheckpointStore(run_dir, keep=keep)
     for step in steps:
         trainer: Any = Trainer(is_modelled=is_modelled)
         asyncio.run(store.save(replace(META, step=step), scheduler={}, order={}, trainer=trainer))
@@ -130,6 +133,40 @@ def test_a_checkpoint_that_was_cut_is_refused(run_dir: Path, capsys: pytest.Capt
     weights.write_bytes(weights.read_bytes()[:-8])
     assert main(["export", str(run_dir), "out=mine"]) == 2
     assert "step 40" in capsys.readouterr().err
+    assert not Path("mine").exists()
+
+
+@pytest.fixture
+def run_that_goes_on(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One that saves a checkpoint, and removes all others, while the first file of an export is copied."""
+    copy = shutil.copyfile
+
+    def copy_after_a_step(source: Path, target: Path) -> None:
+        monkeypatch.setattr(shutil, "copyfile", copy)
+        save(run_dir, 50, best=50, keep=1)
+        copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", copy_after_a_step)
+    return run_dir
+
+
+@pytest.mark.parametrize("at", ["last", "best"])
+def test_of_a_checkpoint_that_the_run_removes_meanwhile_the_one_that_replaced_it_is_exported(
+    run_that_goes_on: Path, at: str
+) -> None:
+    assert export_at(run_that_goes_on, at, Path("mine"), "bfloat16") == 50
+    assert "after 50 steps" in Path("mine/README.md").read_text()
+    assert json.loads(Path("mine/generation_config.json").read_text())["eos_token_id"] == [1]
+
+
+def test_a_numbered_checkpoint_that_the_run_removes_meanwhile_is_said_to_be_gone(
+    run_that_goes_on: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run_that_goes_on), "out=mine", "at=20"]) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "20" in printed
+    assert "removed" in printed
+    assert "run.keep_checkpoints" in printed
     assert not Path("mine").exists()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rollpacker import __version__
 from rollpacker.config.hub_names import HubName, parse_hub_name
 from rollpacker.config.record import read_record
-from rollpacker.core.errors import CheckpointError, ConfigError, DataError
+from rollpacker.core.errors import CheckpointError, ConfigError, DataError, RollpackerError
 from rollpacker.data.model_export import ExportDtype, export_model
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.job.preemption import steps_in_words
@@ -26,15 +26,47 @@ MODEL_FOLDER: Final = "model"
 """In `run.dir`."""
 
 
+def export_at(run_dir: Path, at: str, folder: Path, dtype: ExportDtype) -> int:
+    """Write the model of the checkpoint that `best`, `last` or a number of steps names, and give its step.
+
+    A run that goes on may remove it meanwhile: then the one that the word names now is written.
+
+    Raises:
+        As `checkpoint_of` and `export_checkpoint` do.
+    """
+    step = checkpoint_of(run_dir, at)
+    while True:
+        try:
+            export_checkpoint(run_dir, step, folder, dtype)
+        except CheckpointError:
+            if CheckpointStore(run_dir, keep=1).folder(step).is_dir() or (named := checkpoint_of(run_dir, at)) == step:
+                raise
+            step = named
+        else:
+            return step
+
+
 def export_checkpoint(run_dir: Path, step: int, folder: Path, dtype: ExportDtype) -> None:
     """Write the model after so many steps; what lies at its place is replaced.
 
     Raises:
-        CheckpointError: The checkpoint is not whole, or holds no model.
+        CheckpointError: The checkpoint is not whole, holds no model, or was removed before all was read.
         ModelError, StorageFailed: As `export_model` does.
     """
     store = CheckpointStore(run_dir, keep=1)
-    model = store.model_folder(step)
+    try:
+        _export_whole(store, run_dir, step, folder, dtype)
+    except (RollpackerError, OSError) as error:
+        if store.folder(step).is_dir():
+            raise
+        raise CheckpointError(
+            f"The checkpoint of step {step} in {run_dir} was removed before all of it was read.",
+            "A run keeps the last run.keep_checkpoints; the best one too, with run.keep_best=true.",
+            "Export a newer one.",
+        ) from error
+
+
+def _export_whole(store: CheckpointStore, run_dir: Path, step: int, folder: Path, dtype: ExportDtype) -> None:
     try:
         store.load(step)
     except ValueError as error:
@@ -43,6 +75,7 @@ def export_checkpoint(run_dir: Path, step: int, folder: Path, dtype: ExportDtype
             "It was complete when it was written, so something else changed its files.",
             "Export another one, or restore it from a copy.",
         ) from error
+    model = store.model_folder(step)
     _refuse_modelled(run_dir, model)
     export_model(model, folder, dtype=dtype, card=model_card(run_dir, step, dtype))
 
@@ -85,7 +118,7 @@ def checkpoint_of(run_dir: Path, at: str) -> int:
 
 
 def _refuse_modelled(run_dir: Path, model: Path) -> None:
-    if not model.is_dir():
+    if model.parent.is_dir() and not model.is_dir():
         raise CheckpointError(
             f"{run_dir} is a modelled run.", "Its trainer has no weights.", "Train with backend=ray to have a model."
         )
