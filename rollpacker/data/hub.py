@@ -50,31 +50,33 @@ def with_pinned_names(config: RunConfig, *, can_download: bool) -> RunConfig:
     recorded = {(name.kind, name.repository): name for name in _recorded_names(config.run.dir)}
     mistakes: list[UserError] = []
 
-    def pinned(section: _Named, *, may_download: bool) -> _Named:
+    def pinned(key: str, section: _Named, *, may_download: bool) -> _Named:
         path = section.path
         with collected(mistakes):
             if section.hub_name is not None:
-                path = Path(str(_pinned(section.hub_name, recorded, may_download=may_download)))
+                path = Path(str(_pinned(key, section.hub_name, recorded, may_download=may_download)))
         return section.model_copy(update={"path": path})
 
-    def pinned_model(section: _Model) -> _Model:
-        return pinned(section, may_download=can_download and section.download == "auto")
+    def pinned_model(key: str, section: _Model) -> _Model:
+        return pinned(key, section, may_download=can_download and section.download == "auto")
 
-    def pinned_files(files: tuple[_Named, ...] | None) -> tuple[_Named, ...] | None:
-        return files and tuple(pinned(file, may_download=False) for file in files)
+    def pinned_files(key: str, files: tuple[_Named, ...] | None) -> tuple[_Named, ...] | None:
+        return files and tuple(pinned(key, file, may_download=False) for file in files)
 
-    judge = config.reward.judge.model_copy(update={"model": pinned_model(config.reward.judge.model)})
+    of_judge = pinned_model("reward.judge.model.path", config.reward.judge.model)
+    judge = config.reward.judge.model_copy(update={"model": of_judge})
+    held_out = pinned_files("evaluation.path", config.evaluation.path)
     given = {
-        "model": pinned_model(config.model),
-        "data": config.data.model_copy(update={"path": pinned_files(config.data.path)}),
-        "evaluation": config.evaluation.model_copy(update={"path": pinned_files(config.evaluation.path)}),
+        "model": pinned_model("model.path", config.model),
+        "data": config.data.model_copy(update={"path": pinned_files("data.path", config.data.path)}),
+        "evaluation": config.evaluation.model_copy(update={"path": held_out}),
         "reward": config.reward.model_copy(update={"judge": judge}),
     }
     raise_mistakes(mistakes)
     return config.model_copy(update=given)
 
 
-def _pinned(name: HubName, recorded: dict[Any, HubName], *, may_download: bool) -> HubName:
+def _pinned(key: str, name: HubName, recorded: dict[Any, HubName], *, may_download: bool) -> HubName:
     if name.revision is None:
         name = replace(recorded.get((name.kind, name.repository), name), inside=name.inside)
     snapshot = name.snapshot
@@ -82,7 +84,7 @@ def _pinned(name: HubName, recorded: dict[Any, HubName], *, may_download: bool) 
         return name.at(snapshot)
     if may_download:
         return name.at(_download(name))
-    raise _not_cached(name, snapshot)
+    raise _not_cached(key, name, snapshot)
 
 
 def _is_whole(name: HubName, snapshot: Path) -> bool:
@@ -93,18 +95,18 @@ def _is_whole(name: HubName, snapshot: Path) -> bool:
         return False
 
 
-def _not_cached(name: HubName, snapshot: Path | None) -> UserError:
+def _not_cached(key: str, name: HubName, snapshot: Path | None) -> UserError:
     there = "has it without all of its weights" if snapshot else "does not have it"
     if name.kind == "dataset":
         return DataError(
-            f"data.path={name}: the Hugging Face cache in {name.cached.parent} {there}",
+            f"{key}={name}: the Hugging Face cache in {name.cached.parent} {there}",
             "Allowed: a file or a folder, or a data set that is in the cache",
             f"Download it on a machine with a network: {name.download}",
         )
     return ModelError(
-        f"model.path={name} is no directory here, and the Hugging Face cache in {name.cached.parent} {there}",
-        "Allowed: a directory in Hugging Face format, or the name of a model in the cache; with model.download=auto "
-        "`rollpacker train` downloads it, but not in a job",
+        f"{key}={name} is no directory here, and the Hugging Face cache in {name.cached.parent} {there}",
+        "Allowed: a directory in Hugging Face format, or the name of a model in the cache; with "
+        f"{key.removesuffix('path')}download=auto `rollpacker train` downloads it, but not in a job",
         f"Check the name, or download it on a machine with a network: {name.download}",
     )
 

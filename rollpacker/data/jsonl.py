@@ -17,10 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rollpacker.config.sections.evaluation import HeldOutFile
 from rollpacker.core.errors import DataError
 from rollpacker.paths import special_kind
 from rollpacker.protocols.references import FileLine, Place
+
+if TYPE_CHECKING:
+    from rollpacker.config.sections.data import PromptFile
 
 MAX_LINE_BYTES = 64 << 20
 """Of one line, which is held as a whole: the largest test cases of public sets take a few MB."""
@@ -41,6 +46,8 @@ class JsonLine:
     fields: dict[str, object]
     columns: Mapping[str, str] = field(default_factory=dict)
     """Fields that the file calls otherwise, by our names."""
+    file: PromptFile | None = None
+    """Whose settings say how its rows are read; None of a file that has none."""
 
     def error(self, problem: str, allowed: str, remedy: str) -> DataError:
         """Make an error that names the place, and a field as the file does."""
@@ -61,7 +68,7 @@ class JsonLine:
         fields = {name: value for name, value in self.fields.items() if name not in taken}
         fields |= {name: self._find(name, column) for name, column in columns.items()}
         line = replace(self.line, columns=tuple(columns.items())) if isinstance(self.line, FileLine) else self.line
-        return JsonLine(line, fields, columns)
+        return replace(self, line=line, fields=fields, columns=columns)
 
     def _find(self, name: str, column: str) -> object:
         if column in self.fields:
@@ -73,10 +80,16 @@ class JsonLine:
                 raise self.error(
                     f"there is no column `{column}`, which is to be `{name}`",
                     f"Columns: {', '.join(f'`{each}`' for each in self.fields) or 'none'}",
-                    f"Write {{{name}: {nearest[0]}}}" if nearest else "Correct data.columns",
+                    f"Write {{{name}: {nearest[0]}}}" if nearest else "Correct `columns`",
                 )
             found = found[part]
         return found
+
+    def setting(self, key: str, value: str) -> str:
+        """Write a setting of its file as a user does; what `data` has is not of held-out files."""
+        if isinstance(self.file, HeldOutFile):
+            return f"evaluation.path=[{{path: {self.file.written}, {key}: {value}}}]"
+        return f"data.{key}={value}"
 
     def identifier(self) -> str:
         """Take the field `id`: a non-empty string, or a number, which becomes a string."""
@@ -109,10 +122,11 @@ class JsonLine:
         """Make the error of a line that has none of these fields."""
         missing = " or ".join(f"`{name}`" for name in names)
         present = ", ".join(f"`{name}`" for name in self.fields) or "none"
-        remedy = (
-            remedy
-            or f"Add {missing} to every line, or name the column that has it: data.columns={{{names[0]}: COLUMN}}"
-        )
+        if not remedy:
+            remedy = f"Add {missing} to every line"
+            if self.file is not None:
+                columns = self.setting("columns", f"{{{names[0]}: COLUMN}}")
+                remedy = f"{remedy}, or name the column that has it: {columns}"
         if misspelt := self.misspelt(names, similarity=0.6):
             remedy = f"Rename `{misspelt[0]}` to `{misspelt[1]}` in every line"
         return self.error(f"the field {missing} is missing", f"Fields of this line: {present}", remedy)

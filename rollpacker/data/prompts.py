@@ -71,7 +71,7 @@ def _read_file(file: PromptFile) -> Iterator[tuple[JsonLine, Prompt]]:
 def _read_prompt(line: JsonLine, default_domain: str | None, suffix: str | None) -> Prompt:
     key = line.identifier()
     if default_domain is None and "domain" not in line.fields:
-        raise line.missing(["domain"], "Set data.domain=NAME for rows without one, such as data.domain=math")
+        raise line.missing(["domain"], f"Set {line.setting('domain', 'math')}, or another name, for rows without one")
     has_domain = default_domain is None or is_filled(line.fields.get("domain"))
     domain = _read_text(line, "domain") if has_domain else str(default_domain)
     line.refuse_unprintable("domain", domain)

@@ -56,7 +56,7 @@ def read_prompt_rows(file: PromptFile) -> Iterator[JsonLine]:
     """
     columns: Mapping[str, str] = file.columns
     has_ids, repeats = True, Counter[str]()
-    for index, row in enumerate(read_rows(file)):
+    for index, row in enumerate(replace(row, file=file) for row in read_rows(file)):
         if index == 0 and not columns and _is_verl(row):
             columns = {name: column for name, column in _OF_VERL.items() if name != "domain" or file.domain is None}
         line = row.with_columns(columns) if columns else row
@@ -92,9 +92,9 @@ def _answer(line: JsonLine, mark: str) -> str:
     _, found, answer = str(value).rpartition(mark)
     if not found or not answer.strip():
         raise line.error(
-            f"`ground_truth` is {shown(value)}, with nothing after data.answer_after={mark!r}",
+            f"`ground_truth` is {shown(value)}, with nothing after {line.setting('answer_after', repr(mark))}",
             "Allowed: a text that ends with the mark and the answer",
-            "Correct the row or the mark, or leave out data.answer_after",
+            "Correct the row or the mark, or leave out `answer_after`",
         )
     return answer.strip()
 

@@ -71,7 +71,8 @@ def _check_reference(section: RewardSection, name: CheckKind, prompt: Prompt) ->
             f"{prompt.line}: the prompt {prompt.key!r} has nothing that the reward of its domain `{prompt.domain}`, "
             f"{name}, could score a response by",
             allowed,
-            "Fill it in, name the column that has it (data.columns={ground_truth: COLUMN}), or leave out the prompt",
+            "Fill it in, name the column that has it ({path: FILE, columns: {ground_truth: COLUMN}}), or leave out the "
+            "prompt",
         )
     if isinstance(reference, AnswerReference) and (problem := _problem(name, reference.text)):
         raise DataError(

@@ -106,6 +106,31 @@ def test_a_set_of_several_splits_is_answered_with_the_key_of_held_out_prompts(tm
     assert caught.value.remedy == "Write evaluation.path=[{path: DIR, split: test}]"
 
 
+@pytest.mark.parametrize(
+    ("fields", "settings", "remedy"),
+    [
+        ({"prompt": "1 + 1"}, "domain: math", "Set evaluation.path=[{{path: {}, domain: math}}]"),
+        ({"question": "1 + 1", "domain": "math"}, "columns: {messages: COLUMN}", "evaluation.path=[{{path: {}, {}}}]"),
+    ],
+)
+def test_what_a_row_lacks_is_answered_with_what_its_own_file_may_say(
+    tmp_path: Path, fields: dict[str, str], settings: str, remedy: str
+) -> None:
+    (tmp_path / "test.jsonl").write_text(json.dumps(fields | {"ground_truth": "2"}) + "\n")
+    with pytest.raises(DataError) as caught:
+        load_held_out(section(tmp_path / "test.jsonl"))
+    assert remedy.format(tmp_path / "test.jsonl", settings) in caught.value.remedy
+    assert "data." not in caught.value.remedy
+
+
+def test_a_missing_mark_is_answered_with_the_setting_of_its_own_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "test.jsonl", "1 + 1")
+    with pytest.raises(DataError) as caught:
+        load_held_out(section({"path": str(file), "answer_after": "####"}))
+    assert f"nothing after evaluation.path=[{{path: {file}, answer_after: '####'}}]" in caught.value.problem
+    assert "data." not in str(caught.value)
+
+
 def test_sets_that_training_never_sees_pass_and_may_share_prompts_with_each_other(tmp_path: Path) -> None:
     trained = load_prompts([PromptFile(path=write(tmp_path / "train.jsonl", "a", "b"))])
     check_apart(trained, load_held_out(section(write(tmp_path / "one.jsonl", "c"), write(tmp_path / "two.jsonl", "c"))))

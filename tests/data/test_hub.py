@@ -80,6 +80,16 @@ def test_everything_that_the_cache_lacks_is_said_at_once_with_the_command_that_f
     assert "hf download openai/gsm8k --repo-type dataset" in message
 
 
+def test_what_the_cache_lacks_is_named_by_the_key_that_names_it(cache):
+    write_cached(cache, "model", "Qwen/Tiny", WEIGHTS)
+    judged = ["reward.domains.qa=judge", "reward.judge.model.path=Qwen/Large"]
+    message = error_of(run_config("evaluation.path=hf://openai/gsm8k/main", *judged))
+    assert "evaluation.path=hf://openai/gsm8k/main" in message
+    assert "reward.judge.model.path=Qwen/Large is no directory here" in message
+    assert "with reward.judge.model.download=auto" in message
+    assert "data.path" not in message
+
+
 def test_a_cached_model_without_weights_is_not_there(cache):
     write_cached(cache, "model", "Qwen/Tiny", {"config.json": "{}"})
     assert "has it without all of its weights" in error_of(run_config())

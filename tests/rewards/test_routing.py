@@ -117,8 +117,9 @@ def test_a_reference_is_asked_for_where_the_reward_needs_one(tmp_path, name, fie
     (tmp_path / "p.jsonl").write_text(json.dumps({"id": 1, "domain": "d", "prompt": "?", **fields}))
     prompts = load_prompts([PromptFile(path=tmp_path / "p.jsonl")])
     words = rf"p\.jsonl, line 1: the prompt '1' has nothing that the reward of its domain `d`, {name}, could score"
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=words) as caught:
         check_references(RewardSection.model_construct(name=name, domains={}, sandbox=SandboxSection()), prompts)
+    assert "{path: FILE, columns: {ground_truth: COLUMN}}" in caught.value.remedy  # of held-out files, too
 
 
 @pytest.mark.parametrize(

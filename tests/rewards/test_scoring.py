@@ -68,6 +68,7 @@ def test_a_wrong_response_line_is_named_and_nothing_is_written(tmp_path, prompts
         score_file(WALK, [PromptFile(path=prompts)], responses, tmp_path / "scores.jsonl")
     for word in words:
         assert word in str(caught.value)
+    assert "data." not in str(caught.value)
     assert not (tmp_path / "scores.jsonl").exists()
 
 
