@@ -126,6 +126,17 @@ def test_an_answer_in_a_column_of_numbers_has_no_exponent(tmp_path):
     assert answers(load_prompts([PromptFile(path=write_parquet(tmp_path / "x.parquet", rows))])) == ["0.00001", "0.5"]
 
 
+def test_numbers_of_float32_are_the_decimals_that_were_written(tmp_path):
+    numbers = pa.array([0.1, 1e-05, 16777216, None], pa.float32())
+    nested = pa.StructArray.from_arrays([numbers, pa.array([[0.3]] * 4, pa.list_(pa.float32()))], ["score", "scores"])
+    columns = {"prompt": ["a", "b", "c", "d"], "domain": ["math"] * 4, "ground_truth": numbers, "extra": nested}
+    pq.write_table(pa.table(columns).slice(0, 3), tmp_path / "x.parquet")
+    prompts = load_prompts([PromptFile(path=tmp_path / "x.parquet")])
+    assert answers(prompts) == ["0.1", "0.00001", "16777216.0"]
+    assert prompts[0].row == {"extra": {"score": 0.1, "scores": [0.3]}}
+    assert load_prompts([PromptFile(path=tmp_path / "x.parquet", columns={"ground_truth": "extra.score"})])
+
+
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_the_schema_of_verl_is_recognised(tmp_path, form):
     rows = [VERL, {**VERL, "prompt": [{"role": "user", "content": "2 x 7"}]}]
