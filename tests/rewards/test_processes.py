@@ -13,9 +13,9 @@ def parent_of_an_orphan():
     child = os.fork()
     if child == 0:
         born, told = os.pipe()
+        first = os.getpid()  # asked of the orphan, it may be the next one's already
         if os.fork() == 0:
             os.close(told)
-            first = os.getppid()
             os.read(born, 1)  # returns when the parent ends, a moment before it has ended
             while os.getppid() == first:
                 time.sleep(0.001)

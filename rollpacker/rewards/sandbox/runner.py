@@ -86,7 +86,7 @@ def _run(job: dict[str, Any], case: dict[str, Any], names: dict[str, Any], contr
                 _send(report_fd, "M", b'["ready"]')
                 rpc_server.serve(module, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
             case "test":
-                tests = compile(case["source"], "test_solution.py", "exec")
+                tests = _compile(case["source"], "test_solution.py")
                 mini_pytest.run_tests(tests, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
                 _send(report_fd, "V", b"null")
         _finish()
@@ -106,8 +106,13 @@ def _execute(source: str, name: str, names: dict[str, Any]) -> Any:
     module.__dict__.update(names)
     sys.modules[name] = module
     sys.argv = ["solution.py"]
-    exec(compile(source, "solution.py", "exec"), module.__dict__)  # noqa: S102 what the sandbox is for
+    exec(_compile(source, "solution.py"), module.__dict__)  # noqa: S102 what the sandbox is for
     return module
+
+
+def _compile(source: str, file: str) -> Any:
+    """Without the `__future__` of this file, under which annotations would be texts, and unknown names legal there."""
+    return compile(source, file, "exec", dont_inherit=True)
 
 
 def _make_streams(stdin: str, stdout: str) -> None:

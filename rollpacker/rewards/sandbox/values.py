@@ -1,8 +1,8 @@
 """The serialization of values between a sandbox and its supervisor: JSON, with tags for other types of Python.
 
 Invariant: decoding creates only builtin values, of exactly these types (and `Fraction`, `Decimal`, `deque`, `Counter`,
-`OrderedDict`, and those of `datetime`). So an object with its own `__eq__` inside is plain data outside, or an `Opaque`
-that equals nothing.
+`OrderedDict`, and those of `datetime`; numbers of NumPy become Python's). So an object with its own `__eq__` inside is
+plain data outside, or an `Opaque` that equals nothing.
 
 Used on both sides: inside, it runs in the program's interpreter, where it may be patched; what it then writes is still
 only data. It imports little, because every program pays for it.
@@ -89,6 +89,8 @@ def encode(value: object, export: Callable[[object], str] | None = None, depth: 
         )
     if kind.__module__ in {"fractions", "decimal"} and kind.__name__ in {"Fraction", "Decimal"}:
         return f'{{"n":["{kind.__name__}",{encode_basestring_ascii(str(value))}]}}'
+    if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return encode(value.item(), export, depth + 1)  # type: ignore[attr-defined]
     if export is not None:
         return export(value)
     return f'{{"x":{encode_basestring_ascii(kind.__name__)}}}'

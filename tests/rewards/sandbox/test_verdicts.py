@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rollpacker.config.sections.data import PromptFile
@@ -156,6 +157,28 @@ async def test_programs_get_what_they_are_worth(tmp_path):
     found = [(*each, verdict.reason) for each, verdict in zip(VERDICTS, verdicts, strict=True)]
     assert [(line["id"], *rest) for line, *rest in found if rest[-1] != rest[-2]] == []
     assert all(verdict.reward == float(verdict.reason == "correct") for verdict in verdicts)
+
+
+async def test_annotations_are_what_python_makes_of_them(tmp_path):
+    printed = {"id": "printed", "test_cases": [{"input": "", "output": "<class 'int'>"}]}
+    reference = write_prompts(tmp_path, [printed])["printed"]
+    programs = ("def f(x: int): pass\nprint(f.__annotations__['x'])", "def f(x: Unknown): pass\nprint(int)")
+    async with Pool(num_workers=1) as pool:
+        verdicts = await pool.score(*(request_of(index, reference, each) for index, each in enumerate(programs)))
+    assert [verdict.reason for verdict in verdicts] == ["correct", "error"]
+
+
+async def test_numbers_of_numpy_are_numbers(tmp_path):
+    called = {"id": "called", "entry_point": "f", "test_cases": [{"args": [2], "expected": [4, True, 0.5]}]}
+    asserted = {"id": "asserted", "test_list": ["assert f(2) == [4, True, 0.5] and f(2)[0] < 5"]}
+    references = write_prompts(tmp_path, [called, asserted])
+    program = "import numpy as np\ndef f(x): return [np.int64(2 * x), np.int64(x) > 1, np.float32(x) / 4]"
+    packages = Path(np.__file__).parents[1]
+    async with Pool(num_workers=1, packages=packages, memory_mb=2048) as pool:
+        verdicts = await pool.score(
+            *(request_of(index, each, program, limits_s=(10.0,)) for index, each in enumerate(references.values()))
+        )
+    assert [verdict.reason for verdict in verdicts] == ["correct", "correct"]
 
 
 async def test_runs_of_cases_come_back_up_to_the_first_that_failed(tmp_path):
