@@ -40,7 +40,7 @@ class CollectedStatus:
 
     views: tuple[RunStatusView, ...]
     complaint: str
-    """Why Slurm did not answer; empty when it did, or was not asked."""
+    """Why Slurm did not answer, or, where views have jobs, its accounting; empty when it did, or was not asked."""
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -65,7 +65,7 @@ def collect_status(run_dirs: Sequence[Path]) -> CollectedStatus:
     complaint = ""
     if ids := {job_id for view in seen if (job_id := _job_id(view)) is not None}:
         try:
-            jobs = job_states(sorted(ids))
+            jobs, complaint = job_states(sorted(ids))
         except WorldError as error:
             complaint = error.problem
     joined = (replace(view, job=jobs.get(_job_id(view) or "")) for view in seen)

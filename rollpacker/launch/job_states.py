@@ -2,7 +2,8 @@
 
 A requeued job keeps its number and has a row of accounting per attempt: the last row counts, the others are its
 restarts. Without accounting, Slurm forgets a job some minutes after its end (MinJobAge): its state is UNKNOWN then, and
-only the run's own status tells how it ended. One call of squeue and at most one of sacct, however many jobs.
+only the run's own status tells how it ended. So it is while accounting does not answer: whether a job is over, squeue
+decides alone, which lists it until then. One call of squeue and at most one of sacct, however many jobs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from rollpacker.core.errors import WorldError
 from rollpacker.launch.slurm_commands import failure_of, run_slurm
 
 UNKNOWN = "UNKNOWN"
@@ -68,19 +70,26 @@ class JobState:
         return self.is_over and self.state not in {"COMPLETED", UNKNOWN}
 
 
-def job_states(job_ids: Collection[str]) -> Mapping[str, JobState]:
-    """Ask Slurm about jobs; array elements as 12_3. Every one of `job_ids` is in the result.
+def job_states(job_ids: Collection[str]) -> tuple[Mapping[str, JobState], str]:
+    """Ask Slurm about jobs; array elements as 12_3.
+
+    Returns:
+        Every one of `job_ids`, and why accounting did not answer: empty when it did, or was not asked.
 
     Raises:
-        WorldError: Slurm is not here, or does not answer.
+        WorldError: Slurm is not here, or its controller does not answer.
     """
     if not job_ids:
-        return {}
-    found = parse_squeue(_ask_squeue(job_ids))
+        return {}, ""
+    found, complaint = parse_squeue(_ask_squeue(job_ids)), ""
     if any(job_id not in found or found[job_id].is_over for job_id in job_ids):
-        remembered = parse_sacct(_ask_sacct(job_ids))
+        remembered: Mapping[str, JobState] = {}
+        try:
+            remembered = parse_sacct(_ask_sacct(job_ids))
+        except WorldError as error:
+            complaint = error.problem
         found = {**remembered, **{job_id: _joined(job, remembered.get(job_id)) for job_id, job in found.items()}}
-    return {job_id: found.get(job_id, JobState(job_id=job_id, state=UNKNOWN)) for job_id in job_ids}
+    return {job_id: found.get(job_id, JobState(job_id=job_id, state=UNKNOWN)) for job_id in job_ids}, complaint
 
 
 def parse_squeue(text: str) -> Mapping[str, JobState]:

@@ -38,7 +38,7 @@ _LONGEST_NODE_LIST = 14
 
 
 def job_table(views: Sequence[RunStatusView], *, now: float, complaint: str = "") -> RenderableType:
-    """Draw runs; `now` is in seconds since the epoch, `complaint` says why Slurm did not answer."""
+    """Draw runs; `now` is in seconds since the epoch, `complaint` is that of `CollectedStatus`."""
     folder, names = run_names([view.run_dir for view in views])
     parts: list[RenderableType] = [_summary(views, folder), Text(), _lines(views, names, now)]
     if reasons := _reasons(views, [str(folder / name) for name in names]):
@@ -47,10 +47,10 @@ def job_table(views: Sequence[RunStatusView], *, now: float, complaint: str = ""
         if view.workers and view.state in {"running", "starting"}:
             parts.append(Text(f"workers of {folder / name}: {view.workers}"))
     if complaint:
-        parts += [
-            Text(),
-            Text(f"Slurm did not answer; this is the status that the runs wrote themselves. {complaint}", "yellow"),
-        ]
+        answered = any(view.job for view in views)
+        lacking = "Slurm's accounting did not answer; of jobs that squeue has forgotten, the runs tell how they ended."
+        nothing = "Slurm did not answer; this is the status that the runs wrote themselves."
+        parts += [Text(), Text(f"{lacking if answered else nothing} {complaint}", "yellow")]
     return Group(*parts)
 
 

@@ -92,7 +92,7 @@ def points_in_queue(points: Sequence[Point]) -> dict[int, str]:
     """
     submitted = [point for point in points if read_submission(point.config.run.dir) is not None]
     collected = collect_status([point.config.run.dir for point in submitted])
-    if collected.complaint:
+    if any(view.job is None for view in collected.views):
         raise WorldError(
             f"Some points were submitted before, and Slurm does not say whether they still run. {collected.complaint}",
             "No point is submitted while its job is in the queue.",

@@ -35,7 +35,9 @@ def run_slurm(*command: str) -> Outcome:
             "Slurm's commands are on its login and compute nodes, and seldom inside a container.",
             "Go to a login node outside the container, or load the module of Slurm (`module load slurm`).",
         )
-    outcome = run_program([program, *command[1:]], deadline_s=DEADLINE_S, environment=_plain(os.environ))
+    clusters = os.environ.get("SLURM_CLUSTERS")
+    where = [f"--clusters={clusters}"] if clusters and command[0] == "sacct" else []  # the only one not to read it
+    outcome = run_program([program, *where, *command[1:]], deadline_s=DEADLINE_S, environment=_plain(os.environ))
     if outcome.exit_code is None:
         raise WorldError(
             f"`{' '.join(command)}` did not answer within {DEADLINE_S:.0f} s.",

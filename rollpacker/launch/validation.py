@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rollpacker.config.launching import LauncherSettings
@@ -34,6 +34,10 @@ from rollpacker.runtime.run.preflight import RealRunFacts, ResolvedRun, RunFacts
 from rollpacker.runtime.run.preflight import validate as validate_run
 
 _SECONDS_PER_MINUTE = 60
+_NAMED_TO_SBATCH_ALONE = (
+    "Jobs would go to a cluster where they are not looked for, and be submitted twice: squeue and scancel know the "
+    "cluster by SLURM_CLUSTERS."
+)
 
 
 def validate_sweep(sweep: Sweep, run_facts_of: RunFactsOf) -> tuple[ResolvedRun, ...]:
@@ -99,6 +103,7 @@ def _job_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
             "hydra/launcher=slurm submits by it; a container has to bind it.",
             "Go to a login node, load the module of Slurm, or choose hydra.launcher.executor=local.",
         )
+    yield from _other_cluster_mistakes(os.environ)
     image = next(iter(surrounding_images(os.environ).values()), None)
     yield from _folder_mistakes([point.config for point in points])
     site = read_site() if has_slurm() else None
@@ -133,9 +138,25 @@ def _job_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
                 yield from site_mistakes(workers, site)
 
 
+def _other_cluster_mistakes(environment: Mapping[str, str]) -> Iterator[UserError]:
+    clusters = environment.get("SBATCH_CLUSTERS")
+    if clusters and clusters != environment.get("SLURM_CLUSTERS"):
+        yield ConfigError(
+            f"SBATCH_CLUSTERS={clusters}, and SLURM_CLUSTERS={environment.get('SLURM_CLUSTERS') or '(not set)'}.",
+            _NAMED_TO_SBATCH_ALONE,
+            f"export SLURM_CLUSTERS={clusters}",
+        )
+
+
 def _option_mistakes(options: Iterable[str], section: str, also: Collection[str] = ()) -> Iterator[UserError]:
     for name in options:
-        if name in OWN_OPTIONS or name in also:
+        if name == "clusters":
+            yield ConfigError(
+                f"{section}.sbatch names --clusters.",
+                _NAMED_TO_SBATCH_ALONE,
+                f"Leave out {section}.sbatch.clusters, and export SLURM_CLUSTERS=... instead.",
+            )
+        elif name in OWN_OPTIONS or name in also:
             key = OWN_OPTIONS.get(name)
             yield ConfigError(
                 f"{section}.sbatch names --{name}, which RollPacker sets itself.",

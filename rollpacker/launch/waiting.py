@@ -44,7 +44,7 @@ def wait_for(points: Sequence[Point], poll_interval_s: float, console: Terminal)
             else:
                 table = job_table(collected.views, now=time.time(), complaint=collected.complaint)
                 live.update(table, refresh=True)
-            if not collected.complaint and all(view.job and view.job.is_over for view in collected.views):
+            if all(view.job and view.job.is_over for view in collected.views):
                 break
             time.sleep(poll_interval_s)
     raise_failures(list(zip(points, collected.views, strict=True)))

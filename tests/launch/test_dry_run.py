@@ -81,6 +81,21 @@ def test_the_script_of_rollout_workers_is_shown_and_options_that_it_sets_itself_
     assert "nice" not in told
 
 
+def test_a_cluster_that_only_sbatch_is_told_of_is_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*E2E, "system=verl", "hydra.launcher.dry_run=true"]
+    assert main(["train", "-m", *words, "cluster.sbatch={clusters: cm4}"]) == 2
+    told = capsys.readouterr().err
+    assert "cluster.sbatch names --clusters." in told
+    assert "export SLURM_CLUSTERS=..." in told
+    monkeypatch.setenv("SBATCH_CLUSTERS", "cm4")
+    assert main(["train", "-m", *words]) == 2
+    assert "export SLURM_CLUSTERS=cm4" in capsys.readouterr().err
+    monkeypatch.setenv("SLURM_CLUSTERS", "cm4")
+    assert main(["train", "-m", *words]) == 0
+
+
 def test_a_model_that_the_paper_does_not_have_must_say_how_many_engines(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

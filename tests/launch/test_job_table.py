@@ -113,6 +113,14 @@ def test_a_slurm_that_could_not_be_asked_is_told() -> None:
     assert "Slurm did not answer; this is the status that the runs wrote themselves. There is no command" in text
 
 
+def test_an_accounting_that_could_not_be_asked_is_told_beside_what_slurm_says_of_jobs() -> None:
+    text = _drawn([a_run(job=a_job(), status=a_status())], 160, complaint="`sacct` failed: Connection refused")
+
+    assert "running" in text
+    assert "Slurm's accounting did not answer; of jobs that squeue has forgotten, the runs tell how they ended." in text
+    assert "`sacct` failed: Connection refused" in text
+
+
 def test_names_are_what_tells_the_paths_apart_and_the_folder_is_one_that_commands_take() -> None:
     assert run_names([Path("runs/a/0-verl"), Path("runs/b/0-verl")]) == (Path("runs"), ("a/0-verl", "b/0-verl"))
     assert run_names([Path("runs/a/0-verl")]) == (Path("runs/a"), ("0-verl",))

@@ -147,6 +147,27 @@ def test_points_with_and_without_workers_share_an_array_and_only_porters_of_the_
     assert set((tmp_path / "asked").read_text().split()) == asked
 
 
+def test_while_accounting_does_not_answer_only_what_squeue_has_forgotten_is_submitted_again(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _launch("run.seed=3,4")
+    squeue = "[[ -e unreachable ]] && exit 1; echo '1_0|2|RUNNING|None|0|1|gpu01|1795267612|0|main|'"
+    install_command(sbatch.parent, "squeue", squeue, monkeypatch)
+    install_command(sbatch.parent, "sacct", "echo 'Connection refused' >&2; exit 1", monkeypatch)
+    capsys.readouterr()
+
+    _launch("run.seed=3,4")
+
+    said = capsys.readouterr().out
+    assert "point 0 (run.seed=3) is starting as job 1_0: not submitted again\n" in said
+    assert "point 1 (run.seed=4) is job 2, submitted for 1 node\n" in said
+
+    Path("unreachable").touch()
+    with pytest.raises(WorldError, match="Slurm does not say whether they still run"):
+        _launch("run.seed=3,4")
+    assert len(Path("calls").read_text().split()) == 2
+
+
 def test_two_launches_do_not_submit_at_the_same_time(sbatch: Path) -> None:
     Path("sweep/.submitit").mkdir(parents=True)
     with Path("sweep/.submitit/launch.lock").open("w") as lock:
