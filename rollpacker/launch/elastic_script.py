@@ -111,7 +111,7 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
     lines = [
         "#!/bin/bash",
         *(
-            f"#SBATCH --{key}{f'={_word(value)}' if value else ''}"
+            f"#SBATCH --{key}{f'={shlex.quote(value)}' if value else ''}"
             for key, value in options.items()
             if value is not None
         ),
@@ -150,7 +150,3 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
 
 def _gpus(number: int, gpu_type: str | None) -> str:
     return f"{gpu_type}:{number}" if gpu_type else str(number)
-
-
-def _word(value: str) -> str:
-    return f'"{value}"' if " " in value else value

@@ -193,6 +193,7 @@ def job_environment(cluster: ClusterSection, job: str) -> list[str]:
     """Lines that a script of ours begins with: the user's own, and what only Slurm's commands know of a job."""
     end, grace = END_TIME_VARIABLE, GRACE_VARIABLE
     return [
+        "export SLURM_EXPORT_ENV=ALL # a job that got no environment (SBATCH_EXPORT=NONE) would pass none to its ranks",
         f'export PATH="$PATH:{_USUAL_PATH}" # where it was submitted from, there may be no other command than sbatch',
         *cluster.setup,
         *(f"export {name}={shlex.quote(value)}" for name, value in cluster.environment.items()),

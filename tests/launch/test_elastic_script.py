@@ -1,7 +1,9 @@
 """What the script of a worker's job does about the exit codes of its program, with programs of our own as Slurm's."""
 
 import os
+import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +87,10 @@ def test_a_slurm_that_does_not_answer_has_not_said_that_the_run_is_gone(tmp_path
 
 def test_a_worker_that_was_told_so_queues_again_at_once_and_is_not_held(tmp_path):
     assert asked_of_slurm(tmp_path, [MAY_RETURN], ALIVE) == ["scontrol requeue 4712_3", "sleep"]
+
+
+def test_a_folder_with_blanks_quotes_and_a_hash_reaches_slurm_whole():
+    folder = Path("/shared/it's run #1")
+    script = elastic_script(compose(ELASTIC), job_id="4711", name="workers", folder=folder, python=["python"])
+    (option,) = [line.removeprefix("#SBATCH ") for line in script.splitlines() if "--output" in line]
+    assert shlex.split(option, comments=True) == [f"--output={folder}/%A_%a_worker.out"]

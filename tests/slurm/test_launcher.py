@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
+from rollpacker.config.compose import compose
 from rollpacker.config.words import replaced
+from rollpacker.launch.sbatch_script import sbatch_text
+from rollpacker.launch.shape import job_shape
 from rollpacker.launch.submissions import Submission, read_submission
 from rollpacker.runtime.run.status import read_status
 from slurm.mini_cluster import MiniCluster
@@ -175,6 +178,18 @@ def test_sbatch_alone_is_enough_to_submit(cluster: MiniCluster, here: Path) -> N
     job_id = _submission(here / "sweep/only").job_id
     assert f"scancel {job_id}" in output
     assert cluster.wait_for_state(job_id, {"COMPLETED", "FAILED"}) == "COMPLETED"
+
+
+def test_where_jobs_get_no_environment_the_ranks_get_what_the_script_exports(cluster: MiniCluster, here: Path) -> None:
+    words = [word for word in POINT if not word.startswith("hydra")]
+    own = ["cluster.environment={GREETING: hello}", "cluster.sbatch={export: NONE}"]
+    shape = job_shape(compose([*words, *own]))
+    script = sbatch_text(shape, name="x", folder=here, python=["bash", "-c", "env"])
+    job_id = cluster.submit(script=script, cwd=here)
+    assert cluster.wait_for_state(job_id, {"COMPLETED", "FAILED"}) == "COMPLETED"
+    seen = (here / f"{job_id}_0_log.out").read_text().splitlines()
+    assert "GREETING=hello" in seen
+    assert f"ROLLPACKER_REQUEUE_FILE={here}/{job_id}.requeue" in seen
 
 
 def test_a_dry_run_prints_scripts_and_topology_and_touches_nothing(

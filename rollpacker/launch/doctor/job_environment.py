@@ -109,19 +109,22 @@ def check_inheritance(environment: Mapping[str, str], *, has_ray_token: bool) ->
             "Ray's connections may go through the proxy and fail: export no_proxy with the nodes' names and addresses.",
         ),
     )
-    exports = [
-        f"{name}={environment[name]}"
-        for name in ("SBATCH_EXPORT", "SLURM_EXPORT_ENV")
-        if environment.get(name, "ALL") != "ALL"
-    ]
+    exports = {name: environment.get(name, "ALL") for name in ("SBATCH_EXPORT", "SLURM_EXPORT_ENV")}
+    is_limited = {name: "ALL" not in value.split(",") for name, value in exports.items()}
     yield probe(
         "environment",
         "Slurm passes it on to jobs",
         (
-            bool(exports),
+            is_limited["SBATCH_EXPORT"],
             "warning",
-            f"{' and '.join(exports)}: jobs do not get this shell's variables",
+            f"SBATCH_EXPORT={exports['SBATCH_EXPORT']}: jobs do not get this shell's variables",
             "Unset it, or name what a run needs in cluster.environment.",
+        ),
+        (
+            is_limited["SLURM_EXPORT_ENV"],
+            "warning",
+            f"SLURM_EXPORT_ENV={exports['SLURM_EXPORT_ENV']}: what srun starts does not get this shell's variables",
+            "For srun by hand: export SLURM_EXPORT_ENV=ALL. The script of a launched job does that itself.",
         ),
     )
 

@@ -68,8 +68,8 @@ def test_this_python_is_whole() -> None:
     [
         ({"RAY_ADDRESS": "1.2.3.4:6379", "RAY_TMPDIR": "/x"}, "other Rays", "RAY_ADDRESS, RAY_TMPDIR are set"),
         ({"HTTPS_PROXY": "http://proxy:3128"}, "proxies", "between the nodes"),
-        ({"SBATCH_EXPORT": "NONE"}, "environment", "SBATCH_EXPORT=NONE"),
-        ({"SLURM_EXPORT_ENV": "NONE"}, "environment", "SLURM_EXPORT_ENV=NONE"),
+        ({"SBATCH_EXPORT": "NONE"}, "environment", "SBATCH_EXPORT=NONE: jobs do not get"),
+        ({"SLURM_EXPORT_ENV": "NONE"}, "environment", "SLURM_EXPORT_ENV=NONE: what srun starts"),
     ],
 )
 def test_what_a_shell_hands_on_by_mistake_is_a_warning(environment: dict[str, str], subject: str, words: str) -> None:
@@ -81,7 +81,7 @@ def test_what_a_shell_hands_on_by_mistake_is_a_warning(environment: dict[str, st
 
 def test_a_clean_shell_has_nothing_to_hand_on() -> None:
     set_by_importing_ray = {"RAY_CLIENT_MODE": "0"}
-    shell = {"https_proxy": "http://proxy:3128", "no_proxy": "node1", "SBATCH_EXPORT": "ALL"} | set_by_importing_ray
+    shell = {"https_proxy": "http://proxy:3128", "no_proxy": "node1", "SBATCH_EXPORT": "A=1,ALL"} | set_by_importing_ray
 
     findings = list(check_inheritance(shell, has_ray_token=True))
 

@@ -19,6 +19,7 @@
 #SBATCH --signal=USR2@300
 
 # setup
+export SLURM_EXPORT_ENV=ALL # a job that got no environment (SBATCH_EXPORT=NONE) would pass none to its ranks
 export PATH="$PATH:/usr/local/bin:/usr/bin:/bin" # where it was submitted from, there may be no other command than sbatch
 module load cuda
 export NCCL_SOCKET_IFNAME=ib0
