@@ -136,7 +136,10 @@ case "$base" in
         torch_backend="${torch_backend:-cpu}"
         extras="${extras-trackers,vllm-cpu,megatron}"
         ;;
-    *) [[ -d "$base/etc" ]] || fail "--base $base is no unpacked root file system" "name cuda, debian or a folder with one" ;;
+    *)
+        [[ -d "$base/etc" ]] || fail "--base $base is no unpacked root file system" "name cuda, debian or a folder with one"
+        base="$(realpath "$base")" # the build runs in another folder
+        ;;
 esac
 if [[ "$base" != cuda ]]; then
     arguments+=(--build-arg BOOTSTRAP=localimage --build-arg "BASE=$base")

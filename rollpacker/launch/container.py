@@ -73,7 +73,15 @@ def paths_to_read(config: RunConfig) -> tuple[Path, ...]:
     if config.workload is not None:
         given.append(config.workload.lengths)
     given += [config.reward.judge.template, *_folders_of_own_code(config)]
-    given += [config.data.solve_rates, config.engine.profile, config.engine.vllm.draft_model]
+    if config.hardware is not None:
+        given.append(config.hardware.profile)
+    given += [
+        config.reward.sandbox.packages,
+        config.elastic.modelled.counts,
+        config.data.solve_rates,
+        config.engine.profile,
+        config.engine.vllm.draft_model,
+    ]
     paths: dict[Path, None] = {}
     for path in given:
         if path is not None:

@@ -2,13 +2,16 @@
 
 `local` starts a process per point, as many at a time as `array_parallelism` lets, with logs where a job's would be;
 `debug` trains one point after the other in this process, where a debugger can follow. Slurm is not asked, requeueing is
-not there, and the processes end with Ctrl-C.
+not there, and the processes end with Ctrl-C. Each sees all GPUs that this process sees.
 """
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from submitit import DebugExecutor, LocalExecutor
@@ -24,6 +27,7 @@ from rollpacker.terminal import Terminal
 
 _NO_LIMIT_MIN = 60 * 24 * 365
 """submitit's local jobs have a limit in any case: a year."""
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _POLL_S = 0.1
 """A process is asked for its end by one call of the operating system."""
 
@@ -59,7 +63,7 @@ def _local(
     points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Terminal
 ) -> list[list[str]]:
     """Start a process per point and wait for all; what still runs ends with an error or Ctrl-C."""
-    executor = LocalExecutor(folder)
+    executor = LocalExecutor(folder, python=_python(os.environ))
     waiting = list(points)
     running: list[tuple[Point, Job[None]]] = []
     stories: list[list[str]] = []
@@ -91,7 +95,13 @@ def _local(
 def _start(executor: LocalExecutor, call: PointProcess, cluster: ClusterSection | None) -> Job[None]:
     executor.update_parameters(
         timeout_min=(cluster and cluster.time_limit_min) or _NO_LIMIT_MIN,
-        gpus_per_node=cluster.gpus_per_node if cluster else 0,
         stderr_to_stdout=True,
     )
     return executor.submit(call)
+
+
+def _python(environment: Mapping[str, str]) -> str:
+    """The command of an interpreter that sees the GPUs which this process sees; submitit shows it the first ones."""
+    gpus = environment.get(_VISIBLE_GPUS)
+    change = ["--unset", _VISIBLE_GPUS] if gpus is None else [f"{_VISIBLE_GPUS}={gpus}"]
+    return shlex.join(["env", *change, sys.executable])

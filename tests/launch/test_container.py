@@ -97,6 +97,22 @@ def test_files_with_code_of_ones_own_are_there(tmp_path: Path, words: list[str])
     assert tmp_path / "code" in paths_to_read(config)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["reward.sandbox.packages=FILE"],
+        ["hardware.profile=FILE"],
+        ["elastic.modelled.availability=file", "elastic.modelled.counts=FILE"],
+        ["workload.lengths=FILE"],
+    ],
+    ids=" ".join,
+)
+def test_files_of_sandboxes_and_modelled_runs_are_there(tmp_path: Path, words: list[str]) -> None:
+    modelled = ["backend=sim", "model=qwen2.5-7b", "hardware=h800", "workload=math"]
+    config = compose([*modelled, *(word.replace("FILE", str(tmp_path)) for word in words)])
+    assert paths_to_read(config) == (tmp_path,)
+
+
 def test_a_run_without_files_reads_none() -> None:
     config = compose(["backend=sim", "model=qwen2.5-7b", "hardware=h800", "workload=math"])
     assert paths_to_read(config) == ()

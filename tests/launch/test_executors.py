@@ -10,9 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
 from rollpacker.cli.main import main
+from rollpacker.config.multirun import compose_sweep
 from rollpacker.config.words import replaced
+from rollpacker.launch.launcher import launch
+from rollpacker.launch.points import points_of
 from rollpacker.runtime.run.status import read_status
 
 POINT = ["backend=sim", "model=qwen2.5-7b", "rollout.num_prompts=8", "run.num_steps=1", "run.progress=none"]
@@ -64,6 +68,24 @@ def test_points_run_here_by_the_same_configuration_and_finished_ones_are_skipped
     said = capfd.readouterr()
     assert said.out.count("has finished: skipped") == 2
     assert "1 of 1 points did not finish.\npoint 2 (run.seed=2) failed" in said.err
+
+
+def write_visible_gpus(config: DictConfig) -> None:
+    Path(config["run"]["dir"]).write_text(repr(os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+@pytest.mark.parametrize("gpus", [None, "", "2,GPU-8f"])
+def test_a_process_of_this_machine_sees_the_gpus_that_the_launch_sees(
+    gpus: str | None, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if gpus is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    launcher = ["hydra/launcher=slurm", "hydra.launcher.executor=local"]
+    sweep = compose_sweep([*POINT, *launcher, "cluster=slurm", "cluster.gpus_per_node=1", f"run.dir={here}/sweep/seen"])
+    assert sweep.launcher is not None
+    launch(points_of(sweep), write_visible_gpus, sweep.launcher, sweep.folder)
+    assert (here / "sweep/seen").read_text() == repr(gpus)
 
 
 @pytest.mark.timeout(600)  # two interpreters start after a third: 75 s were seen at a load of 30

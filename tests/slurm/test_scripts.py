@@ -1,5 +1,6 @@
 """Every shell script of the repository is read by bash and by shellcheck."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -38,3 +39,22 @@ def test_shellcheck_finds_nothing() -> None:
         cannot_run("This machine has no shellcheck. It reads every script. Install it: make slurm")
     found = subprocess.run(["shellcheck", *SCRIPTS], cwd=ROOT, capture_output=True, text=True, check=False)
     assert found.stdout == ""
+
+
+def test_a_base_of_an_image_is_sought_in_the_callers_folder(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "work/rootfs/etc").mkdir(parents=True)
+    apptainer = tmp_path / "bin/apptainer"
+    apptainer.write_text(f'#!/bin/bash\necho "$@" >{tmp_path}/called\ntouch "${{@: -2:1}}"\n')
+    apptainer.chmod(0o755)
+    done = subprocess.run(
+        ["bash", ROOT / "slurm/build_image.sh", "image.sif", "--base", "rootfs"],
+        cwd=tmp_path / "work",
+        env=os.environ | {"PATH": f"{apptainer.parent}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"BASE={tmp_path}/work/rootfs " in (tmp_path / "called").read_text()
+    assert (tmp_path / "work/image.sif").exists()
