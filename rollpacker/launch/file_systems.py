@@ -6,6 +6,7 @@ nodes, a network's file system probably is, and at the same path. `overlay` and 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -56,9 +57,12 @@ def file_system_of(path: Path) -> FileSystem:
 
 
 def existing_part(path: Path) -> Path:
-    """Find the folder in which a path lies, or the nearest one above it that is there already."""
+    """Find the folder in which a path lies, or the nearest one above it that is there already.
+
+    What lies in a folder that may not be entered counts as not there, of which `Path.is_dir` makes an error.
+    """
     absolute = path.absolute()
-    return next(folder for folder in (absolute, *absolute.parents) if folder.is_dir())
+    return next(folder for folder in (absolute, *absolute.parents) if os.path.isdir(folder))  # noqa: PTH112  (see above)
 
 
 def mount_of(path: Path, mounts: Iterable[FileSystem]) -> FileSystem:

@@ -45,6 +45,11 @@ class Partition:
     allowed_qos: tuple[str, ...] | None
     """None: all."""
 
+    @property
+    def accepts_jobs(self) -> bool:
+        """Whether jobs may queue here, whether or not they start."""
+        return self.state not in {"DRAIN", "INACTIVE"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
@@ -70,7 +75,7 @@ class Node:
     @property
     def is_available(self) -> bool:
         """Whether jobs start here, now or when it is free."""
-        return _UNAVAILABLE.isdisjoint(re.split(r"[^A-Z]+", self.state))
+        return _UNAVAILABLE.isdisjoint(re.split(r"[^A-Z_]+", self.state))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,9 +218,10 @@ def _node(fields: Mapping[str, str]) -> Node:
 
 
 def _gpus(gres: str) -> Mapping[str, int]:
-    """Read gpu:4, gpu:a100:4(S:0-1) and the like among other resources."""
+    """Read gpu:4, gpu:a100:4(S:0-1), gpu:h100:no_consume:2 and the like among other resources."""
     counts: dict[str, int] = {}
-    for kind, number in re.findall(r"(?:^|,)gpu(?::([^:,()]+))??(?::(\d+))?(?:\([^)]*\))?(?=,|$)", gres):
+    pattern = r"(?:^|,)gpu(?::([^:,()]+))??(?::no_consume)?(?::(\d+))?(?:\([^)]*\))?(?=,|$)"
+    for kind, number in re.findall(pattern, gres):
         counts[kind] = counts.get(kind, 0) + int(number or 1)
     return counts
 

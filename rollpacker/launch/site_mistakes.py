@@ -24,45 +24,57 @@ def site_mistakes(shape: JobShape, site: Site) -> Iterator[ConfigError]:
     if shape.beside is not None:
         yield from site_mistakes(shape.beside, site)
     try:
-        partition = partition_of(shape, site)
+        partitions = partitions_of(shape, site)
     except ConfigError as mistake:
         yield mistake
         return
-    if partition.state in {"DRAIN", "INACTIVE"}:
-        yield ConfigError(
-            f"Partition `{partition.name}` is {partition.state}.",
-            "It accepts no new jobs.",
-            f"Choose another {shape.section}.partition.",
-        )
-    yield from job_mistakes(shape, partition, site)
+    if not any(partition.accepts_jobs for partition in partitions):
+        for partition in partitions:
+            yield ConfigError(
+                f"Partition `{partition.name}` is {partition.state}.",
+                "It accepts no new jobs.",
+                f"Choose another {shape.section}.partition.",
+            )
+    yield from job_mistakes(shape, partitions, site)
 
 
-def partition_of(shape: JobShape, site: Site) -> Partition:
-    """The partition of a job.
+def partitions_of(shape: JobShape, site: Site) -> tuple[Partition, ...]:
+    """The partitions of a job, which starts in the first of them that has its nodes free.
 
     Raises:
-        ConfigError: Slurm does not have it.
+        ConfigError: Slurm does not have one of them.
     """
-    name, key = shape.cluster.partition, shape.key("partition")
-    partition = site.default_partition if name is None else site.partition(name)
-    if partition is not None:
-        return partition
+    given, key = shape.cluster.partition, shape.key("partition")
     names = [partition.name for partition in site.partitions]
     listed = f"The partitions are {_listed(names)}."
-    if name is None:
-        raise ConfigError(f"{key}=null, and this Slurm has no default partition.", listed, f"Write {key}=...")
-    close = nearest(name, names)
-    raise ConfigError(
-        f"{key}={name} is not a partition of this Slurm.",
-        listed,
-        f"Write {key}={close[0]}" if close else "Choose one of them.",
-    )
+    if given is None:
+        if site.default_partition is None:
+            raise ConfigError(f"{key}=null, and this Slurm has no default partition.", listed, f"Write {key}=...")
+        return (site.default_partition,)
+    found = {name: site.partition(name) for name in given.split(",")}
+    unknown = [name for name, partition in found.items() if partition is None]
+    if unknown:
+        close = {name: name if name not in unknown else next(iter(nearest(name, names)), "") for name in found}
+        raise ConfigError(
+            f"{key}={given} is not a partition of this Slurm."
+            if len(found) == 1
+            else f"{key}={given} names {_listed(unknown)}, which this Slurm does not have.",
+            listed,
+            f"Write {key}={','.join(close.values())}" if all(close.values()) else "Choose one of them.",
+        )
+    return tuple(partition for partition in found.values() if partition is not None)
 
 
-def job_mistakes(shape: JobShape, partition: Partition, site: Site) -> Iterator[ConfigError]:
-    """What a partition does not allow, or its nodes do not have."""
-    yield from _partition_mistakes(shape, partition)
-    yield from _node_mistakes(shape, partition, site.nodes_of(partition))
+def job_mistakes(shape: JobShape, partitions: Sequence[Partition], site: Site) -> Iterator[ConfigError]:
+    """What no partition of a job allows, or has the nodes for; one of several that takes the job is enough."""
+    accepting = [partition for partition in partitions if partition.accepts_jobs] or partitions
+    mistakes = [
+        [*_partition_mistakes(shape, partition), *_node_mistakes(shape, partition, site.nodes_of(partition))]
+        for partition in accepting
+    ]
+    if all(mistakes):
+        for of_partition in mistakes:
+            yield from of_partition
     yield from _feature_mistakes(shape, site)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,17 @@ def test_the_file_system_of_a_folder_to_be_made_is_that_of_the_folder_above(tmp_
     assert existing_part(tmp_path / "a" / "b") == tmp_path
     assert file_system_of(tmp_path / "a" / "b") == file_system_of(tmp_path)
     assert file_system_of(Path("/proc/self")) == FileSystem(kind="proc", mount_point="/proc")
+
+
+def test_what_lies_in_a_folder_that_may_not_be_entered_counts_as_not_there(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "in").mkdir(parents=True)
+    closed.chmod(0)
+    own = os.geteuid()
+    try:
+        os.seteuid(own or 65534)  # root may enter any
+        found = existing_part(closed / "in" / "run")
+    finally:
+        os.seteuid(own)
+        closed.chmod(0o700)
+    assert closed.is_relative_to(found)

@@ -70,6 +70,40 @@ def test_a_cluster_of_24_11_with_types_limits_and_broken_nodes_is_read_whole() -
 
 
 @pytest.mark.parametrize(
+    ("state", "is_available"),
+    [
+        ("IDLE+CLOUD+POWERED_DOWN", True),
+        ("IDLE+CLOUD+POWERING_DOWN", True),
+        ("ALLOCATED+POWER_DOWN", True),
+        ("MIXED+PLANNED", True),
+        ("DOWN+CLOUD+POWERED_DOWN", False),
+        ("DOWN*", False),
+        ("IDLE+DRAIN", False),
+    ],
+)
+def test_a_node_that_slurm_has_powered_down_is_started_for_a_job(state: str, is_available: bool) -> None:
+    (node,) = parse_nodes(f"NodeName=n1 CPUTot=8 State={state} ThreadsPerCore=1")
+    assert node.is_available == is_available
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("gpu:4", {"": 4}),
+        ("gpu:a100:4(S:0-1),shard:a100:8(S:0)", {"a100": 4}),
+        ("gpu:h100:no_consume:4(S:0-1)", {"h100": 4}),
+        ("gpu:no_consume:2", {"": 2}),
+        ("tmpdisk:100,gpu", {"": 1}),
+        ("gpu:h100", {"h100": 1}),
+        ("mps:400", {}),
+    ],
+)
+def test_gpus_are_read_from_a_nodes_resources(gres: str, gpus: dict[str, int]) -> None:
+    (node,) = parse_nodes(f"NodeName=n1 CPUTot=8 Gres={gres} State=IDLE")
+    assert node.gpus_by_type == gpus
+
+
+@pytest.mark.parametrize(
     ("text", "minutes"),
     [
         ("UNLIMITED", None),

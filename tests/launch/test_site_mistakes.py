@@ -72,6 +72,9 @@ def _told(*overrides: str, site: Site = SITE) -> list[str]:
         ["cluster.constraint='ib&h800'", "cluster.time_limit_min=1440", "cluster.account=tail"],
         ["cluster.constraint='[80gb*2&ib*2]'"],
         ["cluster.memory_gb_per_node=0"],
+        ["cluster.partition='cpu,gpu'", "cluster.gpus_per_node=8", "cluster.account=head"],
+        ["cluster.partition='gpu,cpu'", "cluster.account=anyone"],
+        ["cluster.partition='closed,gpu'"],
     ],
     ids=" ".join,
 )
@@ -83,6 +86,8 @@ def test_what_the_cluster_can_give_is_not_complained_of(words: list[str]) -> Non
     ("words", "problem", "remedy"),
     [
         ("cluster.partition=gpus", "cluster.partition=gpus is not a partition", "Write cluster.partition=gpu"),
+        ("cluster.partition='gpu,cpux'", "cluster.partition=gpu,cpux names cpux, which", "cluster.partition=gpu,cpu"),
+        ("cluster.partition='gpu,x'", "gpu,x names x, which this Slurm does not have", "Choose one of them."),
         ("cluster.partition=closed", "Partition `closed` is DRAIN", "Choose another cluster.partition."),
         ("cluster.time_limit_min=1441", "cluster.time_limit_min=1441 is more", "Set cluster.time_limit_min=1440"),
         ("cluster.num_nodes=3", "3 nodes, more than partition `gpu` allows", "Choose another cluster.partition"),
@@ -132,6 +137,15 @@ def test_each_mistake_of_a_job_of_workers_names_the_key_that_it_was_made_in(
 
 def test_a_run_without_workers_of_slurms_has_no_job_for_them() -> None:
     assert workers_shape(compose(MODELLED)) is None
+
+
+def test_of_several_partitions_each_says_why_it_does_not_take_the_job_when_none_does() -> None:
+    told = _told("cluster.partition='gpu,cpu'", "cluster.gpus_per_node=8", "cluster.account=anyone")
+    assert len(told) == 2
+    assert "cluster.account=anyone may not use partition `gpu`" in told[0]
+    assert "cluster.gpus_per_node=8 is more than a node of partition `cpu` has" in told[1]
+    (told_of_open,) = _told("cluster.partition='closed,cpu'", "cluster.gpus_per_node=8")
+    assert "partition `cpu`" in told_of_open
 
 
 def test_gpus_are_sought_elsewhere_when_a_partition_has_none() -> None:

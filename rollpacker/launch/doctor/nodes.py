@@ -8,11 +8,13 @@ from __future__ import annotations
 import secrets
 import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from rollpacker.launch.doctor.files import TRIAL_PREFIX
 from rollpacker.launch.doctor.findings import Finding, fine, problem, warning
@@ -36,7 +38,7 @@ class NodesSeen:
     """Of the allocation."""
     reports: tuple[NodeReport, ...]
     proof: str
-    """The content that each should have read."""
+    """The content that each should have read; empty where none could be written, of which the check of files tells."""
     asked_at: float
     answered_at: float
     """By this machine's clock, in seconds since the epoch."""
@@ -46,8 +48,7 @@ class NodesSeen:
 
 def ask_nodes(run_dir: Path, num_nodes: int) -> NodesSeen:
     """Start one task on each node of the allocation that this process is in."""
-    proof = secrets.token_hex(8)
-    folder = Path(tempfile.mkdtemp(prefix=TRIAL_PREFIX, dir=existing_part(run_dir)))
+    folder, proof = _write_proof(existing_part(run_dir))
     words = [
         "srun",
         "--overlap",
@@ -59,7 +60,6 @@ def ask_nodes(run_dir: Path, num_nodes: int) -> NodesSeen:
     words += [sys.executable, "-m", "rollpacker.launch.doctor.node_report", str(folder)]
     asked_at = time.time()
     try:
-        (folder / PROOF).write_text(proof)
         outcome = run_program(words, deadline_s=_DEADLINE_S)
         lines, complaint = outcome.output.splitlines(), "" if outcome.is_success else outcome.complaint
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def ask_nodes(run_dir: Path, num_nodes: int) -> NodesSeen:
         shutil.rmtree(folder, ignore_errors=True)
     return NodesSeen(
         num_nodes=num_nodes,
-        reports=tuple(sorted(map(NodeReport.from_json, lines), key=lambda each: each.node)),
+        reports=tuple(sorted(_reports(lines), key=lambda each: each.node)),
         proof=proof,
         asked_at=asked_at,
         answered_at=time.time(),
@@ -76,11 +76,31 @@ def ask_nodes(run_dir: Path, num_nodes: int) -> NodesSeen:
     )
 
 
+def _write_proof(parent: Path) -> tuple[Path, str]:
+    """Make a folder with a file that every node should see; a folder that is not there where this is impossible."""
+    name, proof = f"{TRIAL_PREFIX}{secrets.token_hex(8)}", secrets.token_hex(8)
+    folder = parent / name
+    try:
+        folder.mkdir(mode=0o700)
+        (folder / PROOF).write_text(proof)
+    except OSError:
+        return folder, ""
+    return folder, proof
+
+
+def _reports(lines: Iterable[str]) -> Iterator[NodeReport]:
+    """Read what the nodes print; other lines are those of a task prolog."""
+    for line in lines:
+        with suppress(ValidationError):
+            yield NodeReport.from_json(line)
+
+
 def check_nodes(seen: NodesSeen, *, object_store_mb: int, gpus_per_node: int) -> Iterator[Finding]:
     """Check the reports, together and each."""
     yield check_answers(seen)
-    if seen.reports:
+    if seen.reports and seen.proof:
         yield check_shared_files(seen)
+    if seen.reports:
         yield check_clocks(seen)
     yield from merged(
         {

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem_of
 from rollpacker.launch.shape import JobShape
 from rollpacker.launch.site import Partition, Site
-from rollpacker.launch.site_mistakes import job_mistakes, partition_of
+from rollpacker.launch.site_mistakes import job_mistakes, partitions_of
 
 OLDEST_VERSION = (22, 5)
 """The oldest version that the launcher was tested with; 24.11 is the newest."""
@@ -28,13 +28,13 @@ def check_slurm(site: Site, cluster: ClusterSection | None) -> Iterator[Finding]
     if cluster is None:
         return
     try:
-        partition = partition_of(_shape(cluster), site)
+        partitions = partitions_of(_shape(cluster), site)
     except ConfigError as error:
         yield problem_of("partition", error)
         return
-    yield check_partition(site, partition)
-    yield from check_job(site, partition, cluster)
-    yield check_preemption(site, partition, cluster)
+    yield check_partitions(site, partitions)
+    yield from check_job(site, partitions, cluster)
+    yield from (check_preemption(site, partition, cluster) for partition in partitions)
     off = "off (cluster.requeue=false): start the run again to go on"
     requeued = f"a requeued job waits for at least {site.requeue_delay_s} s (cred_expire)"
     yield fine("requeue", requeued if cluster.requeue else off)
@@ -69,29 +69,39 @@ def check_site(site: Site) -> Iterator[Finding]:
     yield probe("time limit", killed, (seconds < _SHORTEST_KILL_WAIT_S, "warning", killed, lead))
 
 
-def check_partition(site: Site, partition: Partition) -> Finding:
-    """Check whether jobs are accepted, and start."""
-    nodes = site.nodes_of(partition)
-    num_up = sum(node.is_available for node in nodes)
-    text = f"{partition.name} is {partition.state}, {num_up} of {len(nodes)} nodes in service"
+def check_partitions(site: Site, partitions: Sequence[Partition]) -> Finding:
+    """Check whether one of them accepts a job, and starts it."""
+    text, starts_jobs = service_of(site, partitions)
     other = "Choose another cluster.partition, or wait."
     return probe(
         "partition",
         text,
-        (partition.state in {"DRAIN", "INACTIVE"}, "problem", f"{text}: it accepts no jobs", other),
-        (partition.state != "UP" or not num_up, "problem", f"{text}: no job starts", other),
+        (not any(each.accepts_jobs for each in partitions), "problem", f"{text}: it accepts no jobs", other),
+        (not starts_jobs, "problem", f"{text}: no job starts", other),
     )
+
+
+def service_of(site: Site, partitions: Sequence[Partition]) -> tuple[str, bool]:
+    """Tell what is in service, and whether jobs start there."""
+    nodes_up = [sum(node.is_available for node in site.nodes_of(partition)) for partition in partitions]
+    texts = [
+        f"{partition.name} is {partition.state}, {num_up} of {len(site.nodes_of(partition))} nodes in service"
+        for partition, num_up in zip(partitions, nodes_up, strict=True)
+    ]
+    starts_jobs = any(each.state == "UP" and num_up for each, num_up in zip(partitions, nodes_up, strict=True))
+    return "; ".join(texts), starts_jobs
 
 
 def _shape(cluster: ClusterSection) -> JobShape:
     return JobShape(num_nodes=cluster.num_nodes or 1, cluster=cluster)
 
 
-def check_job(site: Site, partition: Partition, cluster: ClusterSection) -> Iterator[Finding]:
-    """Check what the job asks for against the partition's nodes and limits, as a launch does."""
-    mistakes = list(job_mistakes(_shape(cluster), partition, site))
-    limit = cluster.time_limit_min or partition.default_time_min or partition.max_time_min
-    time = "without a time limit" if limit is None else f"{limit} minutes for each attempt"
+def check_job(site: Site, partitions: Sequence[Partition], cluster: ClusterSection) -> Iterator[Finding]:
+    """Check what the job asks for against the partitions' nodes and limits, as a launch does."""
+    mistakes = list(job_mistakes(_shape(cluster), partitions, site))
+    limits = (cluster.time_limit_min or each.default_time_min or each.max_time_min for each in partitions)
+    times = ("without a time limit" if limit is None else f"{limit} minutes for each attempt" for limit in limits)
+    time = " or ".join(dict.fromkeys(times))
     yield from [problem_of("job", mistake) for mistake in mistakes] or [fine("job", f"its nodes exist; {time}")]
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from rollpacker.config.keys import nearest
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.elastic import ElasticSection
 from rollpacker.config.sections.elastic_job import ElasticJobSection
-from rollpacker.launch.doctor.findings import Finding, fine, probe, problem
+from rollpacker.core.errors import ConfigError
+from rollpacker.launch.doctor.findings import Finding, fine, probe, problem_of
+from rollpacker.launch.doctor.slurm import service_of
+from rollpacker.launch.shape import JobShape
 from rollpacker.launch.site import Partition, Site
+from rollpacker.launch.site_mistakes import partitions_of
 
 _ELSEWHERE = "Its requests go on elsewhere from the tokens that it has reported."
 
@@ -19,35 +22,38 @@ def check_workers(site: Site, cluster: ClusterSection, elastic: ElasticSection) 
     job = elastic.job
     if job is None or not elastic.is_on:
         return
-    name = job.partition or cluster.partition
-    partition = site.default_partition if name is None else site.partition(name)
-    if partition is None:
-        names = [each.name for each in site.partitions]
-        close = nearest(name or "", names) or names
-        remedy = f"Write elastic.job.partition={close[0]}." if close else "Ask for a partition."
-        yield problem("workers", f"there is no partition {name}; there are {', '.join(names)}", remedy)
+    asked = cluster.model_copy(update={"partition": job.partition or cluster.partition})
+    keys = {"partition": "elastic.job.partition"} if job.partition else {}
+    try:
+        partitions = partitions_of(JobShape(num_nodes=1, cluster=asked, keys=keys), site)
+    except ConfigError as error:
+        yield problem_of("workers", error)
         return
-    yield _check_array(site, partition, job, elastic.max_workers)
-    yield _check_loss(site, partition, cluster, elastic)
-    yield fine("workers: queue", _queue_again(site, partition))
+    yield _check_array(site, partitions, job, elastic.max_workers)
+    yield from (_check_loss(site, partition, cluster, elastic) for partition in partitions)
+    yield from (
+        fine("workers: queue", text)
+        for text in dict.fromkeys(_queue_again(site, partition) for partition in partitions)
+    )
     files = "their hours of GPUs are those of the run's own files: Slurm keeps no accounts here"
     ask = "Ask for slurmdbd if you are billed by Slurm's hours; `rollpacker report` says where each number is from."
     knows = "sacct has their hours, for `rollpacker report`"
     yield probe("workers: accounts", knows, (not site.has_accounting, "warning", files, ask))
 
 
-def _check_array(site: Site, partition: Partition, job: ElasticJobSection, max_workers: int) -> Finding:
-    """Check whether the partition takes the array, and starts its elements."""
-    nodes = site.nodes_of(partition)
-    num_up = sum(node.is_available for node in nodes)
+def _check_array(site: Site, partitions: Sequence[Partition], job: ElasticJobSection, max_workers: int) -> Finding:
+    """Check whether one of the partitions takes the array, and starts its elements."""
     elements, largest = job.num_elements or 4 * max_workers, int(site.settings.get("MaxArraySize") or 0)
-    text = f"{partition.name} is {partition.state}, {num_up} of {len(nodes)} nodes in service; {elements} elements"
-    longest = partition.max_time_min
+    service, starts_jobs = service_of(site, partitions)
+    text = f"{service}; {elements} elements"
+    names = ", ".join(partition.name for partition in partitions)
+    limits = [partition.max_time_min for partition in partitions if partition.max_time_min is not None]
+    longest = max(limits) if len(limits) == len(partitions) else None
     return probe(
         "workers",
         text,
         (
-            partition.state != "UP" or not num_up,
+            not starts_jobs,
             "problem",
             f"{text}: no worker starts",
             "Choose another elastic.job.partition; the run itself goes on without workers.",
@@ -61,7 +67,7 @@ def _check_array(site: Site, partition: Partition, job: ElasticJobSection, max_w
         (
             longest is not None and job.time_limit_min > longest,
             "problem",
-            f"elastic.job.time_limit_min={job.time_limit_min}, and {partition.name} gives {longest} at most",
+            f"elastic.job.time_limit_min={job.time_limit_min}, and it is {longest} at most in {names}",
             f"Set elastic.job.time_limit_min={longest} or less.",
         ),
     )

@@ -111,6 +111,27 @@ def test_srun_starts_one_task_per_node_beside_whatever_runs(tmp_path: Path, monk
     assert list((tmp_path / "work").iterdir()) == []
 
 
+def test_lines_of_a_task_prolog_are_no_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["Welcome to the cluster", ONE.to_json(), '{"module": "cuda"}', "", TWO.to_json(), "17"]
+    (tmp_path / "lines").write_text("\n".join(lines))
+    install_command(tmp_path, "srun", f"cat {tmp_path}/lines", monkeypatch)
+
+    assert [each.node for each in ask_nodes(tmp_path, 2).reports] == ["n1", "n2"]
+
+
+def test_nodes_are_checked_also_where_run_dir_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lines").write_text(f"{replace(ONE, proof='', can_write=False).to_json()}\n")
+    install_command(tmp_path, "srun", f"cat {tmp_path}/lines", monkeypatch)
+
+    seen = ask_nodes(Path("/proc/run"), 1)
+
+    findings = list(check_nodes(seen, object_store_mb=256, gpus_per_node=1))
+    assert "GPUs" in [finding.subject for finding in findings]
+    assert "shared files" not in [finding.subject for finding in findings], "the check of files has told it"
+
+
 def test_a_srun_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_command(tmp_path, "srun", "echo 'srun: error: Unable to create step' >&2; exit 1", monkeypatch)
 

@@ -120,6 +120,17 @@ def test_a_misspelt_partition_is_answered_with_the_nearest_one() -> None:
     assert found[0].remedy == "Write cluster.partition=urgent"
 
 
+def test_of_several_partitions_one_that_takes_the_job_is_enough_and_each_is_told() -> None:
+    site = _site(replace(PARTITION, state="DOWN"))
+    findings = list(check_slurm(site, _cluster(partition="gpu,urgent")))
+
+    texts = [finding.text for finding in findings]
+    assert {finding.level for finding in findings} == {"ok"}
+    assert "gpu is DOWN, 2 of 2 nodes in service; urgent is UP, 2 of 2 nodes in service" in texts
+    assert "jobs of gpu lose their nodes (REQUEUE) 300 s after SIGURG" in texts
+    assert "jobs of urgent keep their nodes" in texts
+
+
 def test_jobs_of_the_highest_partition_keep_their_nodes() -> None:
     texts = {finding.subject: finding.text for finding in check_slurm(_site(), _cluster(partition="urgent"))}
 

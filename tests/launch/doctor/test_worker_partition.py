@@ -25,7 +25,7 @@ def test_of_a_partition_that_is_good_for_workers_every_line_is_ok_and_says_what_
 @pytest.mark.parametrize(
     ("site", "job", "subject", "level", "words"),
     [
-        (_site(), {"partition": "gpus"}, "workers", "problem", "no partition gpus"),
+        (_site(), {"partition": "gpus"}, "workers", "problem", "elastic.job.partition=gpus is not a partition"),
         (_site(replace(PARTITION, state="DOWN")), {}, "workers", "problem", "no worker starts"),
         (_site(), {"num_elements": 1002}, "workers", "problem", "at most 1001"),
         (_site(), {"time_limit_min": 1441}, "workers", "problem", "1440 at most"),
@@ -40,6 +40,16 @@ def test_each_thing_that_is_wrong_is_found_and_nothing_else(site, job, subject, 
     assert (found.subject, found.level) == (subject, level)
     assert words in found.text
     assert found.remedy
+
+
+def test_of_several_partitions_one_that_takes_workers_is_enough_and_each_is_told():
+    section = ElasticSection(name="slurm", max_workers=4, job=ElasticJobSection(partition="urgent,gpu"))
+    findings = list(check_workers(_site(replace(PARTITION, state="DOWN")), _cluster(), section))
+    assert {each.level for each in findings} == {"ok"}
+    texts = [each.text for each in findings]
+    assert "urgent is UP, 2 of 2 nodes in service; gpu is DOWN, 2 of 2 nodes in service; 16 elements" in texts
+    assert "urgent does not preempt; they end with their time limit" in texts
+    assert "gpu preempts (REQUEUE), 300 s after SIGURG" in texts
 
 
 def test_where_preemption_cancels_the_next_element_takes_the_place():
