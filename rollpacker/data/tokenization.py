@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import os
 import re
 import sys
@@ -181,11 +182,9 @@ class PromptTokenizer:
         Raises:
             DataError: The template refuses them.
         """
-        from jinja2.exceptions import TemplateError
-
         if self._tokenizer.chat_template is None:
             raise no_template(self._model_path, prompt)
-        messages = [*prompt.messages, *further]
+        messages = [_with_read_calls(message) for message in (*prompt.messages, *further)]
         if self._section.system_prompt is not None and all(message["role"] != "system" for message in messages):
             messages.insert(0, {"role": "system", "content": self._section.system_prompt})
         try:
@@ -196,7 +195,7 @@ class PromptTokenizer:
                 add_generation_prompt=opens_answer,
                 **self._section.template_arguments,
             )
-        except TemplateError as error:
+        except Exception as error:  # a template is a program: its filters raise errors of many classes
             roles = ", ".join(message["role"] for message in messages)
             own = self._section.chat_template
             source = f"The template of data.chat_template={own}" if own else "The model's chat template"
@@ -206,6 +205,26 @@ class PromptTokenizer:
                 "Change the messages, for example move a system message into the user's, or change the template",
             ) from error
         return str(text)
+
+
+def _with_read_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a message whose calls of tools have their arguments as an object, as vLLM's server gives it to a template.
+
+    OpenAI's form has them as JSON; what is no JSON object is left to the template.
+    """
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return dict(message)
+    return {**message, "tool_calls": [_with_read_arguments(call) for call in calls]}
+
+
+def _with_read_arguments(call: Any) -> Any:
+    match call:
+        case {"function": {"arguments": str(text)} as function}:
+            with contextlib.suppress(ValueError, RecursionError):
+                if isinstance(arguments := json.loads(text or "{}"), dict):
+                    return {**call, "function": {**function, "arguments": arguments}}
+    return call
 
 
 def _unknown_tokens(tokenizer: Any) -> frozenset[int]:

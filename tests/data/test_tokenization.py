@@ -181,6 +181,39 @@ def test_messages_that_the_template_refuses_are_named(templated):
         templated.encode(chat(("user", "one"), ("system", "two"), key="a-17"))
 
 
+CALLS = (
+    "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.name }}"
+    "{% for key, value in call.function.arguments|items %} {{ key }}={{ value }}{% endfor %}{% endfor %}{% endfor %}"
+)
+
+
+def calling(arguments):
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    return replace(chat(), messages=({"role": "assistant", "content": "", "tool_calls": [call]},))
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1, "b": [2]}', {"a": 1, "b": [2]}])
+def test_a_template_gets_the_arguments_of_calls_as_objects_also_where_they_are_json(tmp_path, arguments):
+    (tmp_path / "mine.jinja").write_text(CALLS)
+    prompt = calling(arguments)
+    assert tokenizer_with(tmp_path, chat_template=tmp_path / "mine.jinja").text(prompt) == "add a=1 b=[2]"
+    assert prompt == calling(arguments)
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (CALLS, "Can only get item pairs from a mapping"),
+        ("{{ messages[0].content.index('one') }}", "substring not found"),
+        ("{{ 1 // (messages|length - 1) }}", "division"),
+    ],
+)
+def test_whatever_a_template_raises_is_said_of_the_prompt(tmp_path, template, says):
+    (tmp_path / "mine.jinja").write_text(template)
+    with pytest.raises(DataError, match=rf"refuses the messages of prompt 'a' \(roles: assistant\): .*{says}"):
+        tokenizer_with(tmp_path, chat_template=tmp_path / "mine.jinja").text(calling("[no JSON"))
+
+
 def test_a_tokenizer_without_an_end_is_refused(tmp_path):
     with pytest.raises(ModelError, match="end-of-sequence"):
         PromptTokenizer(save_tokenizer(tmp_path))
