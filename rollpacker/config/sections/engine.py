@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rollpacker.config.sections.base import (
     NOT_IN_FINGERPRINT,
@@ -57,6 +58,25 @@ class VllmSection(Section):
     """Larger batches decode plainly: there verifying costs more than it gains. null drafts in all."""
     arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Further arguments of vLLM's AsyncEngineArgs under its own names. A text in brackets or braces is read as JSON."""
+
+    @field_validator("arguments")
+    @classmethod
+    def _are_json_in_brackets(cls, value: dict[str, bool | int | float | str]) -> dict[str, bool | int | float | str]:
+        for name, each in value.items():
+            try:
+                vllm_argument(each)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"engine.vllm.arguments.{name}={each!r:.200} is no JSON: {error}.\n"
+                    "A text that begins with a bracket or a brace is read as JSON.\n"
+                    "Correct it; names and texts in JSON stand in double quotes."
+                ) from error
+        return value
+
+
+def vllm_argument(value: bool | float | str) -> Any:
+    """Give what one of `VllmSection.arguments` stands for."""
+    return json.loads(value) if isinstance(value, str) and value.startswith(("{", "[")) else value
 
 
 class EngineSection(Section):

@@ -5,7 +5,6 @@ It starts with random weights: a policy always comes from the trainer, also the 
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from rollpacker.config.sections.engine import vllm_argument
 from rollpacker.core.errors import EngineFailed, ModelError, UserError
 from rollpacker.data.causal_models import make_causal_skeleton
 from rollpacker.engines.vllm.environment import is_eager
@@ -116,12 +116,8 @@ def _arguments(model_path: Path, section: EngineSection, max_tokens_per_seq: int
         "stream_interval": STREAM_INTERVAL,
         "weight_transfer_config": {"backend": BACKEND},
         "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
-        **{name: _parsed(value) for name, value in vllm.arguments.items()},
+        **{name: vllm_argument(value) for name, value in vllm.arguments.items()},
     }
-
-
-def _parsed(value: bool | float | str) -> Any:
-    return json.loads(value) if isinstance(value, str) and value.startswith(("{", "[")) else value
 
 
 def _check_head_dim(model_path: Path, config: VllmConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -31,6 +32,18 @@ def test_arguments_of_vllm_pass_and_others_name_the_nearest_one() -> None:
     assert "`engine.vllm.arguments.block_sizes` is not an argument of vLLM." in error.value.problem
     assert "The nearest one is `block_size`." in error.value.problem
     assert "The nearest one is `async_scheduling`." in error.value.problem
+
+
+@pytest.mark.parametrize("text", ["{bad", "{'level': 3}", "[1, 2"])
+def test_an_argument_in_brackets_that_is_no_json_is_refused_in_the_configuration(text: str, tmp_path: Path) -> None:
+    words = [f"model.path={tmp_path}", f"data.path={tmp_path}/prompts.jsonl", f"run.dir={tmp_path}/run", "engine=vllm"]
+    key = "engine.vllm.arguments.compilation_config"
+    assert compose([*words, f"{key}='{{\"level\": 3}}'"]).engine.vllm.arguments == {
+        "compilation_config": '{"level": 3}'
+    }
+    with pytest.raises(ConfigError, match=rf"{re.escape(key)}=.* is no JSON: .*line 1") as error:
+        compose([*words, f'{key}="{text}"'])
+    assert "read as JSON" in error.value.allowed
 
 
 def test_evaluations_that_fill_rounds_have_their_priority_by_an_argument_of_vllms() -> None:
