@@ -2,7 +2,8 @@
 
 There it has namespaces of its own (`rollpacker.rewards.sandbox.namespaces`) and sees the file system
 read-only. Its home, /tmp, /var/tmp and /run are folders of its own in memory: there lie keys of a user, and sockets by
-which services take orders. Of what is there it sees only what Python and the environment are made of, read-only.
+which services take orders. Of what is there it sees only what Python and the environment are made of, read-only; a run
+that would have to show such a folder as a whole is refused.
 
 A user who is the machine's root stays it, without its capabilities: to map that user into a namespace takes one that
 root in a container lacks.
@@ -133,7 +134,11 @@ def _private_folders(variables: Mapping[str, str]) -> list[str]:
 
 
 def _mounts(private: Sequence[str], needed: Sequence[Path]) -> Iterator[str]:
-    """Hide the private folders, and show what is needed of them."""
+    """Hide the private folders, and show what is needed of them.
+
+    Raises:
+        ConfigError: One would be shown as a whole.
+    """
     for folder in private:
         yield from ("--size", str(_SCRATCH_BYTES), "--tmpfs", folder)
     links: dict[str, str] = {}
@@ -145,11 +150,25 @@ def _mounts(private: Sequence[str], needed: Sequence[Path]) -> Iterator[str]:
     hidden: list[str] = []
     for each in sorted(shown):
         if _is_in(each, private) and not _is_in(each, hidden):
+            _require_apart(each, private)
             hidden.append(each)
             yield from ("--ro-bind", each, each)
     for link, target in links.items():
         if _is_in(link, private) and not _is_in(link, hidden):
             yield from ("--symlink", target, link)
+
+
+def _require_apart(needed: str, private: Sequence[str]) -> None:
+    """Refuse to show all of a private folder."""
+    for folder in private:
+        if Path(folder).is_relative_to(needed):
+            raise ConfigError(
+                f"environment.isolation=bubblewrap, and environments need {needed}: they would see all of {folder}.",
+                f"Of the home, {', '.join(_PRIVATE)} they see folders in it alone: the working directory, and those of "
+                "Python and of what environment.env, tools, loop and arguments name.",
+                "Start the run in a folder of its own, with such files in one, or set environment.isolation=rlimits "
+                "where environments are trusted.",
+            )
 
 
 def _links_to(path: Path) -> dict[str, str]:

@@ -27,6 +27,7 @@ from rollpacker.protocols.environment import EnvironmentReset, EnvironmentTurn
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import FinishReason, Prompt
 from rollpacker.rewards.processes import tree_of
+from rollpacker.rewards.sandbox import namespaces
 from rollpacker.rewards.sandbox.namespaces import is_real_root
 from rollpacker.rewards.supervisor_process import SupervisorProcess
 from tests.sim.composed import composed
@@ -162,6 +163,27 @@ def test_an_isolated_environment_writes_to_a_home_of_its_own_and_nothing_else(cu
 
 
 @needs_bubblewrap
+@pytest.mark.parametrize("place", ["home", "beside", "above"])
+def test_a_run_that_would_show_an_environment_all_of_a_home_is_refused(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    home = tmp_path / "home"
+    (home / "runs").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    for folder in (tmp_path, home, home / "runs"):
+        (folder / "beside.py").write_text("")
+        (folder / "curious.py").write_text(CURIOUS)
+    monkeypatch.chdir(home if place == "home" else home / "runs")
+    source = {"home": WALK, "beside": f"{home}/curious.py:Curious", "above": f"{tmp_path}/curious.py:Curious"}[place]
+    words = ("environment=gym", ISOLATED, "environment.max_restarts=0")
+    with pytest.raises(ConfigError, match=rf"they would see all of {home}\.") as caught:
+        try_environment(config_of(*words, f"environment.env={source}"), prompt())
+    assert "Start the run in a folder of its own" in caught.value.remedy
+    monkeypatch.chdir(home / "runs")
+    try_environment(config_of(*words, "environment.env=curious.py:Curious"), prompt())
+
+
+@needs_bubblewrap
 def test_an_interpreter_behind_links_is_found_in_a_home_that_is_hidden(curious: str, tmp_path: Path):
     venv.create(tmp_path / "python-3.11.7", with_pip=False)
     (tmp_path / "python").symlink_to("python-3.11.7")
@@ -190,7 +212,9 @@ async def test_an_isolated_environment_is_walked_in_a_pool_to_its_reward():
             pool.reset(request, 0, EnvironmentReset(seed=1, options={"ground_truth": "3 12"}))
             answers = [*await pool.collect()]
             for call, action in enumerate(("+4 7", "+4 11", "+1 12"), 1):
-                turn = EnvironmentTurn(text=action, token_ids=(), logprobs=(), finish_reason=FinishReason.STOP)
+                turn = EnvironmentTurn(
+                    text=action, spelled=action, token_ids=(), logprobs=(), finish_reason=FinishReason.STOP
+                )
                 pool.step(request, call, turn)
                 answers += await pool.collect()
             pool.end(request)
@@ -253,4 +277,8 @@ def test_where_bubblewrap_is_missing_or_makes_no_namespaces_the_remedy_is_said(
     with pytest.raises(
         UserError, match=r"(?s)No permissions to create.*user namespaces.*environment\.isolation=rlimits"
     ):
+        try_environment(config, prompt())
+    (tmp_path / "bwrap").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    monkeypatch.setattr(namespaces, "_TRIAL_LIMIT_S", 0.1)
+    with pytest.raises(UserError, match=r"it did not start within 0\.1 s"):
         try_environment(config, prompt())

@@ -37,9 +37,12 @@ def is_real_root() -> bool:
 
 def start_error(command: Sequence[str], variables: Mapping[str, str]) -> str | None:
     """Run a command that does nothing; give its error message, or None where it ends well."""
-    ended = subprocess.run(  # noqa: S603 bubblewrap or our own interpreter
-        command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_TRIAL_LIMIT_S
-    )
+    try:
+        ended = subprocess.run(  # noqa: S603 bubblewrap or our own interpreter
+            command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_TRIAL_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"it did not start within {_TRIAL_LIMIT_S:g} s"
     said = ended.stderr.decode(errors="replace").strip().splitlines()
     if ended.returncode == 0:
         return None
