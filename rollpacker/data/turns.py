@@ -40,7 +40,10 @@ class TurnRenderer:
         self._keeps_special = keeps_special
 
     def action(self, turn: Sequence[int]) -> str:
-        return self._tokenizer.token_texts(turn) if self._keeps_special else self._tokenizer.decode(turn)
+        return self.spelled(turn) if self._keeps_special else self._tokenizer.decode(turn)
+
+    def spelled(self, turn: Sequence[int]) -> str:
+        return self._tokenizer.token_texts(turn)
 
     def observation(self, prompt: Prompt, observation: Observation, turn: Sequence[int]) -> Sequence[int]:
         tokenizer = self._tokenizer

@@ -3,9 +3,10 @@
     POST /v1/chat/completions ──> `asked`: what it adds to the conversation     `give` a turn ──> the response
 
 Requests come one at a time, with the token that only this process knows. Each waits for the turn that the run's policy
-writes. Where a request has tools, calls are looked for in the turn; one that cannot be read is a call of `MALFORMED`,
-whose result is for the policy to read. A request that cannot be answered gets HTTP status 400, which no client sends
-again, and is kept as `refused`; past the last turn, the status says in OpenAI's words that the context is full.
+writes. Where a request has tools, calls are looked for in the turn, special tokens included; one that cannot be read is
+a call of `MALFORMED`, whose result is for the policy to read. A request that cannot be answered gets HTTP status 400,
+which no client sends again, and is kept as `refused`; past the last turn, the status says in OpenAI's words that the
+context is full.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class ChatEndpoint:
         assert self._turn is not None
         answer, self._turn = self._turn, None
         self.asked = asyncio.get_running_loop().create_future()
-        completion = completion_of(turn, self._calls_of(turn["text"]) if self.tools else [])
+        completion = completion_of(turn, self._calls_of(turn["spelled"]) if self.tools else [])
         self._conversation.answer(completion["choices"][0]["message"])
         if turn["finish_reason"] != "stop":
             self._num_turns_left = 0

@@ -10,7 +10,7 @@ from rollpacker.data.turns import TurnRenderer
 from rollpacker.environments.hosts import EnvironmentHost, EnvironmentHosts
 from rollpacker.environments.pool import EnvironmentPool
 from rollpacker.environments.starting import starter_of
-from rollpacker.environments.trial import tool_schemas
+from rollpacker.environments.trial import first_observation, tool_schemas
 from rollpacker.protocols.environment import EnvironmentParts
 
 if TYPE_CHECKING:
@@ -56,21 +56,39 @@ def make_pool(config: RunConfig) -> EnvironmentPool:
 
 
 def try_observation(config: RunConfig, tokenizer: PromptTokenizer, prompt: Prompt) -> None:
-    """Render an observation behind a turn, where the run's environments say some.
+    """Render an observation behind a turn, and before the first one where the environment speaks first.
 
     Raises:
         DataError: The chat template does not take it, or leaves it out.
+        ConfigError: The environment, asked for what it says first, does not say it.
     """
     section = config.environment
     if section is None or section.name == "loop":  # which renders for itself
         return
     role = "tool" if section.name == "tools" or prompt.row.get("tools") else "user"
+    _try_following(config, tokenizer, prompt, role, [tokenizer.eos_token_id])
+    if not section.speaks_first:
+        return
+    try:
+        _try_following(config, tokenizer, prompt, role, [])
+    except DataError:
+        said = first_observation(config, prompt)
+        if said and isinstance(said, str):
+            raise
+        TurnRenderer(tokenizer).observation(prompt, said, [])  # nothing, which is always taken, or messages
+
+
+def _try_following(
+    config: RunConfig, tokenizer: PromptTokenizer, prompt: Prompt, role: str, turn: Sequence[int]
+) -> None:
     message = {"role": role, "content": _OBSERVATION}
-    following = TurnRenderer(tokenizer).observation(prompt, [message], [tokenizer.eos_token_id])
+    following = TurnRenderer(tokenizer).observation(prompt, [message], turn)
     if _OBSERVATION not in (text := tokenizer.token_texts(following)):
+        assert config.environment is not None
         raise DataError(
-            f"The chat template leaves out a message of the role `{role}` behind a turn: it writes {text[-200:]!r}.",
-            f"What environment={section.name} answers is such a message, which the model would never see.",
+            f"The chat template leaves out a message of the role `{role}` behind a {'turn' if turn else 'prompt'}: it "
+            f"writes {text[-200:]!r}.",
+            f"What environment={config.environment.name} answers is such a message, which the model would never see.",
             "Give another template by data.chat_template.",
         )
 

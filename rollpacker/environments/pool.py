@@ -2,10 +2,12 @@
 
     free process ──reset──> a trajectory's ──end──> free
                                             ├──in the middle of a call──> finishing ──its late answer──> free
+                                            ├──it has not started in time──> finishing
                                             └──its call took too long, or it died──> ended
 
 A race stops many trajectories while their environments act. To start an interpreter takes seconds, and most calls less,
-so these processes finish what they do.
+so these processes finish what they do. So do those that start too slowly for their trajectory, on a busy node all of
+them: another one takes over what has started, and not a start from the beginning.
 
 Invariant: a process belongs to one trajectory at a time. There are at most as many as trajectories were open at once,
 and as many again that are finishing; which may be open is decided in `rollpacker.core.environments`, and so is how long
@@ -30,7 +32,7 @@ from rollpacker.core.ids import RequestId
 from rollpacker.environments.starting import EnvironmentStarter
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
-from rollpacker.rewards.supervisor_process import DiedAtStart, ProcessDied, SupervisorProcess
+from rollpacker.rewards.supervisor_process import DiedAtStart, LateStart, ProcessDied, SupervisorProcess
 
 _MOST_DEAD_STARTS = 3
 """In a row, after which it is no accident that a process ends as it starts."""
@@ -92,7 +94,7 @@ class EnvironmentPool:
             self._free.append(process)
         else:
             self._finishing[calling] = process
-            if has_hung:
+            if has_hung and process.is_ready:
                 self._break_off(calling)
 
     def _break_off(self, calling: asyncio.Task[None]) -> None:
@@ -167,19 +169,16 @@ class EnvironmentPool:
             problem, is_lost = answer.get("failure", ""), False
         except ProcessDied:
             failure, problem = "environment_crashed", "its process died"
-        except DiedAtStart as error:
-            self._num_dead_starts += 1
-            if self._num_dead_starts >= _MOST_DEAD_STARTS:
-                self._answers.fail(error)
-                return
-            failure, problem = "environment_crashed", error.problem
         except TimeoutError:
             failure, problem = "environment_timeout", f"it took longer than {self._limit_s:g} s"
         except (asyncio.LimitOverrunError, ValueError) as error:
             problem = f"its answer cannot be read: {error}"
         except EngineFailed as error:
-            self._answers.fail(error)
-            return
+            if not self._is_accident(error):
+                self._answers.fail(error)
+                return
+            failure = "environment_timeout" if isinstance(error, LateStart) else "environment_crashed"
+            problem = error.problem
         own = asyncio.current_task()
         assert own is not None
         if own in self._finishing:
@@ -206,6 +205,13 @@ class EnvironmentPool:
                 )
             ]
         )
+
+    def _is_accident(self, error: EngineFailed) -> bool:
+        """Whether a start that failed concerns its trajectory alone."""
+        if isinstance(error, DiedAtStart):
+            self._num_dead_starts += 1
+            return self._num_dead_starts < _MOST_DEAD_STARTS
+        return isinstance(error, LateStart)
 
     def _note(self, request: RequestId, problem: str) -> None:
         """Log a problem the first time: environments may have the same one in every trajectory."""

@@ -6,8 +6,8 @@ the closing of its socket. A keeper sees to that (`fork_under_keeper`): the envi
 Both sides speak JSON lines. Requests are `{"reset": {"seed": ..., "options": ..., ...}}` and `{"step": {"text": ...}}`,
 with the fields of `rollpacker.protocols.environment`; responses `{observation, reward, terminated, truncated, time_s}`,
 or `{failure}` where the environment raised, `{failure, is_unfit}` where it answered otherwise.
-`{"tool_schemas": true}` asks for `{tool_schemas}`, and `{"prompts": NUMBER}` for the rows of that many prompts, null
-for all. It first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
+`{"tool_schemas": true}` asks for `{tool_schemas}`, and `{"prompts": {"most": ..., "most_of_endless": ...}}` for the
+rows of that many prompts, null for all. It first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
 
 An observation is a text, or a list of chat messages. An environment with `takes_tokens` gets all of a turn, as a dict,
 and may answer with a list of tokens.
@@ -65,8 +65,8 @@ class Environment:
                 return self._step_of(self._env.step(turn if self._takes_tokens else turn["text"]))
             case {"tool_schemas": _}:
                 return {"tool_schemas": getattr(self._env, "tool_schemas", [])}
-            case {"prompts": most}:
-                return {"prompts": self._env.prompts(most)}
+            case {"prompts": limits}:
+                return {"prompts": self._env.prompts(**limits)}
         match self._reset(**request["reset"]):
             case (observation, dict()) if self._is_fit(observation):
                 return {"observation": observation, "reward": 0.0, "terminated": False, "truncated": False}
@@ -138,10 +138,11 @@ def main(words: list[str]) -> int:
     try:
         environment = make(source, json.loads(arguments))
     except UnusableFunction as error:
-        _send(requests, {"failure": str(error)})
+        with contextlib.suppress(ConnectionError):  # the run may have ended meanwhile
+            _send(requests, {"failure": str(error)})
         return 1
-    _send(requests, {"is_ready": True})
     with contextlib.suppress(ConnectionError), requests.makefile("rb") as lines:
+        _send(requests, {"is_ready": True})
         for line in lines:
             started_s = time.monotonic()
             try:

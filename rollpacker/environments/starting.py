@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollpacker.environments.isolation import bubblewrap_command, variables_of_environment
 from rollpacker.environments.sources import files_of, source_of
-from rollpacker.rewards.supervisor_process import SupervisorProcess, words_that_run
+from rollpacker.rewards.supervisor_process import START_LIMIT_S, SupervisorProcess, words_that_run
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -36,6 +36,7 @@ class EnvironmentStarter:
         is_isolated: By bubblewrap.
         has_network: Although it is isolated.
         readable: Files and folders that it needs, although it is isolated.
+        start_limit_s: For a process to be ready.
 
     Raises:
         UserError: No such process can start on this machine.
@@ -51,7 +52,9 @@ class EnvironmentStarter:
         is_isolated: bool = False,
         has_network: bool = False,
         readable: Sequence[Path] = (),
+        start_limit_s: float = START_LIMIT_S,
     ) -> None:
+        self._start_limit_s = start_limit_s
         self._words = [source, json.dumps(dict(arguments))]
         self._python = python
         self._variables = variables_of_environment(pass_variables, python)
@@ -61,10 +64,13 @@ class EnvironmentStarter:
 
     def start(self) -> SupervisorProcess:
         """Start one, and do not wait for it."""
-        if not self._isolation:
-            return SupervisorProcess(PROCESS, self._words, _ROLE, self._python, self._variables)
-        command = [*self._isolation, *words_that_run(PROCESS, self._python), *self._words, _FIRST_PID]
-        return SupervisorProcess(_KEPT, command, _ROLE, sys.executable, self._variables)
+        if self._isolation:
+            module = _KEPT
+            words = [*self._isolation, *words_that_run(PROCESS, self._python), *self._words, _FIRST_PID]
+            python: str | None = sys.executable
+        else:
+            module, words, python = PROCESS, self._words, self._python
+        return SupervisorProcess(module, words, _ROLE, python, self._variables, start_limit_s=self._start_limit_s)
 
 
 def starter_of(config: RunConfig) -> EnvironmentStarter:
@@ -84,4 +90,5 @@ def starter_of(config: RunConfig) -> EnvironmentStarter:
         is_isolated=section.isolation == "bubblewrap",
         has_network=section.network,
         readable=tuple(files_of(config)),
+        start_limit_s=max(START_LIMIT_S, section.reset_timeout_s),
     )

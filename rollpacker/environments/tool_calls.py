@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+_CLOSING = re.compile(r"<[|\uff5c][^<>\s]*[|\uff5c]>\s*\Z")
+"""The token that ends a turn."""
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
 _FORM = 'it is JSON: {"name": NAME, "arguments": {...}}'
@@ -171,7 +173,7 @@ def value_of(text: str) -> object:
 
 
 def _said(text: str) -> str:
-    return text.rpartition("</think>")[2]
+    return _CLOSING.sub("", text.rpartition("</think>")[2])
 
 
 def _call_of(value: object) -> Call:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from contextlib import suppress
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import ConfigError, EngineFailed
 from rollpacker.environments.starting import starter_of
+from rollpacker.protocols.environment import EnvironmentReset
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
+    from rollpacker.protocols.environment import Observation
     from rollpacker.protocols.rollout import Prompt
     from rollpacker.rewards.supervisor_process import SupervisorProcess
 
@@ -38,36 +41,64 @@ def try_environment(config: RunConfig, prompt: Prompt) -> None:
         ConfigError: It cannot be made, no reset gives an observation, or the step returns something else than a step.
             That a step raises, or takes too long, may be because of the turn, which no model wrote.
     """
-    section = config.environment
-    assert section is not None
     process = _started(config)
     try:
-        start = {"seed": 0, "options": dict(prompt.options), "messages": prompt.messages, "text": prompt.text}
-        line = json.dumps({"reset": start})
-        problem = "its process died"
-        for _ in range(section.max_restarts + 1):
-            try:
-                answer: dict[str, Any] = process.ask(line, section.reset_timeout_s)
-            except EngineFailed as error:
-                if isinstance(error.__cause__, TimeoutError):
-                    problem = f"there was none after {section.reset_timeout_s:g} s"
-                process.restart()
-                if process.start_failure():
-                    break
-                continue
-            if "failure" not in answer:
-                _try_step(config, process)
-                return
-            problem = str(answer["failure"])
-        raise ConfigError(
-            f"environment={section.name}: on the first prompt, {prompt.key!r}, the reset gave no observation: "
-            f"{problem}.",
-            "A reset returns an observation, a text, and a dict; a loop begins with a call of `generate`. Both get the "
-            "other fields of the prompt's line.",
-            "Correct the class, or raise environment.reset_timeout_s.",
-        )
+        _reset(config, process, prompt)
+        _try_step(config, process)
     finally:
         process.close()
+
+
+def first_observation(config: RunConfig, prompt: Prompt) -> Observation:
+    """What an environment says before the first turn.
+
+    Raises:
+        ConfigError: As `try_environment`.
+    """
+    process = _started(config)
+    try:
+        observation: Observation = _reset(config, process, prompt)["observation"]
+        return observation
+    finally:
+        process.close()
+
+
+def _reset(config: RunConfig, process: SupervisorProcess, prompt: Prompt) -> dict[str, Any]:
+    section = config.environment
+    assert section is not None
+    line = json.dumps({"reset": dataclasses.asdict(_as_in_a_run(config, prompt))})
+    problem = "its process died"
+    for _ in range(section.max_restarts + 1):
+        try:
+            answer: dict[str, Any] = process.ask(line, section.reset_timeout_s)
+        except EngineFailed as error:
+            if isinstance(error.__cause__, TimeoutError):
+                problem = f"there was none after {section.reset_timeout_s:g} s"
+            process.restart()
+            if process.start_failure():
+                break
+            continue
+        if "failure" not in answer:
+            return answer
+        problem = str(answer["failure"])
+    raise ConfigError(
+        f"environment={section.name}: on the first prompt, {prompt.key!r}, the reset gave no observation: {problem}.",
+        "A reset returns an observation, a text, and a dict; a loop begins with a call of `generate`. Both get the "
+        "other fields of the prompt's line.",
+        "Correct the class, or raise environment.reset_timeout_s.",
+    )
+
+
+def _as_in_a_run(config: RunConfig, prompt: Prompt) -> EnvironmentReset:
+    """With what a trajectory of training begins, but for the prompt's tokens, which a loop then makes itself."""
+    return EnvironmentReset(
+        seed=0,
+        options=dict(prompt.options),
+        messages=prompt.messages,
+        text=prompt.text,
+        max_tokens=config.rollout.max_response_tokens,
+        sampling_params={"temperature": config.rollout.temperature, "top_p": 1.0, "top_k": 0},
+    )
 
 
 def _try_step(config: RunConfig, process: SupervisorProcess) -> None:
@@ -95,10 +126,14 @@ def tool_schemas(config: RunConfig) -> list[dict[str, Any]]:
 def prompt_rows(config: RunConfig) -> list[dict[str, Any]]:
     """The rows of the prompts that an environment has, as of a prompt file.
 
+    They are as many as `data.max_prompts`, or all where `data.solve_rates` leaves out some before these are counted.
+
     Raises:
         ConfigError: It has none, or they cannot be loaded.
     """
-    return _asked(config, "prompts", config.data.max_prompts, LOAD_LIMIT_S)
+    data = config.data
+    limits = {"most": None if data.solve_rates else data.max_prompts, "most_of_endless": data.max_prompts}
+    return _asked(config, "prompts", limits, LOAD_LIMIT_S)
 
 
 def _asked(config: RunConfig, what: str, of: object, limit_s: float) -> list[dict[str, Any]]:

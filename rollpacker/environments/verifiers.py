@@ -55,8 +55,8 @@ class Verifiers:
         self._serving: asyncio.Task[None] | None = None
         self._episode: asyncio.Task[Any] | None = None
 
-    def prompts(self, most: int | None) -> list[dict[str, Any]]:
-        """Give the first tasks as rows of a prompt file; None is all.
+    def prompts(self, most: int | None, most_of_endless: int | None) -> list[dict[str, Any]]:
+        """Give the first tasks as rows of a prompt file, of a taskset without end so many of its own; None is all.
 
         A task without a prompt, whose user opens the conversation, begins an episode: what it asks first is the prompt,
         and has to be asked again in each episode of that task. So does the first task of a taskset with tools: those
@@ -66,8 +66,10 @@ class Verifiers:
             UnusableFunction: They cannot be loaded, or ask for nothing.
         """
         taskset = self._env.taskset
-        if most is None and not taskset.bounded:
-            raise UnusableFunction("it makes tasks without end; say by data.max_prompts how many are trained")
+        if not taskset.bounded:
+            if most_of_endless is None:
+                raise UnusableFunction("it makes tasks without end; say by data.max_prompts how many are trained")
+            most = most_of_endless
         try:
             tasks = list(itertools.islice(iter(taskset), most))
             has_tools = bool(tasks and (taskset.toolsets(taskset.config) or tasks[0].toolsets(tasks[0].config)))

@@ -43,6 +43,8 @@ class EnvironmentTurn:
     """What a policy wrote since its environment spoke last."""
 
     text: str
+    spelled: str
+    """The text with its special tokens: some models write calls of tools with them."""
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     """One per token."""
@@ -104,6 +106,9 @@ class TurnTexts(Protocol):
 
     def action(self, turn: Sequence[int]) -> str:
         """The text of a turn, as environments read it."""
+
+    def spelled(self, turn: Sequence[int]) -> str:
+        """The text of a turn with its special tokens."""
 
     def observation(self, prompt: Prompt, observation: Observation, turn: Sequence[int]) -> Sequence[int]:
         """The tokens of an observation; `turn` has those that it follows, empty at the beginning.

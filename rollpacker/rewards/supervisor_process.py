@@ -38,6 +38,10 @@ class DiedAtStart(EngineFailed):
     """It ended before it was ready, and said no reason."""
 
 
+class LateStart(EngineFailed):
+    """It was not ready in time; where less starts at once, it may be."""
+
+
 class SupervisorProcess:
     """A process that responds to JSON lines, started at once and restarted when it dies. Owned by one task.
 
@@ -47,6 +51,7 @@ class SupervisorProcess:
         role: What it is, in messages.
         python: Another interpreter to run it with, which finds of this one's packages ours alone.
         variables: Of its process; None: those of this one, with this package's path.
+        start_limit_s: For it to be ready.
     """
 
     def __init__(
@@ -56,8 +61,11 @@ class SupervisorProcess:
         role: str = "reward process",
         python: str | None = None,
         variables: Mapping[str, str] | None = None,
+        *,
+        start_limit_s: float = START_LIMIT_S,
     ) -> None:
         self._role = role
+        self._start_limit_s = start_limit_s
         self._python = python
         self._variables = variables
         self._module_name = module_name
@@ -76,11 +84,17 @@ class SupervisorProcess:
         """Whether it ended, and was not restarted since."""
         return self._process.poll() is not None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can take a request, as far as was waited for that."""
+        return self._is_ready
+
     async def request(self, line: str, limit_s: float) -> dict[str, Any]:
         """Give the response to a request, both as JSON; a process that gives none is restarted.
 
         Raises:
-            EngineFailed: The process cannot start; no request can ever be served, unless it is a `DiedAtStart`.
+            EngineFailed: The process cannot start; no request can ever be served, unless it is a `DiedAtStart` or a
+                `LateStart`.
             ProcessDied: It ended.
             TimeoutError: It did not respond within `limit_s`.
             LimitOverrunError: Its response is too long.
@@ -115,12 +129,12 @@ class SupervisorProcess:
 
     def start_failure(self) -> str | None:
         """Wait until the process is ready, without an event loop; give the reason why it is not, or None."""
-        self._socket.settimeout(START_LIMIT_S)
+        self._socket.settimeout(self._start_limit_s)
         with self._socket.makefile("rb") as lines:
             try:
                 line = lines.readline()
             except TimeoutError:
-                return f"not ready after {START_LIMIT_S:.0f} s"
+                return f"not ready after {self._start_limit_s:g} s"
         failure = json.loads(line).get("failure") if line else "the process ended"
         self._is_ready = failure is None
         return None if failure is None else str(failure)
@@ -208,10 +222,10 @@ class SupervisorProcess:
             return self._reader, self._writer
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=_LINE_BYTES)
         try:
-            async with asyncio.timeout(START_LIMIT_S):
+            async with asyncio.timeout(self._start_limit_s):
                 greeting = json.loads(await self._reader.readuntil())
         except TimeoutError:
-            raise self._failure(f"was not ready after {START_LIMIT_S:.0f} s") from None
+            raise LateStart(*self._in_words(f"was not ready after {self._start_limit_s:g} s")) from None
         except (ConnectionError, asyncio.IncompleteReadError):
             code = await asyncio.to_thread(self._process.wait)
             raise DiedAtStart(*self._in_words(f"ended with code {code}")) from None

@@ -178,6 +178,9 @@ class BlankTurns:
         del turn
         return ""
 
+    def spelled(self, turn: Sequence[int]) -> str:
+        return self.action(turn)
+
     def observation(self, prompt: Prompt, observation: Observation, turn: Sequence[int]) -> Sequence[int]:
         """Zeros; nothing at the beginning, which is the prompt's."""
         del prompt, observation

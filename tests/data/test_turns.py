@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import random
 import re
@@ -177,7 +178,9 @@ def test_results_of_tools_are_messages_of_their_own_role_and_tokens_stay_as_they
     tokenizer, _ = renderer_of(model_path, "chatml")
     renderer = TurnRenderer(tokenizer, keeps_special=True)
     turn = tokenizer.encode_text("<|start|>add(1, 2)<|im_end|>")
-    assert renderer.action(turn) == "<|start|>add(1, 2)<|im_end|>"
+    assert renderer.action(turn) == renderer.spelled(turn) == "<|start|>add(1, 2)<|im_end|>"
+    plain = TurnRenderer(tokenizer)
+    assert (plain.action(turn), plain.spelled(turn)) == ("add(1, 2)", "<|start|>add(1, 2)<|im_end|>")
     results = [{"role": "tool", "content": "3"}, {"role": "tool", "content": "\ud800"}]
     following = tokenizer.token_texts(renderer.observation(prompt(user("hi")), results, turn))
     assert following == "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>tool\n?<|im_end|>\n<|im_start|>assistant\n"
@@ -212,3 +215,27 @@ def test_a_template_without_a_place_for_results_of_tools_is_refused_before_the_r
     tokenizer, _ = renderer_of(model_path, name)
     with pytest.raises(DataError, match=r"leaves out a message of the role `tool`|refuses the messages of prompt 'p'"):
         try_observation(config, tokenizer, prompt(user("hi")))
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_what_an_environment_says_first_is_tried_behind_the_prompt_before_the_run(model_path):
+    def try_it(env: str) -> None:
+        words = ("environment=gym", f"environment.env=rollpacker.environments.{env}", "environment.max_restarts=0")
+        config = composed(*words, f"model.path={model_path}", "data.path=x.jsonl", "run.dir=x")
+        walk = dataclasses.replace(prompt(user("hi")), reference=AnswerReference(text="3 20"))
+        try_observation(config, tokenizer, walk)
+
+    tokenizer, _ = renderer_of(model_path, "chatml")
+    try_it("frozen_lake:FrozenLake")
+    tokenizer._tokenizer.chat_template = ALTERNATING
+    try_it("walk_turns:WalkTurns")  # says nothing: the prompt says it all
+    with pytest.raises(
+        DataError, match=r"refuses the messages of prompt 'p' \(roles: user, user\): roles must alternate"
+    ):
+        try_it("frozen_lake:FrozenLake")

@@ -15,7 +15,7 @@ from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.environments.pool import EnvironmentPool
 from rollpacker.environments.prompts import prompts_to_train
 from rollpacker.environments.starting import EnvironmentStarter
-from rollpacker.environments.trial import try_environment
+from rollpacker.environments.trial import prompt_rows, try_environment
 from rollpacker.protocols.environment import EnvironmentReset, EnvironmentTurn
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import FinishReason, Prompt
@@ -223,7 +223,9 @@ def config_of(*words):
 
 
 def turn(text, finish_reason=FinishReason.STOP):
-    return EnvironmentTurn(text=text, token_ids=(5, 1), logprobs=(-1.0, -1.0), finish_reason=finish_reason)
+    return EnvironmentTurn(
+        text=text, spelled=text, token_ids=(5, 1), logprobs=(-1.0, -1.0), finish_reason=finish_reason
+    )
 
 
 def played(python, env, prompt, *episodes, is_isolated=False):
@@ -261,6 +263,7 @@ def test_its_tasks_are_prompts_and_its_own_rewards_count(python, isolation):
     prompts, _ = prompts_to_train(config_of(*words))
     assert [prompt.messages[-1]["content"] for prompt in prompts] == ["abc", "over there"]
     assert {prompt.domain for prompt in prompts} == {"reverse-lines"}
+    assert len(prompt_rows(config_of(*words, "data.solve_rates=rates.parquet"))) == 3
     assert prompts[0].messages[0]["role"] == "system"
     episodes = [turn("<reversed_text>cba</reversed_text>")], [turn("cba")]
     right, plain = played(python, "reverse-lines", prompts[0], *episodes, is_isolated=isolation == "bubblewrap")

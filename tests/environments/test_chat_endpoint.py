@@ -35,8 +35,10 @@ def said(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def turn(text: str, finish_reason: str = "stop") -> dict[str, Any]:
-    return {"text": text, "token_ids": [1, 2], "logprobs": [-1.0, -1.0], "finish_reason": finish_reason}
+def turn(text: str, finish_reason: str = "stop", spelled: str | None = None) -> dict[str, Any]:
+    spelled = text if spelled is None else spelled
+    fields = {"text": text, "spelled": spelled, "token_ids": [1, 2], "logprobs": [-1.0, -1.0]}
+    return fields | {"finish_reason": finish_reason}
 
 
 @given(st.lists(st.tuples(st.text(), st.lists(st.text(), min_size=1, max_size=3)), max_size=4))
@@ -193,6 +195,22 @@ def test_calls_of_tools_are_found_in_a_turn_and_what_they_give_follows_it_with_t
         following.cancel()
         named = [{"role": "tool", "content": str(at), "name": name} for at, (name, _) in enumerate(calls)]
         assert added == (named or [said("on")])
+
+    asyncio.run(run())
+
+
+def test_calls_between_special_tokens_are_found_and_no_such_token_is_content():
+    async def run() -> None:
+        endpoint = ChatEndpoint(9, "hermes")
+        client = await Client(endpoint).connect()
+        endpoint.begin(Conversation(PROMPT, PARAMS, TOOLS))
+        asking = asyncio.create_task(client.post(PROMPT, tools=TOOLS))
+        await endpoint.asked
+        call = '{"name": "add", "arguments": {"first": 1}}'
+        endpoint.give(turn(call, spelled=f"<tool_call>{call}</tool_call><|im_end|>"))
+        message = (await asking)[1]["choices"][0]["message"]
+        assert message["content"] == call
+        assert [each["function"]["name"] for each in message["tool_calls"]] == ["add"]
 
     asyncio.run(run())
 

@@ -16,7 +16,7 @@ from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset
 from rollpacker.protocols.rollout import FinishReason
 
 START = EnvironmentReset(seed=1, options={})
-TURN = EnvironmentTurn(text="", token_ids=(), logprobs=(), finish_reason=FinishReason.STOP)
+TURN = EnvironmentTurn(text="", spelled="", token_ids=(), logprobs=(), finish_reason=FinishReason.STOP)
 
 
 class Host:

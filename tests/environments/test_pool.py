@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import pytest
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.environments.pool import EnvironmentPool
-from rollpacker.environments.starting import EnvironmentStarter
+from rollpacker.environments.starting import PROCESS, EnvironmentStarter
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
 from rollpacker.protocols.rollout import FinishReason
+from rollpacker.rewards.supervisor_process import environment_of_children, words_that_run
 
 WALK = "rollpacker.environments.walk_turns:WalkTurns"
 DELAYED = "rollpacker.environments.delayed:Delayed"
@@ -54,7 +57,7 @@ class Env:
 
 
 def turn(text: str) -> EnvironmentTurn:
-    return EnvironmentTurn(text=text, token_ids=(), logprobs=(), finish_reason=FinishReason.STOP)
+    return EnvironmentTurn(text=text, spelled=text, token_ids=(), logprobs=(), finish_reason=FinishReason.STOP)
 
 
 def request(sample: int = 0) -> RequestId:
@@ -62,12 +65,15 @@ def request(sample: int = 0) -> RequestId:
 
 
 @asynccontextmanager
-async def pool_of(source: str, **arguments: Any) -> AsyncIterator[EnvironmentPool]:
-    pool = EnvironmentPool(EnvironmentStarter(source, arguments), limit_s=30.0)
+async def closing(pool: EnvironmentPool) -> AsyncIterator[EnvironmentPool]:
     try:
         yield pool
     finally:
         await pool.close()
+
+
+def pool_of(source: str, **arguments: Any) -> AbstractAsyncContextManager[EnvironmentPool]:
+    return closing(EnvironmentPool(EnvironmentStarter(source, arguments), limit_s=30.0))
 
 
 async def answer(pool: EnvironmentPool) -> EnvironmentAnswer:
@@ -151,6 +157,33 @@ async def test_an_environment_that_hangs_is_killed_when_it_is_ended_and_another_
         pool.reset(request(1), 0, START)
         assert (await answer(pool)).request == request(1)
         assert len(pids(pool)) == 1
+
+
+async def test_a_process_that_has_not_started_when_its_trajectorys_time_is_over_serves_the_next_one(tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+        pool._free.append(await asyncio.to_thread(pool._starter.start))  # as one whose trajectory was stopped meanwhile
+        (starting,) = pids(pool)
+        pool.reset(request(), 0, START)
+        await asyncio.sleep(0)
+        pool.end(request(), has_hung=True)
+        await next(iter(pool._finishing))
+        pool.reset(request(1), 0, START)
+        assert (await answer(pool)).observation == "seed 1"
+        assert pids(pool) == [starting]
+
+
+async def test_a_process_that_is_not_ready_in_time_is_a_time_out_of_its_trajectory_alone():
+    starter = EnvironmentStarter(WALK, {}, start_limit_s=0.05)
+    async with closing(EnvironmentPool(starter, limit_s=30.0)) as pool:
+        for call in range(4):
+            pool.reset(request(), call, START)
+            found = await answer(pool)
+            assert (found.failure, found.call) == ("environment_timeout", call)
+            assert found.problem == "The environment process was not ready after 0.05 s."
+            pool.end(request())
+        await asyncio.gather(*pool._ends)
+        assert pids(pool) == []
 
 
 async def test_one_that_hangs_and_does_not_end_at_a_signal_does_not_hold_the_others(tmp_path: Path):
@@ -349,3 +382,18 @@ async def test_no_process_is_left_when_the_pool_is_closed_in_the_middle_of_a_cal
     for pid in left:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(("source", "code"), [(WALK, 0), (f"{WALK}s", 1)])
+def test_a_process_whose_run_ends_as_it_starts_says_nothing_on_the_terminal(source: str, code: int):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [*words_that_run(PROCESS, None), source, "{}", str(os.getpid())],
+            stdin=theirs.fileno(),
+            stderr=subprocess.PIPE,
+            env=environment_of_children(),
+        )
+    ours.close()
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (code, b"")

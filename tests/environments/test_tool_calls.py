@@ -55,6 +55,7 @@ def test_what_hermes_writes_is_read_whatever_stands_around_it(calls: list[Call],
     text = before + after.join(f"<tool_call>\n{written(each, key)}\n</tool_call>" for each in calls) + "<|im_end|>"
     assert parse_hermes(text) == calls
     assert parse_hermes(f"<think><tool_call>{{</tool_call></think>{text}") == calls, "thinking calls nothing"
+    assert parse_hermes(f"<tool_call>{written(calls[0], key)}<|im_end|>") == calls[:1], "the last tag is missing"
 
 
 @given(CALLS, st.sampled_from(["arguments", "parameters"]), st.sampled_from(["", "<|python_tag|>"]))

@@ -9,8 +9,9 @@ import pytest
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain
+from rollpacker.environments import starting
 from rollpacker.environments.prompts import prompts_to_train
-from rollpacker.environments.trial import tool_schemas, try_environment
+from rollpacker.environments.trial import first_observation, prompt_rows, tool_schemas, try_environment
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt
 from tests.sim.composed import composed
@@ -75,6 +76,44 @@ def test_a_reset_that_hangs_is_told_from_one_that_dies():
     )
     with pytest.raises(ConfigError, match="there was none after 1 s"):
         try_environment(sleeping, prompt())
+
+
+ASKS = """
+class Env:
+    def reset(self, sampling_params, max_tokens, options, messages, text):
+        return f"{sampling_params} {max_tokens} {options} {messages} {text}", {}
+
+    def step(self, action):
+        return "", 0.0, True, False, {}
+
+    def prompts(self, most, most_of_endless):
+        return [{"most": most, "most_of_endless": most_of_endless}]
+"""
+
+
+def test_a_reset_gets_in_the_trial_what_it_gets_in_a_run(tmp_path: Path):
+    (tmp_path / "own.py").write_text(ASKS)
+    words = ("environment=gym", f"environment.env={tmp_path}/own.py:Env", "environment.max_restarts=0")
+    config = config_of(*words, "rollout.temperature=0.7", "rollout.max_response_tokens=99")
+    sampling = "{'temperature': 0.7, 'top_p': 1.0, 'top_k': 0}"
+    assert first_observation(config, prompt()) == f"{sampling} 99 {{'ground_truth': '3 20'}} [] 3 20 :"
+
+
+@pytest.mark.parametrize(("solve_rates", "most"), [("null", 2), ("rates.parquet", None)])
+def test_of_an_environments_prompts_all_are_asked_for_where_some_are_left_out_before_they_are_counted(
+    tmp_path: Path, solve_rates: str, most: int | None
+):
+    (tmp_path / "own.py").write_text(ASKS)
+    words = ("environment=gym", f"environment.env={tmp_path}/own.py:Env", "data.max_prompts=2")
+    assert prompt_rows(config_of(*words, f"data.solve_rates={solve_rates}")) == [{"most": most, "most_of_endless": 2}]
+
+
+def test_a_process_may_start_as_slowly_as_a_reset_may_be(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(starting, "START_LIMIT_S", 0.05)
+    words = ("environment=gym", f"environment.env={WALK}")
+    with pytest.raises(ConfigError, match=r"not ready after 0\.05 s"):
+        try_environment(config_of(*words, "environment.reset_timeout_s=0.01"), prompt())
+    try_environment(config_of(*words, "environment.reset_timeout_s=60"), prompt())
 
 
 def test_a_prompt_that_it_does_not_take_is_named():

@@ -77,8 +77,9 @@ class EnvironmentSection(Section):
     """Of the processes of environments. `bubblewrap`, as for reward=sandbox: no network, no other processes, the file
     system read-only, with a home and a /tmp of their own in memory. Of the user's home and of /tmp they see Python, the
     working directory, what environment.env, tools, loop and arguments name, and Hugging Face's caches, to which nothing
-    can be downloaded. `rlimits`, the default, limits their memory alone: much that environments start, such as browsers
-    and containers, and services that they call would not work isolated, and not every machine has user namespaces."""
+    can be downloaded; none of these may be all of the home or of /tmp. `rlimits`, the default, limits their memory
+    alone: much that environments start, such as browsers and containers, and services that they call would not work
+    isolated, and not every machine has user namespaces."""
     network: Annotated[Flag, OnlyWith("environment.isolation", "bubblewrap"), NOT_IN_FINGERPRINT] = False
     """Whether isolated environments may use the network, this machine's services too. Their own address 127.0.0.1 works
     without it."""
@@ -102,7 +103,8 @@ class EnvironmentSection(Section):
     """How often a trajectory begins again whose environment crashed or took too long. A prompt with too few others left
     for its group is then dropped, and counted."""
     reset_timeout_s: Annotated[PositiveSeconds, NOT_IN_FINGERPRINT] = 60.0
-    """For a reset, with the start of the process where there is none."""
+    """For a reset, with the start of the process where there is none, and the wait for a core to start it on. A process
+    that takes longer to start serves a later trajectory."""
     turn_timeout_s: Annotated[PositiveSeconds, NOT_IN_FINGERPRINT] = 60.0
     """For a step."""
     episode_timeout_s: Annotated[PositiveSeconds, NOT_IN_FINGERPRINT] = 600.0

@@ -209,6 +209,7 @@ class Trajectories:
         response = self._book(request).kept(request)
         return EnvironmentTurn(
             text=texts.action(token_ids),
+            spelled=texts.spelled(token_ids),
             token_ids=token_ids,
             logprobs=response.logprobs[response.num_tokens - len(token_ids) :].tolist() if response else (),
             finish_reason=response.finish_reason if response else FinishReason.ABORTED,
