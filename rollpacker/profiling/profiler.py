@@ -150,4 +150,4 @@ class _Profiler:
     async def _first_passes(self) -> None:
         workload = self._bench.workload
         size = min(workload.num_launched(), self._bench.subject.config.engine.max_num_seqs)
-        await self._bench.burst_on_all(workload.contexts()[0], [WINDOW_PASSES] * size)
+        await self._bench.burst_on_all((workload.contexts()[0], [WINDOW_PASSES] * size))

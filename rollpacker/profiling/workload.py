@@ -68,14 +68,18 @@ class Workload:
         return next(self._rounds)
 
     def requests(self, context: int, limits: Sequence[int], temperature: float) -> list[GenerationRequest]:
-        """Make a request per limit with prompts of `context` tokens; groups of the run's size share a prompt."""
+        """Make a request per limit with prompts of `context` tokens; groups of the run's size share a prompt.
+
+        No other call has the same prompts: an engine may keep what it has computed of a prompt.
+        """
         number = self.next_round()
         group_size = self._config.rollout.num_responses
         names = [prompt.prompt.key for prompt in self._prompts]
+        begins = np.random.default_rng(number).integers(len(self._tokens), size=len(limits))
         return [
             GenerationRequest(
                 request=RequestId(number, PromptId(0, names[index // group_size % len(names)]), index),
-                prompt_token_ids=np.resize(np.roll(self._tokens, -(index // group_size) * context), context).astype(
+                prompt_token_ids=np.resize(np.roll(self._tokens, -begins[index // group_size]), context).astype(
                     np.int32
                 ),
                 seed=hash((number, index)) & (2**63 - 1),

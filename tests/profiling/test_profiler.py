@@ -1,20 +1,26 @@
 """What is measured of modelled workers is what the model says of them, in its own time."""
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from rollpacker.config.compose import compose
+from rollpacker.core.errors import DeadlineExceeded
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
 from rollpacker.metrics.profiles import MEASUREMENTS, PROGRAM_MEASUREMENTS, ProfileFacts
 from rollpacker.profiling.probes.trainer import of_equal_tokens
 from rollpacker.profiling.profiler import NUM_REPEATS, measure
+from rollpacker.profiling.workload import Workload
 from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup
+from rollpacker.sim import decoder
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.plan import plan_cluster
 from rollpacker.sim.virtual_time import run_in_virtual_time
+from rollpacker.sim.workload import Workload as Modelled
 
 FACTS = ProfileFacts(
     hardware="modelled",
@@ -93,6 +99,28 @@ class SharedGpuBackend(ModelledBackend):
             )
 
 
+class Silent:
+    """A modelled engine whose responses never arrive."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def __getattr__(self, call):
+        return getattr(self._engine, call)
+
+    async def collect(self):
+        await asyncio.Event().wait()
+
+
+class SilentBackend(ModelledBackend):
+    @asynccontextmanager
+    async def open(self, surroundings):
+        async with super().open(surroundings) as workers:
+            [(degree, fleet)] = workers.fleets.items()
+            engines = {name: Silent(engine) for name, engine in fleet.engines.items()}
+            yield replace(workers, fleets={degree: replace(fleet, engines=engines)})
+
+
 def measured(config, tmp_path, backend=ModelledBackend):
     return run_in_virtual_time(
         measure(
@@ -130,6 +158,68 @@ def test_a_profile_of_modelled_workers_has_their_costs(system, num_launched, tmp
     assert {point.num_items for point in profile.of("request")} == {1, max(1, num_launched // 8), num_launched}
     assert all(point.num_repeats >= NUM_REPEATS for point in profile.of("train"))
     assert {point.num_items for point in profile.of("train")} == {2, 4, 8}
+
+
+def prefill_s(costs, size, context, budget):
+    """Of prompts of equal lengths, each pass as full as the budget allows."""
+    bounds = [*range(0, size * context, budget), size * context]
+    return sum(
+        costs.prefill_pass_s(
+            0,
+            [
+                (max(begin - first, 0), min(end - first, context))
+                for first in range(0, size * context, context)
+                if begin < first + context and end > first
+            ],
+        )
+        for begin, end in pairwise(bounds)
+    )
+
+
+@pytest.mark.parametrize("budget", [500, 2048, 8192, 1_000_000])
+def test_passes_are_told_apart_however_many_the_prompts_of_a_batch_take(budget, tmp_path, monkeypatch):
+    """Also where a prompt takes several itself, and where sequences decode beside the prompts of later ones."""
+    monkeypatch.setattr(decoder, "PREFILL_TOKENS_PER_PASS", budget)
+    words = ("engine.max_num_seqs=66", "data.max_prompt_tokens=1024", "rollout.max_response_tokens=1024")
+    config = config_of("verl", tmp_path, "rollout.num_prompts=32", *words)
+    costs = plan_cluster(config, needs_judge=False).engine
+    profile = measured(config, tmp_path)
+    prefilled = profile.of("prefill")
+    assert {point.num_items for point in prefilled} == {1, 2, 4, 8, 16, 32, 64}
+    for point in prefilled:
+        size = round(point.num_items)
+        true_s = prefill_s(costs, size, round(point.num_tokens / size), budget)
+        assert point.seconds == pytest.approx(true_s, rel=1e-6)
+    decoded = profile.of("decode")
+    assert len(decoded) == len(prefilled)
+    for point in decoded:
+        true_s = costs.pass_s(point.num_items) + costs.kv_read_s * point.num_tokens
+        assert point.seconds == pytest.approx(true_s, rel=0.02)
+    assert max(point.num_items for point in decoded) == pytest.approx(64, rel=0.1), "the sequences met"
+    assert profile.of("ending")
+    for point in profile.of("ending"):
+        true_s = costs.pass_s(point.num_items) + costs.kv_read_s * point.num_tokens
+        assert point.seconds == pytest.approx(true_s, rel=0.02)
+
+
+def test_a_batch_may_take_longer_than_the_deadline_as_long_as_responses_arrive(tmp_path):
+    """One of 72 s, in which none arrives for 58 s."""
+    words = ("rollout.max_response_tokens=16384", "backend.deadlines.rollout_stall_s=60")
+    config = config_of("verl", tmp_path, *words)
+    assert measured(config, tmp_path).of("ending")
+    with pytest.raises(DeadlineExceeded, match="Waited 60 s for an answer of what is measured"):
+        measured(config, tmp_path, SilentBackend)
+
+
+def test_no_two_bursts_have_a_prompt_in_common_and_a_group_shares_one():
+    config = compose(["backend=sim", "model=qwen2.5-7b", "hardware=h800", "workload=math", "rollout.num_responses=2"])
+    [prompt] = [replace(each, token_ids=np.arange(5000)) for each in list(Modelled(config).prompts.values())[:1]]
+    workload = Workload(config, [prompt])
+    bursts = [workload.requests(64, [1] * 4, 1.0) for _ in range(20)]
+    for a, b, c, d in bursts:
+        assert a.prompt_token_ids.tolist() == b.prompt_token_ids.tolist()
+        assert c.prompt_token_ids.tolist() == d.prompt_token_ids.tolist()
+    assert len({burst[index].prompt_token_ids.tobytes() for burst in bursts for index in (0, 2)}) == 40
 
 
 def test_a_round_s_start_is_told_from_its_first_token_and_what_a_sequence_costs_from_its_tokens(tmp_path):

@@ -23,6 +23,7 @@ class Burst:
     """Requests that an engine got at once, and their results."""
 
     responses: Sequence[Response]
+    """In the order of the requests."""
     asked_s: float
     """Until the engine had confirmed the requests."""
     elapsed_s: float
@@ -51,17 +52,25 @@ class Bench:
         try:
             await self.subject.within(engine.generate(requests))
             asked_s = now_s() - began
-            responses = await self.subject.within(collecting)
+            responses = await collecting
         finally:
             collecting.cancel()
-        return Burst(responses=responses, asked_s=asked_s, elapsed_s=now_s() - began)
+        elapsed_s = now_s() - began
+        by_request = {response.request: response for response in responses}
+        in_order = [by_request[request.request] for request in requests]
+        return Burst(responses=in_order, asked_s=asked_s, elapsed_s=elapsed_s)
 
-    async def burst_on_all(self, context: int, limits: Sequence[int]) -> list[Burst]:
-        """Send every engine requests of its own, at the highest temperature."""
+    async def burst_on_all(self, *parts: tuple[int, Sequence[int]]) -> list[Burst]:
+        """Send every engine requests of its own, at the highest temperature.
+
+        Args:
+            parts: In the order in which they are sent: tokens of each prompt, and a limit per request.
+        """
+        requests = self.workload.requests
         hot = self.workload.hot
         return await asyncio.gather(
             *(
-                self.burst(engine, self.workload.requests(context, limits, hot))
+                self.burst(engine, [each for context, limits in parts for each in requests(context, limits, hot)])
                 for engine in self.subject.engines.values()
             )
         )
@@ -71,11 +80,11 @@ class Bench:
     ) -> list[Response]:
         responses: list[Response] = []
         while len(responses) < num_responses:
-            news = await engine.collect()
+            news = await self.subject.within(engine.collect())
             responses += news
             if scored_with:
                 asked = [to_score(response, response.request, scored_with) for response in news]
-                await self.subject.workers.reward.score(asked)
+                await self.subject.within(self.subject.workers.reward.score(asked))
         return responses
 
 

@@ -1,21 +1,31 @@
 """Probes of an engine: prefill, passes at a batch size and context, a round's start, calls to it, KV capacity.
 
-How a pass is timed: n requests with equally long prompts start together, and two more whose limits are 1 and 2 tokens.
-The first of these ends with the prefill, the second with the first decoding pass; the time of a longer response beyond
-the second one, by the engine's own clock, is that of its further passes. Responses that end by themselves make the
-batch smaller on the way; a point states the means.
+An engine may have a budget of tokens per pass, prompts and decoding sequences together (vLLM's
+`max_num_batched_tokens`). Then the prompts of a batch take several passes, and the first sequences decode beside the
+prompts of the others. So all moments are of one clock, that of the call: no request is timed from its own first pass.
+
+Prefill is timed with responses of one token, from the first pass to the last token.
+
+Decoding passes are timed with a second batch, between two short requests. The first of these keeps the engine busy
+until all requests have arrived. The other one has a prompt of one token, which is never split over passes, and ends
+with its second token: after that, passes only decode. A response of the batch that started in the same pass had its
+first token there too, so its length says how many passes followed. Where none did, the batch's last prompt was split,
+and its end was in that pass, so its response is taken. (If that prompt filled a pass to the last token instead, one
+pass too many is counted.) Responses that end by themselves make the batch smaller on the way; a point states the means.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from rollpacker.metrics.profiles import Point
-from rollpacker.profiling.probes.bench import Bench
+from rollpacker.profiling.probes.bench import Bench, Burst
 from rollpacker.profiling.subject import now_s
 from rollpacker.profiling.workload import WINDOW_PASSES
 from rollpacker.protocols.rollout import Response
@@ -29,32 +39,46 @@ LARGE_BATCH_PASSES = 8
 
 async def probe_decoding(bench: Bench, size: int, context: int) -> None:
     """Time prefill and decoding of `size` sequences with prompts of `context` tokens, on all engines at once."""
-    window = LARGE_BATCH_PASSES if size > LARGE_BATCH else WINDOW_PASSES
-    limits = [1, 2, *[window + 2] * size][: bench.subject.config.engine.max_num_seqs]
-    for burst in await bench.burst_on_all(context, limits):
-        _note_passes(bench, size, context, burst.responses)
+    prefilled = await bench.burst_on_all((context, [1] * size))
+    for burst in prefilled:
+        began_s = min(response.queue_time_s for response in burst.responses)
+        seconds = max(map(_end_s, burst.responses)) - began_s
+        bench.points.note(("prefill", size, context), size, size * context, seconds)
+    if size + 2 > bench.subject.config.engine.max_num_seqs:
+        return  # no room for the short requests
+    window = 2 + (LARGE_BATCH_PASSES if size > LARGE_BATCH else WINDOW_PASSES)
+    # those that are prefilled first decode until the last one does
+    num_ahead = max(len({response.queue_time_s for response in burst.responses}) for burst in prefilled) - 1
+    longer = min(window + num_ahead, bench.workload.longest - context)
+    limits = [*[longer] * (size - 1), window]
+    for burst in await bench.burst_on_all((1, [1]), (context, limits), (1, [2])):
+        _note_passes(bench, size, context, burst, window)
 
 
 def note_endings(bench: Bench, responses: Sequence[Response], num_prompt_tokens: float) -> None:
     """Note the passes of a batch that shrinks, between the moments at which half of the remaining ones have ended.
 
-    All of them started together, so the length of a response gives the pass in which it ended, and its time the moment.
+    The length of a response gives the pass in which it ended, and its time the moment: of those that started together,
+    as most did, once all others had started too.
     """
     if len(responses) > bench.subject.config.engine.max_num_seqs:
         return  # some had to wait
-    lengths = np.sort([response.num_tokens for response in responses])
-    ends = {response.num_tokens: response.generation_time_s for response in responses}
-    begin = int(lengths[0])
+    starts = Counter(response.queue_time_s for response in responses)
+    [(start_s, _)] = starts.most_common(1)
+    together = sorted(
+        (each for each in responses if each.queue_time_s == start_s and _end_s(each) >= max(starts)),
+        key=lambda response: response.num_tokens,
+    )
     for level in itertools.count():
-        rest = lengths[lengths > begin]
-        if len(rest) == 0:
+        rest = [response for response in together if response.num_tokens > together[0].num_tokens]
+        if not rest:
             return
-        end = int(rest[(len(rest) - 1) // 2])
-        alive, cached = _alive_and_cached(lengths, begin + 1, end, num_prompt_tokens + begin)
-        num_ended = int(((lengths >= begin) & (lengths < end)).sum()) / (end - begin)
-        seconds = (ends[end] - ends[begin]) / (end - begin)
-        bench.points.note(("ending", level), alive, cached, seconds, num_ended=num_ended)
-        begin = end
+        end = rest[(len(rest) - 1) // 2]
+        passes = _passes_between(together[0], end, responses, num_prompt_tokens)
+        bench.points.note(
+            ("ending", level), passes.num_alive, passes.num_cached, passes.seconds, num_ended=passes.num_ended
+        )
+        together = [end, *(response for response in rest if response.num_tokens > end.num_tokens)]
 
 
 async def probe_calls(bench: Bench, num_requests: int) -> None:
@@ -90,13 +114,13 @@ async def probe_rollout_start(bench: Bench) -> None:
     bench.points.note(("wake",), 0, 0, now_s() - began)
     await subject.publish()
     context = bench.workload.contexts()[0]
-    first, again = [await bench.burst_on_all(context, [1]) for _ in range(2)]
+    first, again = [await bench.burst_on_all((context, [1])) for _ in range(2)]
     for one, other in zip(first, again, strict=True):
         bench.points.note(("rollout_start",), 0, 0, _in_engine_s(one.responses) - _in_engine_s(other.responses))
 
 
 def _in_engine_s(responses: Sequence[Response]) -> float:
-    return max(response.queue_time_s + response.generation_time_s for response in responses)
+    return max(map(_end_s, responses))
 
 
 async def kv_cache(bench: Bench, kv_bytes_per_token: int) -> Point:
@@ -115,23 +139,52 @@ async def kv_cache(bench: Bench, kv_bytes_per_token: int) -> Point:
     )
 
 
-def _note_passes(bench: Bench, size: int, context: int, responses: Sequence[Response]) -> None:
-    """Split the engine's times of a burst into its prefill and its passes."""
-    ends = {response.num_tokens: response.generation_time_s for response in responses}
-    last = max(ends)
-    if 1 in ends:
-        bench.points.note(("prefill", size, context), len(responses), len(responses) * context, ends[1])
-    if 2 in ends and last > 2:  # noqa: PLR2004  (the limit of the second reference request)
-        lengths = np.array([response.num_tokens for response in responses])
-        alive, cached = _alive_and_cached(lengths, 3, last, context + 2)
-        bench.points.note(("decode", size, context), alive, cached, (ends[last] - ends[2]) / (last - 2))
+def _note_passes(bench: Bench, size: int, context: int, burst: Burst, window: int) -> None:
+    """Note the passes between the second token of the last request and the last one of a response in the window."""
+    _, *responses, short = burst.responses
+    together = (response for response in responses if response.queue_time_s == short.queue_time_s)
+    known = [response for response in together if response.num_tokens <= window] or responses[-1:]
+    longest = max(known, key=lambda response: response.num_tokens)
+    if short.num_tokens < longest.num_tokens and _end_s(short) < _end_s(longest):
+        passes = _passes_between(short, longest, responses, context)
+        bench.points.note(("decode", size, context), passes.num_alive, passes.num_cached, passes.seconds)
 
 
-def _alive_and_cached(lengths: np.ndarray, first: int, last: int, num_cached: float) -> tuple[float, float]:
-    """Return the mean sequences and mean cached tokens of the passes that made the tokens `first` to `last`.
+class _Passes(NamedTuple):
+    """Means over some passes."""
 
-    Before pass `first` each sequence had `num_cached` tokens in the cache.
+    seconds: float
+    num_alive: float
+    """Sequences."""
+    num_cached: float
+    """Tokens of all of them."""
+    num_ended: float
+    """Sequences that a pass had fewer than the one before; those of the last pass are not counted."""
+
+
+def _passes_between(begin: Response, end: Response, responses: Sequence[Response], num_prompt_tokens: float) -> _Passes:
+    """Return the passes between the ends of two responses that had their first tokens in one pass.
+
+    A response that started with them says by its length how many passes it was in, any other one by its time.
     """
-    alive = [int((lengths >= num_tokens).sum()) for num_tokens in range(first, last + 1)]
-    cached = [count * (num_cached + ahead) for ahead, count in enumerate(alive)]
-    return float(np.mean(alive)), float(np.mean(cached))
+    num_passes = end.num_tokens - begin.num_tokens
+    seconds = (_end_s(end) - _end_s(begin)) / num_passes
+    lengths = np.array([response.num_tokens for response in responses])
+    ends_s = np.array([_end_s(response) for response in responses])
+    starts_s = np.array([response.queue_time_s for response in responses])
+    num_left = np.where(
+        starts_s == end.queue_time_s, lengths - begin.num_tokens, np.rint((ends_s - _end_s(begin)) / seconds)
+    )
+    num_own = np.clip(num_left, 0, num_passes)
+    cached = num_own * (num_prompt_tokens + lengths - num_left + (num_own - 1) / 2)
+    return _Passes(
+        seconds=seconds,
+        num_alive=float(num_own.sum()) / num_passes,
+        num_cached=float(cached.sum()) / num_passes,
+        num_ended=int(((num_left >= 0) & (num_left < num_passes)).sum()) / num_passes,
+    )
+
+
+def _end_s(response: Response) -> float:
+    """When the last token was there, counted from the call."""
+    return response.queue_time_s + response.generation_time_s
