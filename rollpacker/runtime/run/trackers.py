@@ -56,6 +56,11 @@ _LONGEST_TAG = 64
 ONLINE_START_TIMEOUT_S = 30
 """A server that does not answer by then is an error before any engine starts; wandb itself would try for 90 s."""
 
+ONLINE_FINISH_TIMEOUT_S = 30
+"""For what is not uploaded when a run ends, which is little: rows are sent as they are logged. wandb itself would wait
+without a limit. By default a preempted run has 120 s to end (`cluster.signal_lead_s`), and a driver may stand still for
+as long (`backend.deadlines.driver_stall_s`)."""
+
 
 class Tracker(Protocol):
     """Receives metrics. Each call returns soon: the run waits for it."""
@@ -261,7 +266,13 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """Sends steps to one Weights & Biases run; offline, it writes what `wandb sync` sends later."""
+    """Sends steps to one Weights & Biases run; offline, it writes what `wandb sync` sends later.
+
+    Curves are over `step`, a column of each row: by its own step Weights & Biases takes rows in ascending order only,
+    and would drop the steps that a resumed run makes again. It deletes no rows. So the curves of a resumed run show
+    what the attempt before logged of these steps, then return to the checkpoint's step and show what was made again,
+    the evaluation there first. Of two rows of one step the later one is the run's.
+    """
 
     def __init__(self, section: TrackerSection, run_dir: Path, run_id: str, config: Mapping[str, Any]) -> None:
         import wandb
@@ -271,6 +282,8 @@ class WandbTracker:
         settings = wandb.Settings(
             silent=True,  # the run's own progress is on the screen
             init_timeout=ONLINE_START_TIMEOUT_S,
+            finish_timeout=ONLINE_FINISH_TIMEOUT_S,
+            finish_timeout_raises=True,
             console="off",  # do not upload what is printed
             disable_git=True,
             disable_code=True,
@@ -299,12 +312,16 @@ class WandbTracker:
                 f"tracker.wandb_mode is offline, or online with a valid {API_KEY_VARIABLE} and a network",
                 "Use tracker.wandb_mode=offline and `wandb sync` later, or set tracker.wandb=false",
             ) from error
+        self._run.define_metric("*", step_metric="step")
 
     def log_step(self, row: Row, domains: Sequence[Row] = (), samples: Sequence[Row] = ()) -> None:
-        self._run.log(_scalars(row, domains) | self._table("samples/training", samples), step=row["step"])
+        self._log(row["step"], _scalars(row, domains) | self._table("samples/training", samples))
 
     def log_evaluation(self, rows: Sequence[Row], samples: Sequence[Row] = ()) -> None:
-        self._run.log(_evaluation_scalars(rows) | self._table("samples/evaluation", samples), step=rows[0]["step"])
+        self._log(rows[0]["step"], _evaluation_scalars(rows) | self._table("samples/evaluation", samples))
+
+    def _log(self, step: object, values: Mapping[str, Any]) -> None:
+        self._run.log({"step": step, **values})
 
     def _table(self, name: str, samples: Sequence[Row]) -> dict[str, Any]:
         """Texts as a table of Weights & Biases; nothing where none were kept."""
@@ -314,8 +331,13 @@ class WandbTracker:
         return {name: self._wandb.Table(columns=["group", *_SAMPLE_COLUMNS], data=data)}
 
     def close(self) -> None:
-        self._run.finish()
-        self._wandb.teardown()  # ends the process that wandb started, which would otherwise live as long as this one
+        try:
+            self._run.finish()
+        except TimeoutError as error:
+            rest = f"`wandb sync {self._run.sync_dir}` sends the rest"
+            raise TimeoutError(f"not all was uploaded within {ONLINE_FINISH_TIMEOUT_S} s; {rest}") from error
+        finally:
+            self._wandb.teardown()  # ends the process that wandb started, which would live as long as this one
 
 
 def _tags(config: Mapping[str, Any]) -> list[str]:

@@ -134,23 +134,60 @@ def test_wandb_offline_keeps_the_run_id_over_attempts_and_leaves_no_process(tmp_
     assert tables["evaluation"][0]["data"][0][0] == "aime"
 
 
+def test_wandb_keeps_the_steps_that_a_resumed_run_makes_again(tmp_path: Path) -> None:
+    """By its own step wandb would drop them, with a warning."""
+    script = f"""
+    from pathlib import Path
+    from rollpacker.config.sections.run import TrackerSection
+    from rollpacker.runtime.run.trackers import make_trackers
+
+    tracker = make_trackers(TrackerSection(wandb=True), Path({str(tmp_path)!r}), "run-1", {{}})
+    for step, reward in ((5, 0.0625), (6, 0.1875), (5, 0.3125)):
+        tracker.log_evaluation([{{"step": step, "set": "aime", "reward_mean": reward}}])
+        tracker.log_step({{"step": step, "reward_mean": reward + 0.5}})
+    tracker.close()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    [log] = (tmp_path / "wandb").glob("offline-run-*/run-run-1.wandb")
+    written = log.read_bytes()
+    assert all(value in written for value in (b"0.0625", b"0.5625", b"0.1875", b"0.6875", b"0.3125", b"0.8125"))
+
+
 class FakeWandb:
-    """Keeps what a run is begun with."""
+    """Keeps what a run is begun with, and what is called of it."""
 
     Error = Exception
+    sync_dir = "/runs/x/wandb/run-1"
 
     def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
         self.given: dict[str, Any] = {}
+        self.calls: list[object] = []
+        self.is_cut_off = False
 
-    def Settings(self, **_: object) -> None: ...  # noqa: N802  wandb's name
+    def Settings(self, **settings: object) -> None:  # noqa: N802  wandb's name
+        self.settings = settings
 
     def init(self, **given: object) -> FakeWandb:
         self.given = given
         return self
 
-    def finish(self) -> None: ...
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self.calls.append((name, step_metric))
 
-    def teardown(self) -> None: ...
+    def log(self, values: object) -> None:
+        self.calls.append(values)
+
+    def finish(self) -> None:
+        if self.is_cut_off:
+            self.is_cut_off = False
+            raise TimeoutError("Timed out finishing run.")
+
+    def teardown(self) -> None:
+        self.calls.append("teardown")
 
 
 @pytest.fixture
@@ -179,6 +216,32 @@ def test_a_wandb_run_is_named_after_its_folder_and_compared_within_its_experimen
     make_trackers(section, tmp_path / "e2e" / "verl", "run-1", config).close()
     wanted = {"name": "n", "group": "fig12", "entity": "team", "tags": ("a", "b"), "notes": "Why.", "project": "p"}
     assert {key: wandb.given[key] for key in wanted} == wanted
+
+
+def test_steps_and_evaluations_of_wandb_lie_over_the_run_s_own_step(tmp_path: Path, wandb: FakeWandb) -> None:
+    tracker = make_trackers(TrackerSection(wandb=True), tmp_path, "run-1", {})
+    tracker.log_evaluation([{"step": 5, "set": "aime", "reward_mean": 0.25}])
+    tracker.log_step({"step": 5, "reward_mean": 0.5})
+    assert wandb.calls == [
+        ("*", "step"),
+        {"step": 5, "evaluation/aime/reward_mean": 0.25},
+        {"step": 5, "steps/reward_mean": 0.5},
+    ]
+
+
+def test_a_run_that_cannot_upload_ends_all_the_same_and_says_how_to_send_the_rest(
+    tmp_path: Path, wandb: FakeWandb
+) -> None:
+    notes: list[str] = []
+    tracker = make_trackers(TrackerSection(wandb=True), tmp_path, "run-1", {}, notes.append)
+    assert 0 < wandb.settings["finish_timeout"] < 60, "a preempted run has 120 s"
+    assert wandb.settings["finish_timeout_raises"]
+    wandb.is_cut_off = True
+    tracker.close()
+    [note] = notes
+    assert "not all was uploaded" in note
+    assert "`wandb sync /runs/x/wandb/run-1`" in note
+    assert wandb.calls[-1] == "teardown"
 
 
 def test_a_file_of_lines_has_the_same_numbers_and_begins_a_new_line_after_a_kill(tmp_path: Path) -> None:
