@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.judge import JudgeSection
 from rollpacker.config.sections.model import ModelSection
 from rollpacker.data.shapes import transformer_of
@@ -120,11 +121,7 @@ async def mps(bench: Bench) -> Mapping[str, float]:
         async with judge_on(section, **limited) as judge:
             judge_limited = await judge.call("timed.read_for", 3.0)
             async with engine_on(config, [0], **environment) as engine:
-                await engine.call("loader.load")
-                engine_alone = await _tokens_per_s(engine, config, 1)
-                beside = asyncio.create_task(judge.call("timed.read_for", 20.0))
-                engine_beside = await _tokens_per_s(engine, config, 2)
-                await beside
+                speed_beside = await speed_beside_judge(engine, judge, config)
     finally:
         _stop_daemon(environment)
     limited_to = judge_limited / judge_alone
@@ -134,11 +131,22 @@ async def mps(bench: Bench) -> Mapping[str, float]:
     )
     return {
         "judge_speed_with_its_share": limited_to,
-        "engine_speed_beside_it": engine_beside / engine_alone,
+        "engine_speed_beside_it": speed_beside,
     }
 
 
-async def _tokens_per_s(engine: Worker, config: Any, seed: int) -> float:
+async def speed_beside_judge(engine: Worker, judge: Worker, config: RunConfig) -> float:
+    """Return how fast an engine generates while a judge reads, as a share of its speed alone."""
+    await engine.call("loader.load")
+    await _tokens_per_s(engine, config, 1)  # kernels are chosen and compiled
+    alone = await _tokens_per_s(engine, config, 2)
+    reading = asyncio.create_task(judge.call("timed.read_for", 20.0))
+    beside = await _tokens_per_s(engine, config, 3)
+    await reading
+    return beside / alone
+
+
+async def _tokens_per_s(engine: Worker, config: RunConfig, seed: int) -> float:
     requests = make_requests(config, [256] * 64, seed=seed)
     began = time.perf_counter()
     responses = await engine.call("loader.respond", requests)
