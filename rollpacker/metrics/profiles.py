@@ -6,7 +6,7 @@ Invariant: every point was measured, once for each of its repetitions, on what t
 one piece of hardware and one set of workers, and appears as a whole or not at all. The fields of facts and points are
 those of `ProfileFacts` and `Point`. What a point's `num_items` and `num_tokens` count depends on its measurement:
 
-    prefill          the passes over prompts            prompts, as a run sends them    prompt tokens
+    prefill          the passes over prompts          prompts, as a run sends them    prompt tokens
     decode           a pass that adds a token each    sequences                       cached tokens of all sequences
     ending           a pass in which some sequences   sequences                       cached tokens of all sequences
                      end, `num_ended` on average
