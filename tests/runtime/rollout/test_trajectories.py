@@ -71,7 +71,9 @@ class World:
             seed=0,
         )
         texts = SimpleNamespace(
-            action=lambda turn: " ".join(map(str, turn)), observation=lambda _prompt, text, _turn: [9] * len(text)
+            action=lambda turn: " ".join(map(str, turn)),
+            spelled=lambda turn: " ".join(map(str, turn)),
+            observation=lambda _prompt, text, _turn: [9] * len(text),
         )
         self.trajectories = Trajectories(
             EnvironmentParts(service=self.service, texts=texts),
