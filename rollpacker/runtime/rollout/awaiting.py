@@ -1,12 +1,40 @@
-"""What the pipeline waits for while the driver digests facts in a task of its own."""
+"""What the pipeline waits for while the driver digests facts in a task of its own.
+
+A wait has its whole deadline again whenever something comes about: an engine, the reward or an environment answers, an
+engine comes or goes. The time that passes, measurements, and workers that come and go are nothing by themselves, else
+a run that looks at its engines every few seconds would wait for ever; they count if something follows from them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from rollpacker.core.commands import (
+    Command,
+    DismissWorker,
+    FetchPolicy,
+    MeasureProgress,
+    SetTimer,
+    StartMember,
+    WishWorkers,
+)
+from rollpacker.core.events import (
+    Event,
+    FetchFailed,
+    NoticeGiven,
+    ProgressMeasured,
+    TimerFired,
+    WorkerArrived,
+    WorkerLeft,
+)
 from rollpacker.runtime.waiting.shared_timeout import SharedTimeout
 from rollpacker.runtime.waiting.watchdog import Watchdog
+
+_NO_PROGRESS = TimerFired | ProgressMeasured | WorkerArrived | NoticeGiven | WorkerLeft | FetchFailed
+"""Unless something follows."""
+_NOTHING = SetTimer | MeasureProgress | WishWorkers | StartMember | FetchPolicy | DismissWorker
+"""What these may lead to again and again while no request goes on."""
 
 
 class Awaiting:
@@ -36,9 +64,18 @@ class Awaiting:
         if self._error is not None:
             raise self._error
 
-    def look(self) -> None:
-        """Something has happened: wake the pipeline if it is what it waits for."""
+    def note(self, event: Event, commands: Iterable[Command]) -> None:
+        """Tell of what happened and what follows: if it is progress, the wait has its whole time again."""
+        if not isinstance(event, _NO_PROGRESS) or not all(isinstance(command, _NOTHING) for command in commands):
+            self._timeout.extend()
+
+    def extend(self) -> None:
+        """Give the wait its whole time again, and look."""
         self._timeout.extend()
+        self.look()
+
+    def look(self) -> None:
+        """Wake the pipeline if what it waits for has come."""
         if self._error is not None or self._awaited():
             self._has_come.set()
 

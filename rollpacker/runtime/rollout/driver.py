@@ -36,7 +36,6 @@ from rollpacker.core.commands import (
     FailWithoutEngines,
     Launch,
     LendEngines,
-    MeasureProgress,
     ScoreResponse,
     SetTimer,
     StartEngine,
@@ -51,7 +50,6 @@ from rollpacker.core.events import (
     EvaluationOffered,
     Event,
     PolicyUpdated,
-    ProgressMeasured,
     ResponseAborted,
     ResponseEvicted,
     RewardComputed,
@@ -149,7 +147,7 @@ class Driver:
         self.leave_gpus = self._engines.leave_gpus
         self.turnover = self._engines.turnover
         self.take_evaluation = self._rounds.take_evaluation
-        self._orders = EngineOrders(self._engines, self._to_generate, on_accepted=self._wait.look, on_error=inbox.put)
+        self._orders = EngineOrders(self._engines, self._to_generate, on_accepted=self._wait.extend, on_error=inbox.put)
         self._aside = Aside(on_end=self._wait.look, on_error=self._wait.fail)
         self._to_score: list[ScoreResponse] = []
         self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
@@ -360,6 +358,7 @@ class Driver:
             now = self._clock.now()
             commands = self._scheduler.handle(event, now)
             self._listeners.on_event(event, now, commands)
+            self._wait.note(event, commands)
             for command in commands:
                 if (answer := self._carry_out(command, now)) is not None:
                     events.append(answer)
@@ -386,8 +385,6 @@ class Driver:
                 return rewarded
             case ScoreResponse():
                 self._to_score.append(command)
-            case MeasureProgress(round=number):
-                self._aside.begin(self._measure_progress(number), "progress of the engines")
             case BeginRound():
                 self._rounds.begin(command, self._engines.policy_version, now)
             case BeginEvaluation():
@@ -436,9 +433,6 @@ class Driver:
         if to_score:
             self._reward.add(to_score, is_filling=self._rounds.is_filled)
         self._wait.look()
-
-    async def _measure_progress(self, number: int) -> None:
-        self._take(ProgressMeasured(round=number, engines=tuple(await self._engines.progress())))
 
     async def _stream(self, command: StreamGroups) -> None:
         """Put the engines that are lent to sleep; all of them are empty. Then groups stream on their GPUs."""

@@ -1,16 +1,16 @@
-"""What the driver does to change the engines in the midst of a round."""
+"""What the driver does to change the engines in the midst of a round, and to learn whether that pays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollpacker.core.commands import EscalateTail, SwitchEngines
-from rollpacker.core.events import EnginesSwitched, Event
+from rollpacker.core.commands import EscalateTail, MeasureProgress, SwitchEngines
+from rollpacker.core.events import EnginesSwitched, Event, ProgressMeasured
 from rollpacker.runtime.rollout.aside import Aside
 from rollpacker.runtime.rollout.costs import RoundMeter
 from rollpacker.runtime.rollout.engines import Engines
 
-SwitchCommand = EscalateTail | SwitchEngines
+SwitchCommand = MeasureProgress | EscalateTail | SwitchEngines
 
 
 class Switching:
@@ -32,10 +32,15 @@ class Switching:
     def carry_out(self, command: SwitchCommand) -> None:
         """Carry out a command."""
         match command:
+            case MeasureProgress():
+                self._aside.begin(self._measure(command), "progress of the engines")
             case EscalateTail():
                 self._engines.next_tensor_parallel = command.tensor_parallel
             case SwitchEngines():
                 self._aside.begin_in_turn(self._switch(command), "larger engines to take over")
+
+    async def _measure(self, command: MeasureProgress) -> None:
+        self._report(ProgressMeasured(round=command.round, engines=tuple(await self._engines.progress())))
 
     async def _switch(self, command: SwitchEngines) -> None:
         await self._meter.leave()
