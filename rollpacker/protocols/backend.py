@@ -50,6 +50,13 @@ class ReplaceEngine(Protocol):
         """
 
 
+class EndEngine(Protocol):
+    """Ends what is left of a lost engine: one that hangs still holds the memory of its GPUs."""
+
+    def __call__(self, slot: EngineId, /) -> Awaitable[None]:
+        """End the process in a slot at once, whatever it does; when this returns, its GPUs are free."""
+
+
 class Rebuild(Protocol):
     """Ends engines that leave for those of another degree, and starts them again when they come back."""
 
@@ -106,6 +113,8 @@ class Workers:
     """Judges that share GPUs with the trainer and sleep while it works; they sleep now. None without any."""
     replace_engine: ReplaceEngine | None = None
     """Replaces a lost engine; None where that cannot be done."""
+    end_engine: EndEngine | None = None
+    """None where an engine has no process of its own."""
     environments: EnvironmentParts | None = None
     """None where a response is one turn."""
     rebuild: Rebuild | None = None

@@ -74,8 +74,10 @@ async def driving(
     policy=None,
     stall_s=5.0,
     engine_call_s=5.0,
+    stop_s=5.0,
     fleets=None,
     replace=None,
+    end_engine=None,
     max_restarts=3,
     straggler_s=5.0,
     start_s=5.0,
@@ -90,9 +92,13 @@ async def driving(
         fleet=FleetParts(
             fleets=fleets or {1: fleet_of(engines)},
             replace_engine=replace,
+            end_engine=end_engine,
+            trainer_parts=policy.stream.replicas if policy is not None and policy.stream else (),
             stands_by=policy is not None and policy.parallelism is not None and bool(policy.parallelism.escalation),
             engine=EngineSection(max_restarts=max_restarts),
-            deadlines=DeadlineSection(rollout_stall_s=stall_s, start_s=start_s, engine_call_s=engine_call_s),
+            deadlines=DeadlineSection(
+                rollout_stall_s=stall_s, start_s=start_s, engine_call_s=engine_call_s, stop_s=stop_s
+            ),
             straggler_s=straggler_s,
         ),
         reward=reward or ScriptedReward(),
@@ -139,6 +145,12 @@ def weights(version, straggler_s=5.0):
 
 def batch_of(record):
     return [(str(group.prompt), [response.request.sample for response in group.responses]) for group in record.groups()]
+
+
+async def turns(num_turns):
+    """Let the event loop turn so often."""
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
 
 
 async def until(condition):

@@ -99,6 +99,7 @@ class RayBackend:
                 colocated_engines=frozenset(actors.colocated_engines),
                 judges=actors.judges,
                 replace_engine=replace_engine,
+                end_engine=actors.slots.kill,
                 members=members,
                 rebuild=actors.slots.rebuilding,
             )

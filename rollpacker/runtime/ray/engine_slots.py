@@ -80,16 +80,20 @@ class EngineSlots:
 
     async def replace(self, slot: EngineId, name: EngineId) -> SlotEngine:
         """Implement `rollpacker.protocols.backend.ReplaceEngine`."""
-        await self._holders[slot].kill()
+        await self.kill(slot)
         place = self._slots[slot]
         try:
             await self._slot(slot, name, replace(place, log=place.log.with_name(f"{name}.log")))
         except BaseException:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._config.backend.deadlines.stop_s):
-                    await self._holders[slot].kill()
+                    await self.kill(slot)
             raise
         return self._holders[slot]
+
+    async def kill(self, slot: EngineId) -> None:
+        """Implement `rollpacker.protocols.backend.EndEngine`."""
+        await self._holders[slot].kill()
 
     async def end(self, slot: EngineId) -> None:
         """Implement `rollpacker.protocols.backend.Rebuild`."""

@@ -42,6 +42,7 @@ class EngineSets:
     ) -> None:
         self._fleets = parts.fleets
         self._rebuild = parts.rebuild
+        self._end_engine = parts.end_engine
         self._deadlines = parts.deadlines
         self._slot_of = slot_of
         self._lose = lose
@@ -133,6 +134,36 @@ class EngineSets:
         await self.each("to sleep", leaving, lambda engine: engine.sleep())
         for engine_id in leaving:
             del self._standing[engine_id]
+
+    # Ends
+
+    async def end(self, slots: Collection[EngineId]) -> None:
+        """End the engines in use, and those that stand by, whatever they do, and what is left of lost ones."""
+        closing = {
+            slot: within_or_failed(self._deadlines.stop_s, f"{engine_id} to end", engine.close())
+            for engine_id, engine in {**self.present, **self.standing}.items()
+            if (slot := self._slot_of(engine_id)) in slots
+        }
+        errors = await asyncio.gather(*closing.values(), return_exceptions=True)
+        left = [slot for slot, error in zip(closing, errors, strict=True) if error is not None]
+        await asyncio.gather(*map(self._end_process, (*left, *self._vacant(slots))), return_exceptions=True)
+
+    async def end_lost(self, slots: Iterable[EngineId]) -> None:
+        """End what is left of lost engines, one that hangs too: their GPUs are the trainer's.
+
+        Raises:
+            EngineFailed: Something of one is left.
+        """
+        await asyncio.gather(*map(self._end_process, self._vacant(slots)))
+
+    def _vacant(self, slots: Iterable[EngineId]) -> list[EngineId]:
+        held = {self._slot_of(engine_id) for engine_id in self.all}
+        return [slot for slot in slots if slot not in held]
+
+    async def _end_process(self, slot: EngineId) -> None:
+        if self._end_engine is not None:
+            what = f"the process in the slot of {slot} to end"
+            await within_or_failed(self._deadlines.stop_s, what, self._end_engine(slot))
 
     # The change
 

@@ -39,7 +39,7 @@ from rollpacker.runtime.rollout.inbox import EngineReady, Inbox
 from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.members import MemberEngines
 from rollpacker.runtime.rollout.replacements import Ready, Replacements, StartLimits
-from rollpacker.runtime.rollout.starts import what_follows, within_or_failed
+from rollpacker.runtime.rollout.starts import what_follows
 from rollpacker.runtime.waiting.clock import RunClock
 
 
@@ -83,6 +83,7 @@ class Engines:
         self._interval_log = interval_log
         self._note = note
         self._max_restarts = parts.engine.max_restarts
+        self._trainer_parts = parts.trainer_parts
         self._replacements = replacements = Replacements(
             parts.replace_engine,
             StartLimits(
@@ -104,7 +105,7 @@ class Engines:
         self._kv_tokens: dict[EngineId, int] = {}
         """The KV capacity of every engine whose statistics were asked for."""
         self._asleep = list(parts.asleep)
-        """Engines whose GPUs are the trainer's, which sleep until new weights come."""
+        """Engines whose GPUs are the trainer's, which sleep until new weights come, or were lost."""
         self._asleep_since: dict[EngineId, float] = {}
         self._switch_time_s = 0.0
         """Of the change before the round that comes, or that is to be measured; 0 without one."""
@@ -134,8 +135,8 @@ class Engines:
 
     @property
     def num_lent(self) -> int:
-        """How many sleep now."""
-        return len(self._asleep)
+        """How many slots have GPUs that are the trainer's now."""
+        return len(set(map(self._slot_of, self._asleep)))
 
     async def start(self) -> Mapping[EngineId, EngineStats]:
         """Report the engines, which hold the first policy, and listen to them; gives their statistics."""
@@ -160,12 +161,7 @@ class Engines:
 
     async def end(self, slots: Collection[EngineId]) -> None:
         """End engines whatever they do."""
-        ending = [
-            within_or_failed(self._deadlines.stop_s, f"{engine_id} to end", engine.close())
-            for engine_id, engine in {**self.present, **self._sets.standing}.items()
-            if self._slot_of(engine_id) in slots
-        ]
-        await asyncio.gather(*ending, return_exceptions=True)
+        await self._sets.end(slots)
 
     def _slot_of(self, engine_id: EngineId) -> EngineId:
         restarts = self._scheduler.restarts
@@ -275,14 +271,23 @@ class Engines:
     # GPUs that are the trainer's
 
     async def lend(self, engine_ids: Iterable[EngineId]) -> frozenset[int]:
-        """Put engines to sleep until `publish`, on which nothing is in flight; gives the GPUs that this frees."""
+        """Put engines to sleep until `publish`, on which nothing is in flight.
+
+        Gives the GPUs on which the trainer can work: none of a part of it that has lost one of its engines.
+        """
         to_lend = list(engine_ids)
         await self._sets.each("to sleep", to_lend, lambda engine: engine.sleep())
         self._asleep += (asleep := [engine_id for engine_id in to_lend if engine_id in self.present])
         await self._sets.leave(self._sets.on(self._lent_gpus, self._sets.standing))
         self._asleep_since |= dict.fromkeys(asleep, self._clock.now())
-        await self._use_slots(withheld=[self._slot_of(engine_id) for engine_id in self._asleep])
-        return self._lent_gpus
+        await self._withhold_lent()
+        lent, parts = self._lent_gpus, self._trainer_parts
+        return frozenset(gpu for part in parts if lent.issuperset(part) for gpu in part) if parts else lent
+
+    async def _withhold_lent(self) -> None:
+        """Start no engine on lent GPUs, and end what is left there of lost ones."""
+        await self._use_slots(withheld=self._sets.on(self._lent_gpus, self._sets.slots_in_use))
+        await self._sets.end_lost(self._sets.on(self._lent_gpus, self._sets.slots))
 
     @property
     def _lent_gpus(self) -> frozenset[int]:
@@ -290,14 +295,14 @@ class Engines:
 
     async def take_back(self, engine_ids: Iterable[EngineId], sync: WeightSync) -> tuple[EngineId, ...]:
         """Wake lent engines, and give them the policy that they had; gives those that have it."""
-        to_wake = [engine_id for engine_id in engine_ids if engine_id in self._asleep and engine_id in self.present]
+        to_wake = [engine_id for engine_id in engine_ids if engine_id in self._asleep]  # or it was lost in its sleep
         self._asleep = [engine_id for engine_id in self._asleep if engine_id not in to_wake]
         for engine_id in to_wake:
             self._interval_log.add(engine_id, "engine", "asleep", self._asleep_since.pop(engine_id))
         await self._sets.each("to wake", to_wake, lambda engine: engine.wake())
         awake = [engine_id for engine_id in to_wake if engine_id in self.present]
         await self._serve(awake, sync)
-        await self._use_slots(withheld=[self._slot_of(engine_id) for engine_id in self._asleep])
+        await self._withhold_lent()
         return tuple(engine_id for engine_id in awake if engine_id in self.present)
 
     async def leave_gpus(self, slots: Collection[EngineId]) -> None:
@@ -312,6 +317,7 @@ class Engines:
         ]
         await self._sets.each("to sleep", to_sleep, lambda engine: engine.sleep())
         await self._sets.leave(engine_id for engine_id in self._sets.standing if self._slot_of(engine_id) in slots)
+        await self._sets.end_lost(slots)
         self._asleep += to_sleep
         self._asleep_since |= dict.fromkeys(to_sleep, self._clock.now())
 
@@ -373,8 +379,8 @@ class Engines:
                 self._admit(engine_id, ready)
             lent_gpus = self._lent_gpus
             retired = await self._leave_for_others(self._asleep)
-            self._asleep = self._sets.on(lent_gpus, self.present)
-            await self._use_slots(withheld=[self._slot_of(engine_id) for engine_id in self._asleep])
+            self._asleep = self._sets.on(lent_gpus, dict.fromkeys((*self.present, *self._sets.slots_in_use)))
+            await self._withhold_lent()
             able = await self._sets.take_over(self._asleep)
             woken = [engine_id for engine_id in self.present if engine_id not in (*self._asleep, *able)]
             await self._serve(woken, self._sync)

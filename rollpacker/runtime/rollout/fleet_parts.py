@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,7 +10,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.backend import DeadlineSection
 from rollpacker.config.sections.engine import EngineSection
 from rollpacker.core.ids import EngineId
-from rollpacker.protocols.backend import Fleet, Rebuild, ReplaceEngine, Workers
+from rollpacker.protocols.backend import EndEngine, Fleet, Rebuild, ReplaceEngine, Workers
 from rollpacker.protocols.members import Members
 
 
@@ -21,7 +21,10 @@ class FleetParts:
     fleets: Mapping[int, Fleet]
     """By tensor-parallel degree; the first one is in use, unless a checkpoint says otherwise."""
     replace_engine: ReplaceEngine | None
+    end_engine: EndEngine | None = None
     rebuild: Rebuild | None = None
+    trainer_parts: Sequence[tuple[int, ...]] = ()
+    """The GPUs of each part of the trainer that can work alone; empty if it shares none with engines."""
     stands_by: bool = False
     """Whether the engines of the largest degree hold weights while others are in use."""
     asleep: Collection[EngineId] = ()
@@ -43,7 +46,9 @@ class FleetParts:
         return cls(
             fleets=workers.fleets,
             replace_engine=workers.replace_engine,
+            end_engine=workers.end_engine,
             rebuild=workers.rebuild,
+            trainer_parts=workers.trainer_parts,
             stands_by=config.system.escalate_tail and len(workers.fleets) > 1,
             asleep=workers.colocated_engines,
             engine=config.engine,

@@ -6,7 +6,7 @@ import pytest
 
 from rollpacker.core.errors import EngineFailed, WeightSyncFailed
 from rollpacker.core.settings import ParallelismSettings, StreamSettings
-from tests.runtime.driving import batch_of, driving, fleet_of, settings, until, weights
+from tests.runtime.driving import batch_of, driving, fleet_of, settings, turns, until, weights
 from tests.runtime.scripted import DAMAGED, ScriptedEngine, ScriptedReward, confirm, damage, never_confirm
 
 LOST = "The process of engine-0 died. Its requests go to the other engines."
@@ -38,6 +38,16 @@ class Bringer:
         await self.may_start.wait()
         self.brought[name] = self._make(name, self._num_turns, on_weights=self._on_weights)
         return self.brought[name]
+
+
+class Hanging(ScriptedEngine):
+    """Neither sleeps nor ends."""
+
+    async def sleep(self):
+        await never_confirm(None)
+
+    async def close(self):
+        await never_confirm(None)
 
 
 class Deaf(ScriptedEngine):
@@ -129,8 +139,7 @@ async def test_new_weights_wait_for_an_engine_that_takes_the_old_ones_and_reach_
         await driver.next_batch(0)
         await driver.quiesce()
         publishing = asyncio.create_task(driver.publish(weights(1)))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns(20)
         assert engines[1].policy_version == 0, "one after the other"
         may_load.set()
         await publishing
@@ -250,13 +259,71 @@ async def test_no_engine_is_brought_where_the_trainer_has_the_gpus_until_it_give
         [lent] = [engine for engine in engines if engine.is_asleep]
         lent.die()
         await driver.quiesce()
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns(20)
         assert bringer.asked == []
         await driver.publish(weights(1))
         await driver.next_batch(1)
         await until(lambda: bringer.asked == [(lent.engine, f"{lent.engine}-r1")])
         await driver.quiesce()
+
+
+async def test_a_lent_engine_that_died_in_its_sleep_is_replaced_as_soon_as_the_others_come_back(tmp_path):
+    engines = [ScriptedEngine(f"engine-{i}", lambda request: 1 if request.prompt.key < "2" else 60) for i in range(2)]
+    policy = settings(stream=StreamSettings(replicas=((0,), (1,)), max_response_tokens=8))
+    bringer = Bringer()
+    async with driving(tmp_path, engines, policy=policy, replace=bringer) as driver:
+        await driver.next_batch(0)
+        [lent] = [engine for engine in engines if engine.is_asleep]
+        lent.die()
+        await turns(20)
+        assert bringer.asked == []
+        assert await driver._engines.take_back([lent.engine], weights(0)) == ()
+        await until(lambda: bringer.asked == [(lent.engine, f"{lent.engine}-r1")])
+        await driver.quiesce()
+
+
+@pytest.mark.parametrize("victim", range(4))
+async def test_an_engine_that_dies_as_it_is_lent_costs_the_part_of_the_trainer_it_shares_gpus_with(tmp_path, victim):
+    class Mortal(ScriptedEngine):
+        async def sleep(self):
+            self.die()
+            raise EngineFailed(f"The process of {self.engine} died.")
+
+    def long_tail(request):
+        return 1 if request.prompt.key < "2" else 40
+
+    engines = [(Mortal if i == victim else ScriptedEngine)(f"engine-{i}", long_tail) for i in range(4)]
+    policy = settings(stream=StreamSettings(replicas=((0, 1), (2, 3)), max_response_tokens=8))
+    async with driving(tmp_path, engines, policy=policy) as driver:
+        assert batch_of(await driver.next_batch(0)) == WHOLE_BATCH
+        assert driver.lent == [(0, frozenset() if victim < 2 else frozenset({0, 1}))]
+        await driver.quiesce()
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+async def test_an_engine_that_hangs_is_killed_when_the_trainer_is_to_have_its_gpus(tmp_path, is_last):
+    ended = []
+
+    async def end(slot):
+        ended.append(slot)
+
+    engines = [Hanging("engine-0", quick), ScriptedEngine("engine-1", quick)]
+    slots = [engine.engine for engine in engines]
+    async with driving(tmp_path, engines, engine_call_s=0.1, stop_s=0.1, replace=Bringer(), end_engine=end) as driver:
+        await driver.next_batch(0)
+        await driver.quiesce()
+        await (driver.end_engines if is_last else driver.leave_gpus)(slots)
+        assert ended == ["engine-0"]
+        assert engines[1].is_closed == is_last
+
+
+async def test_a_trainer_does_not_get_gpus_on_which_an_engine_cannot_be_ended(tmp_path):
+    engines = [Hanging("engine-0", quick), ScriptedEngine("engine-1", quick)]
+    async with driving(tmp_path, engines, engine_call_s=0.1, stop_s=0.1, end_engine=never_confirm) as driver:
+        await driver.next_batch(0)
+        await driver.quiesce()
+        with pytest.raises(EngineFailed, match="the process in the slot of engine-0 to end"):
+            await driver.leave_gpus(["engine-0", "engine-1"])
 
 
 async def test_a_replacement_of_the_fleet_that_goes_to_sleep_is_cancelled_and_counts_for_nothing(tmp_path):
@@ -279,8 +346,7 @@ async def test_a_replacement_of_the_fleet_that_goes_to_sleep_is_cancelled_and_co
                 break  # a round on them may be slower, and the planner go back
         assert bringer.asked == [("engine-0", "engine-0-r1")]
         bringer.may_start.set()
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns(20)
         assert bringer.brought == {}
 
 

@@ -14,7 +14,7 @@ from rollpacker.protocols.backend import Fleet
 from rollpacker.transfer.snapshots import SnapshotSync
 from tests.engines.exercises import weights_of
 from tests.engines.tiny import make_model
-from tests.runtime.driving import batch_of, driving, fleet_of, settings, until, weights
+from tests.runtime.driving import batch_of, driving, fleet_of, settings, turns, until, weights
 from tests.runtime.scripted import ScriptedEngine
 
 WHOLE_BATCH = [(f"{index}@0", [0, 1]) for index in range(4)]
@@ -99,6 +99,35 @@ async def test_larger_engines_on_lent_gpus_sleep_until_the_next_weights(tmp_path
         assert batch_of(await driver.next_batch(1)) == [(f"{index}@0", [0, 1]) for index in range(4, 8)]
         assert all(any(request.round == 1 for request in engine.requests) for engine in doubles)
         await driver.quiesce()
+
+
+async def test_no_larger_engine_starts_on_lent_gpus_in_the_place_of_one_that_was_lost(tmp_path):
+    _, doubles, fleets = await fleets_of()
+    policy = settings(
+        parallelism=planner_of(full_s=0.5, gpus=((0, 1), (2, 3))),
+        stream=StreamSettings(replicas=((0, 1), (2, 3)), max_response_tokens=8),
+    )
+    asked, ended = [], []
+
+    async def start(slot, name):
+        asked.append(slot)
+        return ScriptedEngine(name, lambda _: 1)
+
+    async def end(slot):
+        ended.append(slot)
+
+    async with driving(tmp_path, policy=policy, fleets=fleets, replace=start, end_engine=end) as driver:
+        doubles[0].die()
+        await until(lambda: driver.notes)
+        await driver.next_batch(0)
+        await turns(20)
+        assert driver.lent == [(0, frozenset({0, 1}))]
+        assert set(ended) == {"engine-tp2-0"}, "one that hangs would keep its memory"
+        assert asked == []
+        await driver.quiesce()
+        await driver.measure_round()
+        await driver.publish(weights(1))
+        await until(lambda: asked == ["engine-tp2-0"])
 
 
 async def test_a_larger_engine_that_is_lost_while_it_stands_by_is_not_waited_for(tmp_path):
