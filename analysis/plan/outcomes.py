@@ -105,6 +105,7 @@ def outcome_of(
         return float((1 - long_share) * short + long_share * long if is_long.any() else short)
 
     step_time_s = mean("step_time_s")
+    busy, idle = mean("decode_slot_steps_busy"), mean("decode_slot_steps_idle")
     return Outcome(
         step_time_s=step_time_s,
         rollout_time_s=mean("rollout_time_s"),
@@ -112,7 +113,7 @@ def outcome_of(
         long_share=long_share,
         has_seen_long=bool(is_long.any()) or num_deferred == 0,
         deferred_at_once=mean("num_prompts_deferred_at_once"),
-        bubble_ratio=mean("bubble_ratio"),
+        bubble_ratio=idle / max(1.0, busy + idle),
         wasted_share=mean("tokens_wasted") / max(1.0, mean("tokens_generated")),
         preemptions=mean("num_preemptions"),
         kv_peak_share=peak_share,

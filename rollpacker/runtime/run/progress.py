@@ -281,8 +281,9 @@ class RunHistory:
     began_at_s: float
     rewards: array[float] = field(default_factory=lambda: array("d"))
     """`reward_mean` of each step since the run was last resumed."""
-    bubble_ratio_sum: float = 0.0
-    """Over these steps."""
+    num_slots_busy: int = 0
+    """Over these steps and their forward passes, as `decode_slot_steps_busy`."""
+    num_slots_idle: int = 0
     recent: Sequence[Row] = ()
     """Rows of the `steps` table, of the last `MOVING_AVERAGE_STEPS` of them."""
     domains: Sequence[Row] = ()
@@ -301,7 +302,8 @@ class RunHistory:
 
     def finish_step(self, row: Row, domains: Sequence[Row], now: float) -> None:
         self.rewards.append(row["reward_mean"])
-        self.bubble_ratio_sum += row["bubble_ratio"]
+        self.num_slots_busy += row["decode_slot_steps_busy"]
+        self.num_slots_idle += row["decode_slot_steps_idle"]
         self.recent = (*self.recent, row)[-MOVING_AVERAGE_STEPS:]
         self.domains = domains
         self.last_finished_at_s = now
@@ -331,8 +333,8 @@ class RunHistory:
             return f"done in {elapsed}{', no step was left to do' if self.num_steps else ''}"
         num_steps, num_averaged = len(self.rewards), MOVING_AVERAGE_STEPS // 2
         first, last = _mean(self.rewards[:num_averaged]), _mean(self.rewards[-num_averaged:])
-        idle = self.bubble_ratio_sum / num_steps
-        return f"{num_steps} steps in {elapsed}, reward {first:.3f} -> {last:.3f}, idle slots {idle:.0%}"
+        idle = _idle_share(self.num_slots_busy, self.num_slots_idle)
+        return f"{num_steps} steps in {elapsed}, reward {first:.3f} -> {last:.3f}, idle slots {idle}"
 
     def describe_failure(self, error: BaseException, now: float) -> str:
         """Say in one line where the run ended early."""
@@ -366,6 +368,15 @@ def _shown(name: str, width: int, key: str, form: str) -> _Column:
     return _Column(name=name, width=width, text=lambda history, index: format(history.recent[index][key], form))
 
 
+def _idle_of(row: Row) -> str:
+    return _idle_share(row["decode_slot_steps_busy"], row["decode_slot_steps_idle"])
+
+
+def _idle_share(busy: int, idle: int) -> str:
+    """Idle share of decode slots; a dash where no engine decoded."""
+    return f"{idle / (busy + idle):.0%}" if busy + idle else "-"
+
+
 COLUMNS: Sequence[_Column] = (
     _Column(name="step", width=5, text=lambda history, index: str(history.recent[index]["step"] + 1)),
     _shown("round", 5, "round_kind", ""),
@@ -374,7 +385,7 @@ COLUMNS: Sequence[_Column] = (
     _shown("tokens/s", 8, "tokens_per_second", ",.0f"),
     _shown("length", 7, "response_length_mean_tokens", ",.0f"),
     _shown("longest", 7, "response_length_max_tokens", ",d"),
-    _shown("idle", 4, "bubble_ratio", ".0%"),
+    _Column(name="idle", width=4, text=lambda history, index: _idle_of(history.recent[index])),
     _shown("queue", 5, "long_queue_length", "d"),
     _shown("time s", 7, "step_time_s", ",.1f"),
 )

@@ -24,7 +24,8 @@ def steps(kinds: str, times_s: list[float], num_launched: int = 10) -> pd.DataFr
             "step_time_s": times_s,
             "rollout_time_s": times_s,
             "train_time_s": 1.0,
-            "bubble_ratio": 0.5,
+            "decode_slot_steps_busy": [100 if kind == "l" else 90 for kind in kinds],
+            "decode_slot_steps_idle": [900 if kind == "l" else 10 for kind in kinds],
             "tokens_wasted": 25,
             "tokens_generated": 100,
             "num_preemptions": [4 if kind == "l" else 0 for kind in kinds],
@@ -75,6 +76,12 @@ def test_the_mean_is_of_the_steady_state_wherever_the_trial_stopped():
     assert outcome["step_time_s"] == pytest.approx(0.8 * 10 + 0.2 * 60)
     assert outcome["preemptions"] == pytest.approx(0.2 * 4)
     assert reduced(steps("ssssl", [10, 10, 10, 10, 60]))["step_time_s"] == outcome["step_time_s"]
+
+
+def test_idle_slots_are_those_of_all_forward_passes_so_that_long_rounds_weigh_more():
+    outcome = reduced(steps("sssls", [10, 10, 10, 60, 10]))
+    busy, idle = 0.8 * 90 + 0.2 * 100, 0.8 * 10 + 0.2 * 900
+    assert outcome["bubble_ratio"] == pytest.approx(idle / (busy + idle))
 
 
 def test_plain_rounds_are_averaged():

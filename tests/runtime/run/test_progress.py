@@ -45,7 +45,8 @@ def make_row(step: int, **changes: object) -> dict[str, Any]:
         "tokens_per_second": 1234.5,
         "response_length_mean_tokens": 85.25,
         "response_length_max_tokens": 412,
-        "bubble_ratio": 0.234,
+        "decode_slot_steps_busy": 766,
+        "decode_slot_steps_idle": 234,
         "long_queue_length": 3,
     } | changes
     assert row.keys() <= {column.name for column in STEPS.columns}
@@ -130,7 +131,7 @@ def test_plain_lines_fit_into_80_columns_with_large_numbers_too() -> None:
         tokens_per_second=999_999.0,
         response_length_mean_tokens=32_768.0,
         response_length_max_tokens=131_072,
-        bubble_ratio=1.0,
+        decode_slot_steps_busy=0,
         long_queue_length=12_345,
         step_time_s=9_999.9,
     )
@@ -241,7 +242,8 @@ def test_a_long_run_is_shown_from_its_first_step_on() -> None:
     progress.begin_run("x", 1000)
     rewards = [math.sin(step / 50) for step in range(300)]
     for step, reward in enumerate(rewards):
-        progress.step_finished(make_row(step, reward_mean=reward, bubble_ratio=(step % 4) / 4))
+        slots = {"decode_slot_steps_busy": 4 - step % 4, "decode_slot_steps_idle": step % 4}
+        progress.step_finished(make_row(step, reward_mean=reward, **slots))
     shown = screen(progress)
     curve = f"{rewards[0]:.3f} {sparkline(rewards, SPARKLINE_WIDTH)} {rewards[-1]:.3f}"
     assert f"reward  {curve}   mean of 8: {sum(rewards[-8:]) / 8:.3f}" in shown
@@ -254,6 +256,25 @@ def test_a_long_run_is_shown_from_its_first_step_on() -> None:
     progress.end_run()
     first, newest = sum(rewards[:4]) / 4, sum(rewards[-4:]) / 4
     assert f"300 steps in 1:00, reward {first:.3f} -> {newest:.3f}, idle slots 38%" in written(console)
+
+
+def test_idle_slots_of_a_run_are_those_of_all_its_forward_passes_and_a_step_without_any_has_none() -> None:
+    progress, console, _ = make("plain")
+    progress.begin_run("x", 3)
+    for step, (busy, idle) in enumerate(((900, 100), (0, 0), (0, 1000))):
+        progress.step_finished(make_row(step, decode_slot_steps_busy=busy, decode_slot_steps_idle=idle))
+    progress.end_run()
+    *_, first, second, third, outcome = written(console).splitlines()
+    assert [line.split()[7] for line in (first, second, third)] == ["10%", "-", "100%"]
+    assert outcome.endswith("idle slots 55%")
+
+
+def test_a_run_that_decoded_nothing_has_no_idle_share() -> None:
+    progress, console, _ = make("plain")
+    progress.begin_run("x", 1)
+    progress.step_finished(make_row(0, decode_slot_steps_busy=0, decode_slot_steps_idle=0))
+    progress.end_run()
+    assert written(console).splitlines()[-1].endswith("idle slots -")
 
 
 def test_a_step_that_is_shown_stays_in_memory_as_a_few_bytes() -> None:
