@@ -144,8 +144,8 @@ def printed(table: object) -> str:
 
 
 def test_the_table_fits_80_columns_and_compares_sample_by_sample(tmp_path: Path) -> None:
-    mine = write_evaluation(tmp_path / "a", {"aime24": [[1.0, 0.0], [1.0, 1.0]], "long-name-of-a-set": [[0.5]]})
-    other = write_evaluation(tmp_path / "b", {"aime24": [[0.0, 0.0], [1.0, 0.0]], "long-name-of-a-set": [[0.5], [1.0]]})
+    mine = write_evaluation(tmp_path / "a", {"aime24": [[1.0, 0.0], [1.0, 1.0]], "a-longer-set": [[0.5]]})
+    other = write_evaluation(tmp_path / "b", {"aime24": [[0.0, 0.0], [1.0, 0.0]], "a-longer-set": [[0.5], [1.0]]})
     others = rewards_by_set(read_newest_responses(other))
     text = printed(score_table({0: mine, 40: mine}, others, other="runs/some-other-run"))
     assert max(map(len, text.splitlines())) <= 80
@@ -155,7 +155,31 @@ def test_the_table_fits_80_columns_and_compares_sample_by_sample(tmp_path: Path)
     assert "40 aime24 2 x 2 0.750 ? (0.050) 1.000 0.0% 0/0" in lines
     # differences 1, 0, 0, 1: s^2 = 0.5 within each prompt, whose means are alike
     assert "0 aime24 0.750 0.250 +0.500 0.354 (0.000)" in lines
-    assert "40 long-name-of-a-set 0.500 0.750 other samples" in lines
+    assert "40 a-longer-set 0.500 0.750 other samples" in lines
+
+
+def test_where_names_leave_no_room_for_lengths_they_are_a_table_and_neither_steps_nor_sets_are_broken(
+    tmp_path: Path,
+) -> None:
+    name = "livecodebench-v6-2025"
+    text = printed(
+        score_table(
+            {step: write_evaluation(tmp_path / str(step), {name: [[1.0, 0.0]]}) for step in (0, 12_000)},
+            None,
+            other="",
+        )
+    )
+    assert max(map(len, text.splitlines())) <= 80
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[:7] == [
+        "step set n x k reward +- pass@2",
+        f"0 {name} 1 x 2 0.500 ? (0.050) 1.000",
+        f"12000 {name} 1 x 2 0.500 ? (0.050) 1.000",
+        "",
+        "step set truncated length p50/p90",
+        f"0 {name} 0.0% 0/0",
+        f"12000 {name} 0.0% 0/0",
+    ]
 
 
 def test_the_file_of_an_evaluation_is_read_as_a_run_is(tmp_path: Path) -> None:
