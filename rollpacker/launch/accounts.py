@@ -66,10 +66,10 @@ def accounts_of(tables: RunTables) -> Accounts | None:
     ]
     allocations = merged(accounted(jobs) if jobs else [], _known_before(tables.run_dir))
     if not allocations:
-        until_s = float(steps["finished_at_s"].iloc[-1])
-        began = [attempt.began_at_s for attempt in tables.logged.attempts]
+        attempts = tables.attempt_spans
+        until_s = attempts[-1][1]
         allocations = estimated(
-            list(zip(began, [*began[1:], until_s], strict=True)),
+            attempts,
             [(row["job"], row["node"], row["joined_at_s"], row["left_at_s"], until_s) for row in workers],
             num_gpus=status.num_gpus if status else 0,
             gpus_per_worker=_gpus_per_worker(config),

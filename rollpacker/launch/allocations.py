@@ -201,7 +201,7 @@ def estimated(
     """Make rows from what a run wrote itself.
 
     Args:
-        attempts: Beginning and end of each, in seconds since the run began.
+        attempts: Beginning and end of each, in seconds since the run began; what was done again counts again.
         lives: Of each worker its job, its node, when it joined and left (None: is there), until when it is known.
         num_gpus: Of the run's own job.
         gpus_per_worker: Of a worker.

@@ -186,7 +186,7 @@ def _one_step_of(name: str, picture: RoundPicture, longest_s: float, most: int) 
 
 def stage_of(activity: str) -> str:
     """The stage by whose colour an activity is drawn."""
-    stage = {"judge": "score", "load_weights": "weight_sync"}.get(activity, activity)
+    stage = {"judge": "score", "load_weights": "weight_sync", "quiesce": "suspend"}.get(activity, activity)
     return stage if stage in STAGES else "other"
 
 
@@ -206,7 +206,7 @@ def _actor_rows(picture: RoundPicture) -> list[tuple[str, list[tuple[str, float,
     """Driver first, then the trainer, then the others by name."""
     rows: dict[str, list[tuple[str, float, float]]] = {}
     for actor, activity, began_s, ended_s in sorted(picture.actors, key=lambda each: (each[0], each[2])):
-        if activity != "quiesce":
+        if activity != "quiesce" or ended_s > began_s:
             rows.setdefault(actor, []).append((activity, began_s, ended_s))
     order = {"driver": 0, "trainer": 1}
     return sorted(rows.items(), key=lambda row: (order.get(row[0], 2), row[0]))[:MOST_ACTORS]

@@ -187,7 +187,8 @@ def _facts(story: RunStory) -> dict[str, str]:
     whose = "of modelled time" if story.is_modelled else "from its start to its last step"
     facts["duration"] = f"{seconds(whole_s)} {whose}"
     if status and status.num_gpus:
-        facts["cost"] = f"{digits(status.num_gpus * whole_s / 3600)} GPU-hours of {plural(status.num_gpus, 'GPU')}"
+        hours = sum(ended_s - began_s for began_s, ended_s in story.tables.attempt_spans) / 3600
+        facts["cost"] = f"{digits(status.num_gpus * hours)} GPU-hours of {plural(status.num_gpus, 'GPU')}"
         facts["cost"] += ", modelled" if story.is_modelled else ""
     if status and status.processor_s is not None and story.is_modelled:
         computed = "of which the last attempt was computed" if status.attempt else "computed"

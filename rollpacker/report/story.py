@@ -25,9 +25,17 @@ from rollpacker.report.held_out import HeldOut, read_held_out
 from rollpacker.report.waits import Wait, Waits
 from rollpacker.runtime.run.status import STATUS_FILE, RunStatus, read_status
 from rollpacker.timeline.run_tables import RunTables, StepTables, open_run
-from rollpacker.timeline.stretches import ENVIRONMENT, MIGRATIONS, MOVES, concurrency, natural_order, stretches_of
+from rollpacker.timeline.stretches import (
+    ENVIRONMENT,
+    MIGRATIONS,
+    MOVES,
+    concurrency,
+    covered,
+    natural_order,
+    stretches_of,
+)
 
-STAGES = ("rollout", "reward", "hand_over", "train", "switch", "weight_sync", "checkpoint", "other")
+STAGES = ("rollout", "reward", "hand_over", "train", "suspend", "switch", "weight_sync", "checkpoint", "other")
 """What a second of a step was spent on, in the order of the step."""
 
 ENGINE_ROLES = ("engine", "worker")
@@ -283,16 +291,6 @@ def _spans(rows: pd.DataFrame, engine: str, began: str, ended: str) -> dict[tupl
     return {key: spans[mine] for key, mine in places.items()}
 
 
-def covered(spans: npt.NDArray[np.float64], first_s: float, last_s: float) -> float:
-    """Seconds between two moments in which at least one of some spans was open; a row is a beginning and an end."""
-    if not len(spans):
-        return 0.0
-    begins, ends = np.clip(spans, first_s, last_s)[np.argsort(spans[:, 0], kind="stable")].T
-    reached = np.maximum.accumulate(ends)
-    starts = np.maximum(begins, np.concatenate([[first_s], reached[:-1]]))
-    return float(np.maximum(0.0, ends - starts).sum())
-
-
 def stage_seconds(part: StepTables) -> pd.DataFrame:
     """Seconds of each step by stage. They add up to the step's time and its checkpoint's."""
     steps = part.steps.set_index("step")
@@ -303,15 +301,15 @@ def stage_seconds(part: StepTables) -> pd.DataFrame:
     def of(activity: str) -> pd.Series[float]:
         return by_activity[activity] if activity in by_activity else pd.Series(0.0, index=steps.index)
 
-    switch_s = steps["switch_time_s"].fillna(0.0)  # of an older run
     frame = pd.DataFrame(
         {
             "rollout": steps["rollout_time_s"],
             "reward": steps["exposed_reward_time_s"],
             "hand_over": of("hand_over"),
             "train": steps["train_time_s"],
-            "switch": switch_s,
-            "weight_sync": steps["weight_sync_time_s"] - switch_s,
+            "suspend": steps["suspend_time_s"],
+            "switch": steps["switch_time_s"],
+            "weight_sync": steps["weight_sync_time_s"] - steps["switch_time_s"],
             "checkpoint": steps["checkpoint_time_s"],
         }
     )
@@ -346,7 +344,7 @@ def _picture(part: StepTables, stretches: pd.DataFrame, step: int) -> RoundPictu
     rows = []
     for engine in sorted(set(mine["engine"]) | set(of_engines["actor"]), key=natural_order):
         requests = mine[mine["engine"] == engine]
-        times_s, counts = concurrency(requests["began_s"], requests["ended_s"])
+        times_s, counts = concurrency(*(requests[name].clip(began_s, ended_s) for name in ("began_s", "ended_s")))
         others = of_engines[(of_engines["actor"] == engine) & (of_engines["activity"] != "generate")]
         spans = zip(others["activity"], others["started_at_s"], others["ended_at_s"], strict=True)
         rows.append(EngineRow(engine=engine, times_s=times_s, num_requests=counts, others=tuple(spans)))

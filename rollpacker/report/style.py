@@ -41,6 +41,7 @@ STAGES: Final = {
     "score": ("rewards", "#B04FC4", "#C778D8"),
     "hand_over": ("hand-over of GPUs", "#7C5E48", "#A58468"),
     "train": ("training", "#1B8F6A", "#35B48C"),
+    "suspend": ("waiting for requests in flight", "#C9605B", "#E08680"),
     "switch": ("change of engines", "#23616B", "#3C98A6"),
     "weight_sync": ("weight sync", "#C4AE00", "#D8C534"),
     "catching_up": ("a worker fetching the policy", "#E3D67A", "#807420"),

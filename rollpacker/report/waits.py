@@ -22,7 +22,7 @@ import pandas as pd
 from rollpacker.core.ids import EngineId, worker_of
 from rollpacker.report.words import plural, seconds, size, tokens
 from rollpacker.timeline.run_tables import ASYNC
-from rollpacker.timeline.stretches import ENVIRONMENT, MIGRATIONS, MOVES, request_names
+from rollpacker.timeline.stretches import ENVIRONMENT, MIGRATIONS, MOVES, covered, request_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +39,7 @@ Kind = Literal[
     "environment",
     "start",
     "queue",
+    "suspend",
     "weight_sync",
     "switch",
     "hand_over",
@@ -53,6 +54,7 @@ KIND_NAMES = {
     "environment": "environments",
     "start": "first forward pass",
     "queue": "place at an engine",
+    "suspend": "requests in flight",
     "weight_sync": "weights",
     "switch": "other engines",
     "hand_over": "hand-over of GPUs",
@@ -219,10 +221,9 @@ def _busy_engines(stretches: pd.DataFrame, first_s: float, last_s: float) -> flo
     """How many engines had a request between two moments, on average."""
     if last_s <= first_s:
         return float(stretches["engine"].nunique())
-    late = stretches[(stretches["ended_s"] > first_s) & (stretches["began_s"] < last_s)]
-    by_engine = late.groupby("engine")
-    busy_s = by_engine["ended_s"].max().clip(upper=last_s) - by_engine["began_s"].min().clip(lower=first_s)
-    return float(busy_s.sum() / (last_s - first_s))
+    spans = stretches[["began_s", "ended_s"]].to_numpy(dtype=float)
+    by_engine = stretches.groupby("engine").indices
+    return sum(covered(spans[mine], first_s, last_s) for mine in by_engine.values()) / (last_s - first_s)
 
 
 def _rewards(step: Row, accepted: pd.DataFrame, intervals: pd.DataFrame) -> Iterator[Wait]:
@@ -291,23 +292,29 @@ def _stages(step: Row, intervals: pd.DataFrame) -> Iterator[Wait]:
     number = int(step["step"])
     per_engine = size(float(step["weight_sync_bytes"]))
     rate = float(step["weight_sync_gb_per_second"])
-    switch_s = float(step["switch_time_s"] or 0.0)
-    if switch_s > 0:  # null in an older run
-        yield Wait(
-            kind="switch",
-            step=number,
-            duration_s=switch_s,
-            who="all engines",
-            why="Engines of another tensor-parallel degree took the place of those before, for the next step.",
-        )
-    speed = f" at {size(1e9 * rate)}/s" if rate else ""
+    yield Wait(
+        kind="suspend",
+        step=number,
+        duration_s=float(step["suspend_time_s"]),
+        who="trainer",
+        why="Engines were to give back what was in flight, before new weights could be sent.",
+    )
+    yield Wait(
+        kind="switch",
+        step=number,
+        duration_s=float(step["switch_time_s"]),
+        who="all engines",
+        why="Engines of another tensor-parallel degree took the place of those before, for the next step.",
+    )
+    speed = f" at {size(1e9 * rate)}/s" if rate > 0 else ""
     transfer_s = float(step["weight_transfer_time_s"])
+    transfer = f"; the transfer took {seconds(transfer_s)}" if transfer_s >= 0 else ""  # null in an older run
     yield Wait(
         kind="weight_sync",
         step=number,
         duration_s=float(step["weight_sync_time_s"]),
         who="all engines",
-        why=f"New weights were sent, {per_engine} to each engine{speed}; the transfer took {seconds(transfer_s)}.",
+        why=f"New weights were sent, {per_engine} to each engine{speed}{transfer}.",
     )
     yield Wait(
         kind="checkpoint",

@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 
 from rollpacker.metrics.outputs import open_output
-from rollpacker.timeline.stretches import ENVIRONMENT, MOVES, concurrency, lanes, natural_order, stretches_of
+from rollpacker.timeline.stretches import ENVIRONMENT, GOES_ON, MOVES, concurrency, lanes, natural_order, stretches_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,6 +59,7 @@ _STEP_COUNTERS = (
 
 _END_NAMES = {
     "evicted": "moves on",
+    GOES_ON: "goes on with new weights",
     "lost": "lost with its engine",
     "turn": "its environment answers",
     "failed": "its environment failed",
@@ -336,7 +337,7 @@ class _Trace:
             column.tolist() for column in (involved["request"], involved.index, involved["end"])
         )
         for position, reason in enumerate(reasons[:-1]):
-            if requests[position] != requests[position + 1]:
+            if requests[position] != requests[position + 1] or reason == GOES_ON:
                 continue
             origin, target = numbers[position], numbers[position + 1]
             start, end = places[origin], places[target]
@@ -347,16 +348,16 @@ class _Trace:
 
     def _engine_counters(self, engine: str, stretches: pd.DataFrame) -> Iterator[Event]:
         process = self._tracks.process(engine)
-        for _, rows in stretches.groupby("step"):
-            first_pass_s = rows["first_pass_s"].fillna(rows["began_s"]).clip(upper=rows["ended_s"])
-            for name, began_s, ended_s in (
-                ("requests running", first_pass_s, rows["ended_s"]),
-                ("requests waiting", rows["began_s"], first_pass_s),
-            ):
-                times, counts = concurrency(began_s, ended_s)
-                chosen = _thin(times, POINTS_PER_STEP)
-                for at, count in zip(times[chosen].tolist(), counts[chosen].tolist(), strict=True):
-                    yield self._counter(process, name, _ns(at), requests=count)
+        num_points = POINTS_PER_STEP * stretches["step"].nunique()
+        first_pass_s = stretches["first_pass_s"].fillna(stretches["began_s"]).clip(upper=stretches["ended_s"])
+        for name, began_s, ended_s in (
+            ("requests running", first_pass_s, stretches["ended_s"]),
+            ("requests waiting", stretches["began_s"], first_pass_s),
+        ):
+            times, counts = concurrency(began_s, ended_s)
+            chosen = _thin(times, num_points)
+            for at, count in zip(times[chosen].tolist(), counts[chosen].tolist(), strict=True):
+                yield self._counter(process, name, _ns(at), requests=count)
 
     def _moment_events(self) -> Iterator[Event]:
         steps = self._run.steps

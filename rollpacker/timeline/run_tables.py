@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _ONLY_LOGGED = "engines that joined, were lost, retired or lent, changes of parallelism and starts of the run"
 
+_ONCE_NOTHING = ("exposed_reward_time_s", "switch_time_s", "suspend_time_s", "staleness_max")
+"""Columns of `steps` that are 0 in a run of a version that did not have them."""
+
 ASYNC = "async"
 """What `round_kind` is in an asynchronous run."""
 
@@ -55,6 +58,8 @@ class RunTables:
     run_dir: Path
     steps: pd.DataFrame
     """Those that were asked for, by step."""
+    num_later: int
+    """So many steps after its own one may train a response at most: none but in an asynchronous run."""
     logged: LoggedMoments
     notes: tuple[str, ...]
     """What is missing, in sentences."""
@@ -69,19 +74,25 @@ class RunTables:
         return bool(self.steps["modelled"].any())
 
     @property
+    def attempt_spans(self) -> list[tuple[float, float]]:
+        """Beginning and end of each attempt; they overlap where one did again what the one before had begun."""
+        until_s = float(self.steps["finished_at_s"].iloc[-1])
+        spans = [(attempt.began_at_s, attempt.ended_at_s) for attempt in self.logged.attempts] or [(0.0, until_s)]
+        return [*spans[:-1], (spans[-1][0], max(spans[-1][1], until_s))]
+
+    @property
     def system(self) -> str:
         return str(self.steps["system"].iloc[-1])
 
     def parts(self, num_steps: int = STEPS_AT_A_TIME) -> Iterator[StepTables]:
         """Read so many steps after the other."""
-        num_later = 1 + int(self.steps["staleness_max"].max()) if self.is_async else 0
         for first in range(0, len(self.steps), num_steps):
             steps = self.steps.iloc[first : first + num_steps]
             span = int(steps["step"].iloc[0]), int(steps["step"].iloc[-1])
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # said once, when the run was opened
                 responses, intervals, domains = (
-                    read_table(self.run_dir, table, (span[0], span[1] + num_later)).to_pandas()
+                    read_table(self.run_dir, table, (span[0], span[1] + self.num_later)).to_pandas()
                     for table in ("responses", "intervals", "domains")
                 )
             responses["placed_at_s"] = responses["placed_at_s"].fillna(responses["launched_at_s"])
@@ -119,6 +130,8 @@ def open_run(run_dir: Path, steps: tuple[int, int] | None = None) -> RunTables:
         warnings.simplefilter("always")
         frame = read_table(run_dir, "steps").to_pandas().sort_values("step", ignore_index=True)
         read_table(run_dir, "responses", (int(frame["step"].iloc[-1]),) * 2)
+    frame = frame.fillna(dict.fromkeys(_ONCE_NOTHING, 0))
+    num_later = 1 + int(frame["staleness_max"].max()) if ASYNC in set(frame["round_kind"]) else 0
     notes = [_first_sentence(str(warning.message)) for warning in caught]
     if steps is not None:
         chosen = frame[frame["step"].between(*steps)]
@@ -131,7 +144,9 @@ def open_run(run_dir: Path, steps: tuple[int, int] | None = None) -> RunTables:
         frame = chosen.reset_index(drop=True)
     logged, note = _logged_of(run_dir, frame["step"])
     notes += [note] if note else []
-    return RunTables(run_dir=run_dir, steps=frame, logged=logged, notes=tuple(dict.fromkeys(notes)))
+    return RunTables(
+        run_dir=run_dir, steps=frame, num_later=num_later, logged=logged, notes=tuple(dict.fromkeys(notes))
+    )
 
 
 def _logged_of(run_dir: Path, steps: pd.Series[int]) -> tuple[LoggedMoments, str]:

@@ -30,6 +30,9 @@ MIGRATIONS = ("evicted", "lost")
 MOVES = (*MIGRATIONS, "turn", "failed")
 """All after which a request went on elsewhere: its environment answered, or failed and it began again, too."""
 
+GOES_ON = "goes_on"
+"""The end of a row whose stretch goes on in the next step."""
+
 ENVIRONMENT = "environment"
 """Role of the intervals in which a request waited for its environment."""
 
@@ -42,10 +45,10 @@ COLUMNS = ("step", "engine", "request", "label", "began_s", "first_pass_s", "end
 def stretches_of(tables: StepTables) -> pd.DataFrame:
     """Give the stretches of some steps, by engine and beginning.
 
-    A stretch is of the step that trained its response; in an asynchronous run, of the one in whose time it was: engines
-    give everything back at the end of each step. `end` is a finish reason, or evicted or lost; `response` is the row
-    number in `tables.responses`, of a stretch that is not the last one, too, and -1 where the response has no row;
-    `first_pass_s` is null where it is not known.
+    A stretch is of the step that trained its response; in an asynchronous run, of the one in whose time it was, and has
+    a row for each where engines keep their requests over new weights. `end` is a finish reason, or one of `MOVES`, or
+    `GOES_ON`; `response` is the row number in `tables.responses`, of a stretch that is not the last one, too, and -1
+    where the response has no row or the stretch goes on; `first_pass_s` is null where it is not known.
     """
     if tables.is_async:
         stretches = _of_rows(tables.responses, tables.intervals, tables.responses["finished_at_s"])
@@ -66,12 +69,30 @@ def _by_beginning(stretches: pd.DataFrame) -> pd.DataFrame:
 
 
 def _in_their_steps(stretches: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Give each stretch the step in which it began; leave out those that began in no step of these."""
-    began_s = (steps["finished_at_s"] - steps["step_time_s"]).to_numpy() - _ROUNDING_S
-    places = np.searchsorted(began_s, stretches["began_s"].to_numpy(), side="right") - 1
-    ended_s = steps["finished_at_s"].to_numpy() - _ROUNDING_S
-    is_inside = (places >= 0) & (stretches["began_s"].to_numpy() < ended_s[places])
-    return stretches.assign(step=steps["step"].to_numpy()[places])[is_inside]
+    """Cut each stretch where a step ends; leave out what was in no step of these, or in the checkpoint before one."""
+    step_ended_s = steps["finished_at_s"].to_numpy()
+    step_began_s = step_ended_s - (steps["step_time_s"] + steps["checkpoint_time_s"]).to_numpy()
+    began_s, ended_s = stretches["began_s"].to_numpy(), stretches["ended_s"].to_numpy()
+    first = np.maximum(np.searchsorted(step_began_s - _ROUNDING_S, began_s, side="right") - 1, 0)
+    last = np.maximum(np.searchsorted(step_began_s + _ROUNDING_S, ended_s, side="left") - 1, first)
+    num_rows = last - first + 1
+    rows = stretches.iloc[np.repeat(np.arange(len(stretches)), num_rows)]
+    places = np.arange(len(rows)) - np.repeat(np.cumsum(num_rows) - num_rows - first, num_rows)
+    began_s, ended_s = rows["began_s"].to_numpy(), rows["ended_s"].to_numpy()
+    goes_on = ended_s > step_ended_s[places] + _ROUNDING_S
+    is_inside = (began_s < step_ended_s[places] - _ROUNDING_S) & (ended_s > step_began_s[places] - _ROUNDING_S)
+    began_s = np.maximum(began_s, step_began_s[places])
+    ended_s = np.maximum(np.minimum(ended_s, step_ended_s[places]), began_s)
+    cut = rows.assign(
+        step=steps["step"].to_numpy()[places],
+        began_s=began_s,
+        first_pass_s=rows["first_pass_s"].clip(began_s, ended_s),
+        ended_s=ended_s,
+        end=rows["end"].mask(goes_on, GOES_ON),
+        response=rows["response"].mask(goes_on, -1),
+    )
+    inside: pd.DataFrame = cut[is_inside]
+    return inside
 
 
 def _of_rows(responses: pd.DataFrame, intervals: pd.DataFrame, needed_until_s: Any) -> pd.DataFrame:
@@ -150,6 +171,16 @@ def concurrency(began_s: Any, ended_s: Any) -> tuple[npt.NDArray[np.float64], In
     totals = np.zeros(len(moments), dtype=np.int64)
     np.add.at(totals, inverse, changes)
     return moments, np.cumsum(totals)
+
+
+def covered(spans: npt.NDArray[np.float64], first_s: float, last_s: float) -> float:
+    """Seconds between two moments in which at least one of some spans was open; a row is a beginning and an end."""
+    if not len(spans):
+        return 0.0
+    begins, ends = np.clip(spans, first_s, last_s)[np.argsort(spans[:, 0], kind="stable")].T
+    reached = np.maximum.accumulate(ends)
+    starts = np.maximum(begins, np.concatenate([[first_s], reached[:-1]]))
+    return float(np.maximum(0.0, ends - starts).sum())
 
 
 def natural_order(name: str) -> list[tuple[bool, int, str]]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rollpacker.metrics.event_log import attempt_path
 from rollpacker.report import figures
 from rollpacker.report.page import render
 from rollpacker.report.story import read_story
@@ -93,6 +94,16 @@ def test_the_page_says_what_the_run_cost(runs):
     num_gpus = story.config["engine"]["num_engines"] * story.config["engine"]["tensor_parallel"]
     hours = num_gpus * float(story.steps["finished_at_s"].iloc[-1]) / 3600
     assert f"{digits(hours)} GPU-hours of {num_gpus} GPU" in Reader(page_of(runs["verl"])).text
+
+
+def test_hours_whose_work_a_later_attempt_did_again_are_part_of_the_cost(runs, tmp_path):
+    copy = shutil.copytree(runs["verl"], tmp_path / "copy")
+    shutil.copy(attempt_path(copy, 0), attempt_path(copy, 1))
+    story = read_story(copy)
+    (began_s, ended_s), (_, until_s) = story.tables.attempt_spans
+    assert began_s < ended_s <= until_s == story.steps["finished_at_s"].iloc[-1]
+    hours = story.status.num_gpus * (ended_s + until_s) / 3600
+    assert f"{digits(hours)} GPU-hours of {story.status.num_gpus} GPU" in Reader(render([story])).text
 
 
 def test_the_time_of_a_resumed_runs_last_attempt_is_not_given_as_that_of_the_whole_run(runs):
@@ -184,6 +195,18 @@ def test_a_run_of_an_older_version_is_shown_without_what_it_lacks(runs, tmp_path
     assert "responses was written with schema version 3, before there were the columns placed_at_s" in text
     for section in SECTIONS:
         assert section in text
+
+
+def test_a_run_that_is_older_than_stages_and_ages_of_tokens_is_shown(runs, tmp_path):
+    copy = shutil.copytree(runs["rollpacker"], tmp_path / "copy")
+    absent = {"staleness_max", "suspend_time_s", "switch_time_s", "exposed_reward_time_s", "weight_transfer_time_s"}
+    for path in (copy / "metrics" / "steps").glob("*.parquet"):
+        table = pq.read_table(path)
+        old = table.schema.metadata | {b"rollpacker.schema_version": b"2"}
+        pq.write_table(table.drop_columns(list(absent)).replace_schema_metadata(old), path)
+    text = Reader(page_of(copy)).text
+    assert "staleness 0" in text
+    assert "by age" not in text
 
 
 def test_held_out_scores_are_drawn_with_the_training_reward_in_grey_and_listed(tmp_path):

@@ -3,14 +3,16 @@
 import re
 from dataclasses import replace
 
-import numpy as np
+import pandas as pd
 import pytest
 
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
 from rollpacker.metrics.tables import read_frame
-from rollpacker.report.story import STAGES, covered, read_story
-from rollpacker.report.waits import Waits
+from rollpacker.report import figures
+from rollpacker.report.story import STAGES, read_story, stage_seconds
+from rollpacker.report.style import STAGES as STAGE_STYLES
+from rollpacker.report.waits import Waits, _busy_engines
 from rollpacker.timeline.stretches import stretches_of
 from tests.sim.test_environment import RUN
 from tests.timeline.runs import modelled_run, run_with_lost_engines
@@ -96,6 +98,29 @@ def test_what_is_waited_for_after_the_last_turn_is_environments_unless_they_had_
         assert "environment" not in kinds
 
 
+def test_a_wait_for_requests_in_flight_is_a_stage_and_a_wait_and_drawn(story):
+    part = next(story.tables.parts())
+    longer_s = part.steps["step_time_s"] + 7.0
+    longer = replace(part, steps=part.steps.assign(suspend_time_s=7.0, step_time_s=longer_s))
+    before, after = stage_seconds(part), stage_seconds(longer)
+    assert (after["suspend"] == 7.0).all()
+    assert after["other"].tolist() == pytest.approx(before["other"].tolist())
+    waits = Waits()
+    waits.add(longer, stretches_of(longer))
+    assert {wait.duration_s for wait in waits.worst(1.0) if wait.kind == "suspend"} == {7.0}
+    spans = (("driver", "quiesce", story.picture.began_s, story.picture.ended_s),)
+    page = figures.one_step({"run": replace(story.picture, actors=spans)})
+    assert f"driver, {STAGE_STYLES['suspend'][0]}: " in page
+
+
+def test_an_engine_is_busy_only_while_it_has_a_request():
+    stretches = pd.DataFrame(
+        [("engine-0", 0.0, 11.0), ("engine-0", 19.0, 30.0), ("engine-1", 5.0, 15.0)],
+        columns=["engine", "began_s", "ended_s"],
+    )
+    assert _busy_engines(stretches, 10.0, 20.0) == pytest.approx((1 + 1 + 5) / 10)
+
+
 def test_waits_come_worst_first_and_what_is_alike_in_every_step_once(story):
     durations = [wait.duration_s for wait in story.waits]
     assert durations == sorted(durations, reverse=True)
@@ -125,11 +150,3 @@ def test_lost_engines_and_attempts_are_told(broken):
     lost = [wait for wait in broken.waits if wait.kind == "lost_engine"]
     assert lost
     assert all("was lost; " in wait.why for wait in lost)
-
-
-@pytest.mark.parametrize(
-    ("spans", "expected"),
-    [([], 0), ([(1, 3), (2, 5)], 4), ([(1, 2), (4, 5)], 2), ([(1, 9), (2, 3), (8, 8)], 8), ([(-5, 1), (9, 30)], 2)],
-)
-def test_overlapping_spans_count_once_and_only_between_two_moments(spans, expected):
-    assert covered(np.array(spans, dtype=float), 0.0, 10.0) == expected

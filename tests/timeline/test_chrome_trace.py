@@ -1,18 +1,27 @@
 """What holds of every trace, held against the tables of the run."""
 
 import gzip
+import itertools
 import json
 import shutil
 from collections import Counter, defaultdict
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from rollpacker import pipeline
+from rollpacker.config.compose import compose
 from rollpacker.metrics.tables import read_frame
 from rollpacker.timeline.chrome_trace import save_trace
 from rollpacker.timeline.run_tables import open_run
+from rollpacker.timeline.stretches import GOES_ON, stretches_of
+from tests.sim.test_environment import RUN
 from tests.timeline.runs import modelled_run, run_with_lost_engines
 
 NS = 1000
+
+SPLIT_POOLS = ("placement.engine=rest", "placement.trainer=4-7", "hardware.num_nodes=1", "engine.num_engines=null")
 
 
 def trace_of(run_dir, out, steps=None):
@@ -154,6 +163,54 @@ def test_of_an_asynchronous_run_no_slice_has_the_facts_of_another_response(tmp_p
     told = [event for _, _, event in slices if event["cat"] == "request" and "length_tokens" in event["args"]]
     assert told
     assert all(event["args"]["length_tokens"] in lengths[event["name"]] for event in told)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    words = ("system=flash", "system.interrupt=keep", "run.num_steps=6", *SPLIT_POOLS)
+    return modelled_run(tmp_path_factory.mktemp("kept") / "run", *words)
+
+
+def test_some_steps_of_an_asynchronous_run_have_the_requests_that_all_of_them_have_there(kept, tmp_path):
+    num_slices = {}
+    for steps in (None, *((step, step) for step in range(6))):
+        threads, _ = check(trace_of(kept, tmp_path / "trace.json", steps)[0])
+        events = [event for slices in threads.values() for _, _, event in slices if event["cat"] == "request"]
+        num_slices[steps] = len(events)
+    assert num_slices[None] == sum(number for steps, number in num_slices.items() if steps is not None)
+    assert (read_frame(kept, "steps")["staleness_max"] == 0).any(), "a step that does not know how late others train"
+
+
+def test_counters_agree_with_the_slices_where_requests_go_on_over_new_weights(kept, tmp_path):
+    trace, _ = trace_of(kept, tmp_path / "trace.json")
+    threads, _ = check(trace)
+    last = max(event["ts"] for event in trace["traceEvents"] if event["ph"] == "C")
+    processes = {event["pid"] for event in trace["traceEvents"] if event["name"] == "requests running"}
+    assert processes
+    for process, at in itertools.product(processes, np.linspace(0, last, 50)[1:-1]):
+        counted = 0
+        for name in ("requests running", "requests waiting"):
+            points = [each for each in trace["traceEvents"] if each["name"] == name and each["pid"] == process]
+            before = [each for each in points if each["ts"] <= at]
+            counted += before[-1]["args"]["requests"] if before else 0
+        drawn = sum(
+            began <= at * NS < ended and event["cat"] == "request"
+            for (pid, _), slices in threads.items()
+            if pid == process
+            for began, ended, event in slices
+        )
+        assert abs(counted - drawn) <= 1  # counters are thinned
+
+
+def test_an_arrow_leads_to_the_next_turn_and_none_from_one_step_to_the_next(tmp_path):
+    words = [word for word in (*RUN, *SPLIT_POOLS) if "=all" not in word]
+    config = compose([*words, "system=flash", "system.interrupt=keep", f"run.dir={tmp_path / 'run'}"])
+    pipeline.run(config)
+    stretches = pd.concat(stretches_of(part) for part in open_run(tmp_path / "run").parts())
+    turned = set(stretches.loc[stretches["end"] == "turn", "request"])
+    assert (stretches.loc[stretches["request"].isin(turned), "end"] == GOES_ON).any()
+    _, flows = check(trace_of(tmp_path / "run", tmp_path / "trace.json")[0])
+    assert {event["name"] for ends in flows.values() for event in ends.values()} == {"turn"}
 
 
 def test_lost_engines_their_successors_and_the_next_attempt_are_instants(broken, tmp_path):

@@ -2,13 +2,15 @@
 
 import itertools
 
+import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.metrics.tables import read_frame
 from rollpacker.timeline.run_tables import open_run
-from rollpacker.timeline.stretches import MOVES, concurrency, lanes, stretches_of
+from rollpacker.timeline.stretches import GOES_ON, MOVES, concurrency, covered, lanes, stretches_of
 from tests.timeline.runs import modelled_run
 
 SPANS = st.lists(
@@ -53,3 +55,27 @@ def test_in_an_asynchronous_run_each_stretch_is_of_the_step_in_whose_time_it_was
     assert num_moves > 0
     assert sum(map(len, found)) == len(responses) + num_moves
     assert (pd.concat(found).groupby("step").size() > 0).all()
+
+
+def test_a_request_that_engines_keep_over_new_weights_has_a_row_in_each_step_and_only_the_last_has_its_end(tmp_path):
+    pools = ("placement.engine=rest", "placement.trainer=4-7", "hardware.num_nodes=1", "engine.num_engines=null")
+    run_dir = modelled_run(tmp_path / "run", "system=flash", "system.interrupt=keep", "run.num_steps=5", *pools)
+    found = pd.concat(stretches_of(part) for part in open_run(run_dir).parts(num_steps=2))
+    responses, steps = read_frame(run_dir, "responses"), read_frame(run_dir, "steps").set_index("step")
+    ended_s = steps["finished_at_s"].loc[found["step"]].to_numpy()
+    assert (found["ended_s"].to_numpy() <= ended_s + 1e-6).all()
+    goes_on = found[found["end"] == GOES_ON]
+    assert len(goes_on) > 0
+    assert (goes_on["response"] == -1).all()
+    assert goes_on["ended_s"].to_numpy() == pytest.approx(steps["finished_at_s"].loc[goes_on["step"]].to_numpy())
+    assert len(found) - len(goes_on) == len(responses)
+    whole_s = (responses["finished_at_s"] - responses["placed_at_s"]).sum()
+    assert (found["ended_s"] - found["began_s"]).sum() == pytest.approx(whole_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [([], 0), ([(1, 3), (2, 5)], 4), ([(1, 2), (4, 5)], 2), ([(1, 9), (2, 3), (8, 8)], 8), ([(-5, 1), (9, 30)], 2)],
+)
+def test_overlapping_spans_count_once_and_only_between_two_moments(spans, expected):
+    assert covered(np.array(spans, dtype=float), 0.0, 10.0) == expected

@@ -7,6 +7,7 @@ import pytest
 
 from rollpacker.launch.accounts import accounts_of
 from rollpacker.launch.submissions import Submission, write_submission
+from rollpacker.metrics.event_log import attempt_path
 from rollpacker.metrics.files import write_atomically
 from rollpacker.metrics.tables import read_frame
 from rollpacker.timeline.run_tables import open_run
@@ -59,6 +60,18 @@ def test_allocations_of_a_modelled_run_are_those_of_its_lives_and_the_tables_are
     assert list(of_workers["elapsed_s"]) == pytest.approx(list(present_s))
     assert list(of_workers["cost"]) == pytest.approx(list(of_workers["gpu_seconds"] / 3600 * 2.5))
     assert allocations["cost"].isna().tolist() == [True, False, False, False], "the run's own price was not given"
+
+
+def test_what_a_later_attempt_did_again_is_paid_for_twice(run_dir, tmp_path):
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    shutil.copy(attempt_path(copy, 0), attempt_path(copy, 1))
+    once, twice = (
+        [row for row in accounts_of(open_run(folder)).allocations if row["kind"] == "trainer"]
+        for folder in (run_dir, copy)
+    )
+    finished_at_s = read_frame(run_dir, "steps")["finished_at_s"].iloc[-1]
+    assert [row["elapsed_s"] for row in once] == pytest.approx([finished_at_s])
+    assert [row["elapsed_s"] for row in twice] == pytest.approx([finished_at_s, finished_at_s], rel=0.02)
 
 
 SACCT = """\
