@@ -62,6 +62,8 @@ class MiniCluster:
         """The environment in which Slurm's commands find this cluster only."""
         self._services: list[Daemon] = []
         self._nodes: dict[str, Daemon] = {}
+        self.num_crashes = 0
+        """Of slurmd, by itself, that `reset` has found."""
 
     def __enter__(self) -> Self:
         require_available(self.shape)
@@ -193,6 +195,10 @@ class MiniCluster:
 
     def reset(self) -> None:
         """Reset the cluster to its state at the start: no job, nothing that a job left, every node up."""
+        for node in [node for node, daemon in self._nodes.items() if daemon.has_crashed]:
+            self.num_crashes += 1
+            self.kill_node(node)
+            self.start_node(node)  # at once: Slurm has a job there until its node says that it is over
         self.run("scancel", "--user=root", "--state=PENDING")
         self.run("scancel", "--user=root", "--full", "--signal=KILL", check=False)
         self.run("scancel", "--user=root")

@@ -46,6 +46,11 @@ class Daemon:
                 f"{self._log_tail()}"
             )
 
+    @property
+    def has_crashed(self) -> bool:
+        """Whether it ended by SIGABRT or SIGSEGV, which a shell before it gives as an exit code."""
+        return self._process.poll() in {128 + signal.SIGABRT, 128 + signal.SIGSEGV}
+
     def kill(self) -> None:
         """End the daemon and every process of its namespace, and wait until all are gone.
 
@@ -77,6 +82,7 @@ def start_daemon(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            cwd=log.parent,  # where a slurmd that crashes leaves a core
             start_new_session=True,
         )
     return Daemon(name, process, log)

@@ -124,6 +124,18 @@ def test_a_killed_node_is_noticed_and_its_job_is_requeued() -> None:
         cluster.reset()
 
 
+def test_a_slurmd_that_crashes_under_a_job_is_counted_and_started_again(cluster: MiniCluster) -> None:
+    before, job = cluster.num_crashes, cluster.submit("-w", "node1", "-o", "/dev/null", script="sleep 600")
+    cluster.wait_for_state(job, {"RUNNING"})
+    node = cluster._nodes["node1"]
+    (slurmd,) = [each for each in node.descendants() if each.command.startswith("slurmd -D")]
+    os.kill(slurmd.pid, signal.SIGABRT)
+    wait_until(lambda: node.has_crashed, what="the end of the node", timeout_s=120)
+    cluster.reset()
+    assert cluster.num_crashes == before + 1
+    cluster.run("srun", "-w", "node1", "true")
+
+
 def test_processes_of_a_job_are_found_on_their_node_even_when_it_has_lost_them(
     cluster: MiniCluster, tmp_path: Path
 ) -> None:
