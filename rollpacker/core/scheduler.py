@@ -313,10 +313,9 @@ class Scheduler:
 
     def _require_engine(self) -> tuple[FailWithoutEngines, ...]:
         """Fail when no engine is there, or to come, for the requests that wait, or for the next round."""
-        restarts = self._restarts
-        is_starved = bool(restarts.slots) and self._router.is_stranded and not restarts.under_way
-        is_starved = is_starved and not self._beside.have_engines_to_come
-        return (FailWithoutEngines(),) if is_starved or restarts.is_hopeless else ()
+        may_come = self._restarts.under_way or self._beside.have_engines_to_come
+        is_starved = bool(self._restarts.slots) and self._router.is_stranded and not may_come
+        return (FailWithoutEngines(),) if is_starved or self._restarts.is_hopeless else ()
 
     def _use_progress(self, event: ProgressMeasured, now: float) -> tuple[Command, ...]:
         """Move requests, or lend or change engines, if the measurement says that it pays."""

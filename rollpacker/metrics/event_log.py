@@ -156,7 +156,7 @@ def read_event_log(path: Path) -> EventLog:
 
 
 def scan_event_log(path: Path, types: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Give the first line's successor and every line with an event or a command of some types, as plain JSON.
+    """Give the first and last line behind the header, and each with an event or command of some types, as plain JSON.
 
     Reads line by line, so that a long log costs no memory; a torn last line is left out. Every line is checked, also
     those that are not given: a log with a missing or broken part proves nothing.
@@ -171,9 +171,11 @@ def scan_event_log(path: Path, types: Sequence[str]) -> Iterator[dict[str, Any]]
         raise _unreadable(path, error) from error
     with file:
         _parse_header(path, file.readline())
+        plain: Any = None
+        is_given = True
         for seq, line in enumerate(file):
             if not line.endswith(b"\n"):
-                return
+                break
             try:
                 plain = from_json(line)  # several times as fast as json's
                 is_given = seq == 0 or wanted.search(line) is not None
@@ -182,6 +184,8 @@ def scan_event_log(path: Path, types: Sequence[str]) -> Iterator[dict[str, Any]]
                 raise _broken_line(path, seq + 2, error) from error
             if is_given:
                 yield plain
+        if not is_given:
+            yield plain
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:

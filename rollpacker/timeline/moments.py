@@ -7,16 +7,12 @@ logged after that one's beginning does not count, for the tables do not hold it 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic_core import from_json
-
 from rollpacker.metrics.event_log import attempt_paths, scan_event_log
-from rollpacker.paths import open_to_read
 
 Happening = Literal["joined", "lost", "retired", "lent", "fleet_change", "tail_change"]
 
@@ -75,6 +71,7 @@ def read_moments(run_dir: Path) -> LoggedMoments:
     for path in attempt_paths(run_dir):
         number = int(path.stem.removeprefix("attempt-"))
         began_at_s: float | None = None
+        now = 0.0
         first_step: int | None = None
         found: list[Moment] = []
         for line in scan_event_log(path, (*_EVENTS, *_COMMANDS)):
@@ -87,16 +84,8 @@ def read_moments(run_dir: Path) -> LoggedMoments:
         if began_at_s is None:
             continue
         moments = [moment for moment in moments if moment.at_s < began_at_s] + found
-        ended_at_s = _last_moment(path)
-        attempts.append(Attempt(number=number, first_step=first_step, began_at_s=began_at_s, ended_at_s=ended_at_s))
+        attempts.append(Attempt(number=number, first_step=first_step, began_at_s=began_at_s, ended_at_s=now))
     return LoggedMoments(attempts=tuple(attempts), moments=tuple(moments), steps=frozenset(steps))
-
-
-def _last_moment(path: Path) -> float:
-    """When the last whole line of a log with events was written."""
-    with open_to_read(path) as file:
-        last = deque((line for line in file if line.endswith(b"\n")), maxlen=1).pop()
-    return float(from_json(last)["now"])
 
 
 def _moments_of(now: float, event: dict[str, Any], commands: Sequence[dict[str, Any]]) -> Iterator[Moment]:
