@@ -119,6 +119,12 @@ class Trainer(Protocol):
             ForeignVersion: A token is of another policy version than the step trains.
         """
 
+    async def give_up_step(self) -> None:
+        """End the `accumulate` that runs, soon, and train no more: the run leaves, and `save` shall not wait for it.
+
+        Only `sleep`, `wake`, `save` and `close` may follow.
+        """
+
     async def finish_step(self, num_responses: int | None = None) -> UpdateMetrics:
         """Clip, update, advance the schedule. Raises `ImpossibleEvent` unless the whole batch was accumulated.
 

@@ -53,6 +53,9 @@ class ModelledTrainer:
         num_replicas = None if gpus is None else len(gpus) // self._costs.gpus_per_replica
         await asyncio.sleep(self._costs.passes_s(lengths[True], num_replicas, forward_only=lengths[False]))
 
+    async def give_up_step(self) -> None:
+        """Do nothing: a cancelled call has ended."""
+
     async def finish_step(self, num_responses: int | None = None) -> UpdateMetrics:
         self._open().require_complete(num_responses)
         self._admission = None

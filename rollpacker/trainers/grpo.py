@@ -50,6 +50,7 @@ from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.protocols.weights import Weights
 from rollpacker.trainers.admission import Admission
 from rollpacker.trainers.checkpoints import generators, restore_generators
+from rollpacker.trainers.giving_up import StepGivenUp
 from rollpacker.trainers.microbatches import pack
 from rollpacker.trainers.objective import Objective, Sums
 from rollpacker.trainers.policy import Progress
@@ -130,6 +131,10 @@ class GrpoTrainer:
         Raises `ImpossibleEvent` when no replica, or none that can work without the others, lies on `gpus` alone.
         """
         await self._run(lambda: self._accumulate(groups, gpus))
+
+    async def give_up_step(self) -> None:
+        """Drop the open step before the next pass, and every later one."""
+        self._policy.give_up()
 
     async def finish_step(self, num_responses: int | None = None) -> UpdateMetrics:
         """Update and close the step. Loss and gradient norm of several updates are their means.
@@ -230,11 +235,16 @@ class GrpoTrainer:
         step.admission.admit(groups)
         shape = step.admission.shape
         samples = [self._objective.samples_of(group, shape) for group in groups]
-        if self._objective.streams:
-            self._train(step, [sample for group in samples for sample in group], replicas)
+        try:
+            if self._objective.streams:
+                self._train(step, [sample for group in samples for sample in group], replicas)
+                return
+            if self._section.num_minibatches > 1:
+                samples = self._with_proximal(step, samples, replicas)
+        except StepGivenUp:
+            restore_generators(step.generators)
+            self._step = None
             return
-        if self._section.num_minibatches > 1:
-            samples = self._with_proximal(step, samples, replicas)
         step.held.extend(samples)
         step.rewards.extend(group.rewards for group in groups)
 

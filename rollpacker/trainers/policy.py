@@ -86,6 +86,13 @@ class Policy(Protocol):
         The replicas of one copy call it together, as they do `score` and `score_reference`.
         """
 
+    def give_up(self) -> None:
+        """From any thread: end the call that passes, and any later one, with `StepGivenUp` before its next pass.
+
+        The ranks that pass together end it before the same one, although they are told one after the other; of a
+        pipeline, whose stages alternate, it runs to its end. Weights and optimizer are as before the step.
+        """
+
     def update(self, learning_rate: float, gradient_scale: float = 1.0) -> float:
         """Sum gradients over the replicas, scale, clip, step, clear; returns the gradient's norm before clipping.
 

@@ -31,6 +31,7 @@ from rollpacker.trainers.checkpoints import (
     unreadable,
     write_state,
 )
+from rollpacker.trainers.giving_up import GivingUp
 from rollpacker.trainers.models import load_model, recompute_activations, save_model
 from rollpacker.trainers.policy import Progress
 from rollpacker.trainers.scoring import score_microbatch
@@ -91,6 +92,7 @@ class TorchPolicy:
         for parameter in self._parameters.values():
             parameter.grad = torch.zeros_like(parameter)
         self._optimizer = make_adamw(self._parameters.values(), section)
+        self._giving_up = GivingUp(self.device)
 
     @torch.no_grad()
     def score(self, microbatches: Sequence[MicroBatch]) -> list[Scores]:
@@ -104,6 +106,9 @@ class TorchPolicy:
         for microbatch in microbatches:
             loss = loss_of(microbatch, self._score(self._model, microbatch))
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward unannotated
+
+    def give_up(self) -> None:
+        self._giving_up.tell()
 
     def update(self, learning_rate: float, gradient_scale: float = 1.0) -> float:
         norm = clip_and_step(self._optimizer, self._section.max_grad_norm, learning_rate, gradient_scale)
@@ -170,6 +175,7 @@ class TorchPolicy:
         return [model for model in (self._model, self._reference) if model is not None]
 
     def _score(self, model: torch.nn.Module | None, microbatch: MicroBatch) -> Scores:
+        self._giving_up.check()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._dtype is torch.bfloat16):
             return score_microbatch(
                 model,

@@ -284,6 +284,9 @@ class FaultyTrainer:
         self._observer.groups_were_trained(groups)
         await self._trainer.accumulate(groups, gpus)
 
+    async def give_up_step(self) -> None:
+        await self._trainer.give_up_step()
+
     async def finish_step(self, num_responses: int | None = None) -> UpdateMetrics:
         await self._answer()
         self._observer.step_ends(num_responses)

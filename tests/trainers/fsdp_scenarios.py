@@ -20,6 +20,7 @@ from rollpacker.trainers.fsdp.moments import write_moments
 from rollpacker.trainers.fsdp.policy import FsdpPolicy
 from rollpacker.trainers.fsdp.sharding import unreduced_gradients
 from rollpacker.trainers.grpo import GrpoTrainer
+from tests.trainers.giving_up import GivenUp, give_up
 from tests.trainers.streaming import Difference, compare
 
 if TYPE_CHECKING:
@@ -282,3 +283,8 @@ def streamed_steps(work: Work) -> list[Difference]:
                 yield value.to_local() if hasattr(value, "to_local") else value
 
     return asyncio.run(compare(trainer, state(), work.batches, can_lend=can_lend))
+
+
+def gives_up(work: Work, groups: Sequence[RolloutGroup], folder: Path, told: Collection[int]) -> GivenUp:
+    trainer = make_trainer(work)
+    return asyncio.run(give_up(trainer, shape_of(groups, 0), groups, folder, is_told=trainer._policy.rank in told))

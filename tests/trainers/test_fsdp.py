@@ -17,6 +17,7 @@ from rollpacker.protocols.tensors import checksum_of_tensors
 from rollpacker.trainers.process_group import join, leave
 from tests.trainers import fsdp_scenarios as scenarios
 from tests.trainers.fsdp_scenarios import Outcome, Work
+from tests.trainers.giving_up import GivenUp
 from tests.trainers.streaming import NUM_BATCHES_OF_RANKS, STALE, random_rewards, require_rounding_only, stale
 
 if TYPE_CHECKING:
@@ -352,3 +353,23 @@ def test_sums_and_maxima_over_ranks_keep_double_precision_and_nan(two_ranks):
         assert maxima[0] == 1
         assert math.isnan(maxima[1])
         assert maxima[2] == -5.0
+
+
+@pytest.mark.parametrize("section", [{}, {"shard_gradients": True}, {"kl_coefficient": 0.1}])
+def test_ranks_give_a_step_up_before_the_same_pass_though_one_of_them_is_not_told(bench, two_ranks, tmp_path, section):
+    work = Work(model_path=bench.model_path, section={"max_tokens_per_microbatch": 16, **section})
+    outcomes = two_ranks.run(scenarios.gives_up, work, bench.groups(8 * [(1, 0, 0, 1)]), tmp_path, {1})
+    assert outcomes == 2 * [GivenUp(num_passes=2, is_dropped=True, is_unchanged=True)]
+    (checksum, *_) = two_ranks.run(scenarios.train, replace(work, load_from=tmp_path))
+    assert checksum.checksum == reference(bench, Work(model_path=bench.model_path)).checksum
+
+
+def test_a_copy_of_the_parameters_gives_a_step_up_without_the_other_copies(bench, two_ranks, tmp_path):
+    section = {"max_tokens_per_microbatch": 16, "shard_ranks": 1}
+    groups = bench.groups(8 * [(1, 0, 0, 1)])
+    told, other = two_ranks.run(
+        scenarios.gives_up, Work(model_path=bench.model_path, section=section), groups, tmp_path, {0}
+    )
+    assert told == GivenUp(num_passes=2, is_dropped=True, is_unchanged=True)
+    assert other.num_passes > 2
+    assert not other.is_dropped

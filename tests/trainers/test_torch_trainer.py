@@ -19,6 +19,7 @@ from rollpacker.protocols.tensors import checksum_of_tensors
 from rollpacker.trainers.advantages import group_advantages
 from rollpacker.trainers.checkpoints import read_state
 from rollpacker.trainers.torch_policy import TorchState
+from tests.trainers.giving_up import GivenUp, give_up
 from tests.trainers.streaming import NUM_BATCHES, compare, random_rewards, require_rounding_only
 
 if TYPE_CHECKING:
@@ -676,3 +677,32 @@ async def test_a_rewarded_token_becomes_likely(bench):
         assert metrics.logprob_mismatch_max < 1e-4
     assert likelihoods[0] < 0.3
     assert likelihoods[-1] > 0.9
+
+
+async def test_a_step_that_is_given_up_ends_before_the_next_pass_and_leaves_a_checkpoint_of_the_time_before_it(
+    bench, tmp_path
+):
+    trainer = bench.trainer(max_tokens_per_microbatch=16)
+    torch.rand(3)
+    before, groups = tmp_path / "before", bench.groups(8 * [(1, 0, 0, 1)])
+    before.mkdir()
+    await trainer.save(before)
+    after = tmp_path / "after"
+    after.mkdir()
+    outcome = await give_up(trainer, bench.shape(groups), groups, after, is_told=True)
+    assert outcome == GivenUp(num_passes=2, is_dropped=True, is_unchanged=True)
+    files = [path.relative_to(before) for path in before.rglob("*") if path.is_file()]
+    assert files
+    assert [path for path in files if (before / path).read_bytes() != (after / path).read_bytes()] == []
+
+
+@pytest.mark.parametrize("section", [{"num_minibatches": 2}, {"kl_coefficient": 0.1}])
+async def test_a_step_that_was_given_up_makes_no_pass_of_scores_either(bench, section):
+    trainer, groups = bench.trainer(**section), bench.groups(4 * [(1, 0, 0, 1)])
+    passed = []
+    score = trainer._policy._model.forward
+    trainer._policy._model.forward = lambda *inputs, **named: passed.append(1) or score(*inputs, **named)
+    await trainer.begin_step(bench.shape(groups))
+    await trainer.give_up_step()
+    await trainer.accumulate(groups)
+    assert passed == []

@@ -135,6 +135,11 @@ class Learner:
         """Let the policy learn from all that was accumulated."""
         return await self._work("the trainer's update", self._trainer.finish_step(self._num_responses))
 
+    async def give_up(self) -> None:
+        """Leave the step, which a later attempt repeats: the trainer can save after the pass that runs."""
+        await self.close()
+        await self._within(self._deadline_s, "the trainer to give its step up", self._trainer.give_up_step())
+
     async def close(self) -> None:
         """End a stream that no `accumulate` will end; what had streamed is lost with its step."""
         streaming, self._streaming, self._has_begun = self._streaming, None, False

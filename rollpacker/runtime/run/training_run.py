@@ -201,7 +201,7 @@ class TrainingRun:
             async with self._deadline.in_step():
                 yield
         except StepInterrupted:
-            await self._learner.close()
+            await self._learner.give_up()
             await self._leave(step, before)
 
     async def _leave(self, step: int, before: Moment) -> NoReturn:

@@ -58,6 +58,7 @@ from rollpacker.trainers.fsdp.sharding import (
     unreduced_gradients,
     whole_tensors,
 )
+from rollpacker.trainers.giving_up import GivingUp
 from rollpacker.trainers.host_memory import HostCopies
 from rollpacker.trainers.microbatches import Sample, pack
 from rollpacker.trainers.models import make_skeleton, save_model
@@ -128,6 +129,7 @@ class FsdpPolicy:
         self._parameters = dict(self._model.named_parameters())
         self._optimizer = make_adamw(self._parameters.values(), section)
         self._has_unreduced = False
+        self._giving_up = GivingUp(self.device)
         self._away = HostCopies()
         (self._idle,) = pack([_IDLE], 1, self.device)
 
@@ -141,13 +143,18 @@ class FsdpPolicy:
         return [scores.logprobs_N for scores in self._score_all(self._reference, microbatches)]
 
     def accumulate(self, microbatches: Sequence[MicroBatch], loss_of: LossOf) -> None:
-        num_passes = self._num_passes(microbatches)
+        num_idle = self._num_passes(microbatches) - len(microbatches)
         sum_gradients_in_backward(self._model, is_wanted=self._section.shard_gradients)
-        for microbatch in microbatches:
-            self._backward(loss_of(microbatch, self._score(self._model, microbatch)))
-        for _ in range(num_passes - len(microbatches)):
-            self._pass_idly()
-        self._has_unreduced |= num_passes > 0 and not self._section.shard_gradients
+        for microbatch in [*microbatches, *num_idle * [None]]:
+            self._giving_up.check(self._copy)
+            self._has_unreduced |= not self._section.shard_gradients
+            if microbatch is None:
+                self._pass_idly()
+            else:
+                self._backward(loss_of(microbatch, self._score(self._model, microbatch)))
+
+    def give_up(self) -> None:
+        self._giving_up.tell()
 
     def update(self, learning_rate: float, gradient_scale: float = 1.0) -> float:
         self._reduce_everywhere()
@@ -235,16 +242,23 @@ class FsdpPolicy:
 
     def _score_all(self, model: nn.Module, microbatches: Sequence[MicroBatch]) -> list[Scores]:
         num_idle = self._num_passes(microbatches) - len(microbatches)
-        scores = [self._score(model, microbatch) for microbatch in microbatches]
-        for _ in range(num_idle):
-            self._score(model, self._idle)
-        drop_gathered(model)
-        return scores
+        scores: list[Scores] = []
+        try:
+            for microbatch in [*microbatches, *num_idle * [self._idle]]:
+                self._giving_up.check(self._copy)
+                scores.append(self._score(model, microbatch))
+        finally:
+            drop_gathered(model)
+        return scores[: len(microbatches)]
 
     def _num_passes(self, microbatches: Sequence[MicroBatch]) -> int:
         """How many passes the ranks of this copy make: as many as the one with the most micro-batches."""
-        group = self._mesh.get_group(self._mesh.ndim - 1)
-        return round(all_reduce([len(microbatches)], "max", self.device, group)[0])
+        return round(all_reduce([len(microbatches)], "max", self.device, self._copy)[0])
+
+    @property
+    def _copy(self) -> dist.ProcessGroup:
+        """The ranks that pass together."""
+        return self._mesh.get_group(self._mesh.ndim - 1)
 
     def _pass_idly(self) -> None:
         self._backward(self._score(self._model, self._idle).logprobs_N.sum() * 0)

@@ -22,6 +22,7 @@ Shapes: N response tokens of a micro-batch, n those that this rank scores.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +43,7 @@ from rollpacker.trainers.checkpoints import (
     unreadable,
     write_state,
 )
+from rollpacker.trainers.giving_up import GivingUp, StepGivenUp
 from rollpacker.trainers.host_memory import HostCopies
 from rollpacker.trainers.megatron import cpu_shim
 from rollpacker.trainers.megatron.architecture import read_architecture, transformer_config
@@ -129,6 +131,7 @@ class MegatronPolicy:
         self._optimizer = ShardedAdamW(self._gradients, section, dtype)
         self._read_weights(model_path)
         self._away = HostCopies()
+        self._giving_up = GivingUp(self.device)
         self.rank = dist.get_rank()
         self.replica: int = parallel_state.get_data_parallel_rank()
         self.num_replicas: int = parallel_state.get_data_parallel_world_size()
@@ -147,6 +150,9 @@ class MegatronPolicy:
 
     def accumulate(self, microbatches: Sequence[MicroBatch], loss_of: LossOf) -> None:
         self._run_schedule(self._model, microbatches, lambda microbatch, scores: (loss_of(microbatch, scores), None))
+
+    def give_up(self) -> None:
+        self._giving_up.tell()
 
     def update(self, learning_rate: float, gradient_scale: float = 1.0) -> float:
         finalize_model_grads([self._gradients])
@@ -247,12 +253,11 @@ class MegatronPolicy:
         is_forward_only: bool = False,
     ) -> list[Any]:
         """Take micro-batches through all stages; returns what `use` gave beside its loss, on the last stage."""
-        if not microbatches:
-            return []
         no_tokens = torch.zeros((), dtype=torch.int, device=self.device)
 
         def forward(remaining: Iterator[MicroBatch], wrapped: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
             microbatch = next(remaining)
+            self._check_step(ends_alone=microbatch.is_whole)
             rows = pack_rows(microbatch, *((1, 0) if microbatch.is_whole else (self.num_parts, self.part)))
 
             def finish(output: Tensor) -> tuple[Tensor, Tensor, Any]:
@@ -267,17 +272,35 @@ class MegatronPolicy:
 
             return model.forward(wrapped, rows), finish
 
-        kept: list[Any] = get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=iter(microbatches),
-            model=[model.own if is_forward_only else self._gradients],
-            num_microbatches=len(microbatches),
-            # Stages tell each other the shape of every micro-batch.
-            seq_length=1,
-            micro_batch_size=1,
-            forward_only=is_forward_only,
-        )
+        kept: list[Any] = []
+        with contextlib.suppress(StepGivenUp):  # of one part's own micro-batches
+            if microbatches:
+                kept = get_forward_backward_func()(
+                    forward_step_func=forward,
+                    data_iterator=iter(microbatches),
+                    model=[model.own if is_forward_only else self._gradients],
+                    num_microbatches=len(microbatches),
+                    # Stages tell each other the shape of every micro-batch.
+                    seq_length=1,
+                    micro_batch_size=1,
+                    forward_only=is_forward_only,
+                )
+        self._check_step()
         return kept
+
+    def _check_step(self, *, ends_alone: bool = False) -> None:
+        """Raise `StepGivenUp`, where one rank was told, on all that pass next.
+
+        Those are the tensor-parallel ranks of all context-parallel parts, or of one that `ends_alone`: it has as many
+        passes of its own as no other, and meets the others after the last one. Stages of a pipeline alternate, so what
+        they have begun they end.
+        """
+        if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+            self._giving_up.check(
+                parallel_state.get_tensor_model_parallel_group()
+                if ends_alone
+                else parallel_state.get_tensor_and_context_parallel_group()
+            )
 
     @staticmethod
     def _of_all_parts(values_n: Tensor, microbatch: MicroBatch, rows: PackedRows) -> Tensor:

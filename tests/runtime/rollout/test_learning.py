@@ -40,6 +40,9 @@ class ScriptedTrainer:
     async def sleep(self):
         self.calls.append(("sleep",))
 
+    async def give_up_step(self):
+        self.calls.append(("give up",))
+
     async def finish_step(self, num_responses=None):
         self.calls.append(("finish", num_responses))
         return "updated"
@@ -220,3 +223,13 @@ async def test_a_stream_that_waits_on_lent_gpus_is_idle_and_one_on_its_own_is_no
     await turns()
     assert (learner.idle_s > 0) is is_idle
     await learner.close()
+
+
+async def test_a_step_that_the_run_leaves_is_given_up_by_the_trainer_too_while_it_streams(learning):
+    trainer, learner = learning
+    batch = Batch()
+    batch.accepted |= dict.fromkeys(PROMPTS[:2], (0, 1))
+    learner.stream(batch, None, None)
+    await trainer.is_accumulating.wait()
+    await learner.give_up()
+    assert [call[0] for call in trainer.calls] == ["begin", "accumulate", "give up"]

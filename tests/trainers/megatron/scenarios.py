@@ -22,6 +22,7 @@ from rollpacker.protocols.trainer import BatchShape
 from rollpacker.trainers.grpo import GrpoTrainer
 from rollpacker.trainers.microbatches import Sample, pack
 from rollpacker.trainers.policy import Progress
+from tests.trainers.giving_up import GivenUp, give_up
 from tests.trainers.logits import LogitsWatch
 from tests.trainers.streaming import Difference, compare
 
@@ -359,3 +360,10 @@ def streamed_steps(work: Work) -> list[Difference]:
         yield from policy._tensors()
 
     return asyncio.run(compare(trainer, state(), work.batches, can_lend=policy.num_replicas > 1))
+
+
+def gives_up(work: Work, groups: Sequence[RolloutGroup], folder: Path, told: int) -> GivenUp:
+    """`told` is the rank that is."""
+    policy = make_policy(work)
+    trainer = GrpoTrainer(policy, section_of(work), num_steps=10)
+    return asyncio.run(give_up(trainer, shape_of(groups, 0), groups, folder, is_told=policy.rank == told))

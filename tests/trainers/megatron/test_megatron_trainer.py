@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from rollpacker.trainers.microbatches import Sample, pack
 from rollpacker.trainers.models import load_model
 from rollpacker.trainers.torch_policy import TorchPolicy
+from tests.trainers.giving_up import GivenUp
 from tests.trainers.megatron import scenarios
 from tests.trainers.megatron.scenarios import Outcome, Work
 from tests.trainers.ranks import Ranks
@@ -487,3 +488,17 @@ def test_a_rank_whose_peer_does_not_come_gives_up_at_its_deadline(ranks: Ranks, 
     work = Work(model_path=models["qwen3"], section=LAYOUTS["tensor"])
     alone, _ = ranks.run(scenarios.left_alone, work, samples)
     assert "Timed out" in alone
+
+
+@pytest.mark.parametrize("layout", ["tensor", "context", "context-by-length"])
+def test_ranks_of_a_replica_give_a_step_up_together_though_one_of_them_is_not_told(
+    models, bench_of, ranks, tmp_path, layout
+):
+    groups = bench_of(models["qwen3"]).groups(8 * [(1, 0, 0, 1)])
+    section = {**LAYOUTS[layout], "max_tokens_per_microbatch": 16}
+    work = Work(model_path=models["qwen3"], section=section)
+    other, told = ranks.run(scenarios.gives_up, work, groups, tmp_path, 1)
+    assert told == GivenUp(num_passes=2, is_dropped=True, is_unchanged=True)
+    if layout == "context-by-length":  # whose passes are each part's own
+        told = dataclasses.replace(told, num_passes=other.num_passes)
+    assert other == told
