@@ -126,6 +126,7 @@ class Seeding:
         if not (self._is_open and self.leads) or self._has_lent or self._began_at_s is None:
             return ()
         at_s = max(now, self._began_at_s + self.window_s(num_workers, speed, num_local))
+        self._is_over = self._is_over and at_s <= now
         return (SetTimer(timer=self._timer("seeding"), at_s=at_s),)
 
     def window_s(self, num_workers: int, speed: float, num_local: int) -> float:

@@ -241,3 +241,16 @@ def test_a_step_in_which_a_worker_came_or_went_corrects_nothing():
     machine.count(1, 1.0, 4, 5.0)
     machine.measure(measured(1, trainer_idle_s=30.0, fleet_idle_s=0.0), 1080.0, 1.0, 4)
     assert round(machine.window_s(1, 1.0, 4)) == 190
+
+
+def test_a_window_that_moves_later_is_open_again_though_its_earlier_end_has_come():
+    machine = trained(4)
+    machine.begin_round(begin_round(1, RoundKind.PLAIN))
+    (first,) = machine.count(4, 1.0, 4, 0.0)
+    machine.fire(TimerFired(timer=first.timer))
+    assert machine.lend((LOCAL,), 0) == (), "none of the four serves yet"
+    (second,) = machine.count(1, 1.0, 4, first.at_s)
+    assert second.at_s > first.at_s
+    assert machine.lend((LOCAL,), 1) == ()
+    machine.fire(TimerFired(timer=second.timer))
+    assert machine.lend((LOCAL,), 1) == (LOCAL,)
