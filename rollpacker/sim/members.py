@@ -277,7 +277,8 @@ class ModelledMembers:
         del reason
         for place in self._places.values():
             if place.worker == worker:
-                place.free_at_s = self._loop.time() + self._section.requeue_s if may_return else float("inf")
+                back_at_s = self._loop.time() + self._section.requeue_s if may_return else float("inf")
+                place.free_at_s = max(place.free_at_s, back_at_s)  # of a loss, too
                 await self._end(place, silently=False)
 
     async def wish(self, num_workers: int) -> None:

@@ -56,6 +56,14 @@ def test_what_a_lost_worker_had_reported_is_not_generated_again(tmp_path, alone,
     assert kept["step_time_s"][1] <= again["step_time_s"][1]
 
 
+@pytest.mark.parametrize("away_s", ["null", "1000"])
+def test_a_lost_worker_that_was_given_notice_stays_away_as_long_as_one_that_was_not(tmp_path, away_s):
+    loss = f"elastic.modelled.losses=[{{step: 1, num_workers: 2, delay_s: 5, away_s: {away_s}}}]"
+    for grace_s in (0, 5):
+        steps = steps_of(tmp_path / f"{grace_s}", *WORKERS, loss, f"elastic.modelled.grace_s={grace_s}")
+        assert steps["tokens_of_members"].gt(0).tolist() == [True, True, False, False]
+
+
 def test_a_run_whose_workers_flap_trains_every_batch_and_replays(tmp_path, alone):
     chance = ("availability=random", "mean_up_s=20", "mean_down_s=5", "burst=2", "grace_s=3", "time_limit_s=60")
     words = [f"elastic.modelled.{word}" for word in chance]
