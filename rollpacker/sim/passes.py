@@ -65,5 +65,4 @@ class PrefillPass:
     def cut(self, now: float) -> None:
         """Preemption: a pass cannot be cut, unless it has not begun."""
         if now <= self.begins_at_s:
-            self.ends_at_s = now
-            self.chunks = []
+            self.ends_at_s, self.chunks = self.begins_at_s, []

@@ -191,6 +191,20 @@ def test_the_others_go_on_later_by_what_an_ending_takes_also_when_cached_tokens_
     )
 
 
+def test_an_order_before_a_prefill_begins_does_not_make_it_begin_sooner(path):
+    ends = []
+    for has_order in (False, True):
+        measured = replace(ProfiledCluster(path, SMALL, "bfloat16").engine(1), ending_s=1.0)
+        decoder = Decoder(measured, max_num_seqs=1)
+        decoder.add([generation(0, length=1), generation(1, length=1)], now=0.0)
+        while not decoder.advance():
+            pass
+        if has_order:
+            decoder.abort([request(7)], now=0.5)
+        ends.append(run_out(decoder)[-1][0])
+    assert ends[0] == ends[1] > 1
+
+
 def test_responses_without_an_advantage_pass_forward_only_in_the_same_call(path):
     trainer = ProfiledCluster(path, SMALL, "bfloat16").trainer(num_gpus=4)
     trained_s, forward_s = 0.01 + 0.002 + 1e-5 * 300, 0.005 + 0.0005 + 5e-6 * 100
