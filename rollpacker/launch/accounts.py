@@ -14,12 +14,13 @@ from pydantic import ValidationError
 from rollpacker.config.record import read_record
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import DataError, StorageFailed
+from rollpacker.core.ids import WorkerId
 from rollpacker.launch.allocations import Allocation, Prices, RunJobs, accounted, estimated, jobs_of, merged
 from rollpacker.metrics.tables import read_table, write_account
 from rollpacker.runtime.job.elastic_folder import ElasticFolder
 from rollpacker.runtime.placing.actors import have_engines_gpus
 from rollpacker.runtime.run.status import read_status
-from rollpacker.timeline.worker_lives import WorkerLife, element_of, lives_of
+from rollpacker.timeline.worker_lives import element_of, lives_of
 
 if TYPE_CHECKING:
     from rollpacker.timeline.run_tables import RunTables
@@ -51,7 +52,7 @@ def accounts_of(tables: RunTables) -> Accounts | None:
         config = RunConfig.model_validate(read_record(tables.run_dir))
         status = read_status(tables.run_dir)
         is_running = status is not None and status.state == "running"
-        lives = lives_of(
+        lives, stays = lives_of(
             tables,
             report_interval_s=config.elastic.report_interval_s,
             keeps_tokens=config.elastic.keeps_tokens,
@@ -62,7 +63,8 @@ def accounts_of(tables: RunTables) -> Accounts | None:
     jobs = jobs_of(tables.run_dir)
     nodes = {report.worker: report.node for report in ElasticFolder(tables.run_dir).reports()}
     workers = [
-        life.row(job=_job(life, jobs), node=nodes.get(life.worker), is_modelled=tables.is_modelled) for life in lives
+        life.row(job=_job(life.worker, jobs), node=nodes.get(life.worker), is_modelled=tables.is_modelled)
+        for life in lives
     ]
     allocations = merged(accounted(jobs) if jobs else [], _known_before(tables.run_dir))
     if not allocations:
@@ -70,7 +72,7 @@ def accounts_of(tables: RunTables) -> Accounts | None:
         until_s = attempts[-1][1]
         allocations = estimated(
             attempts,
-            [(row["job"], row["node"], row["joined_at_s"], row["left_at_s"], until_s) for row in workers],
+            [(_job(each.worker, jobs), nodes.get(each.worker), each.since_s, each.until_s, until_s) for each in stays],
             num_gpus=status.num_gpus if status else 0,
             gpus_per_worker=_gpus_per_worker(config),
             job=status.job_id if status else None,
@@ -83,8 +85,8 @@ def accounts_of(tables: RunTables) -> Accounts | None:
     return Accounts(workers=workers, allocations=[each.row(prices) for each in allocations])
 
 
-def _job(life: WorkerLife, jobs: RunJobs | None) -> str | None:
-    element = element_of(life.worker)
+def _job(worker: WorkerId, jobs: RunJobs | None) -> str | None:
+    element = element_of(worker)
     return element if jobs is not None and element.partition("_")[0] in jobs.arrays else None
 
 

@@ -3,7 +3,7 @@
 Slurm's accounting is asked once, for all jobs that the run ever had and the arrays of their workers: a row for each
 attempt of each job, also of those that were preempted. Jobs that it has forgotten are kept. Where there is no
 accounting, or no Slurm, the rows are made from what the run itself wrote (`source` is `run`): how long its attempts and
-its workers' lives were.
+its workers' stays in them were.
 
     <run.dir>/job.json                 the last job, and the folders of the submissions before it
     <run.dir>/jobs/<number>.json       one for each job in which the run has begun, by the number that no other job has
@@ -84,6 +84,8 @@ class RunJobs:
     """Of its rollout workers."""
     since: float
     """None began before, in seconds since the epoch."""
+    cluster: str | None = None
+    """Of the last one, as `run_slurm` takes it."""
 
 
 def jobs_of(run_dir: Path) -> RunJobs | None:
@@ -97,6 +99,7 @@ def jobs_of(run_dir: Path) -> RunJobs | None:
         own=frozenset({submission.job_id, *began_at, *arrays}),
         arrays=frozenset(arrays.values()),
         since=min([submission.submitted_at, *began_at.values()]) - _STARTING_S,
+        cluster=submission.cluster,
     )
 
 
@@ -128,7 +131,7 @@ def accounted(jobs: RunJobs) -> list[Allocation]:
     asked = ",".join(sorted(jobs.own | jobs.arrays))
     words = ("--noheader", "--duplicates", "--allocations", "--parsable2", f"--jobs={asked}", f"--format={_COLUMNS}")
     try:
-        outcome = run_slurm("sacct", *words)
+        outcome = run_slurm("sacct", *words, cluster=jobs.cluster)
     except WorldError:
         return []
     return parse_accounting(outcome.output, jobs) if outcome.is_success else []
@@ -191,7 +194,7 @@ def _time(text: str) -> float | None:
 
 def estimated(
     attempts: Iterable[tuple[float, float]],
-    lives: Iterable[tuple[str | None, str | None, float, float | None, float]],
+    stays: Iterable[tuple[str | None, str | None, float, float | None, float]],
     *,
     num_gpus: int,
     gpus_per_worker: int,
@@ -202,7 +205,8 @@ def estimated(
 
     Args:
         attempts: Beginning and end of each, in seconds since the run began; what was done again counts again.
-        lives: Of each worker its job, its node, when it joined and left (None: is there), until when it is known.
+        stays: Of each worker in each attempt its job, its node, when it came and left (None: is there), until when it
+            is known.
         num_gpus: Of the run's own job.
         gpus_per_worker: Of a worker.
         job: The run's.
@@ -235,5 +239,5 @@ def estimated(
             num_gpus=gpus_per_worker,
             source="run",
         )
-        for element, node, joined_s, left_s, until_s in lives
+        for element, node, joined_s, left_s, until_s in stays
     ]

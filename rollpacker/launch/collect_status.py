@@ -1,6 +1,6 @@
 """Finds the runs below folders and collects the status of each.
 
-Reads only. Slurm is asked once for all jobs; where it does not answer, the runs' own files are used alone.
+Reads only. Slurm is asked once for all jobs of a cluster; where it does not answer, the runs' own files are used alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import fcntl
 import os
 import socket
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,15 +61,21 @@ def find_runs(folder: Path) -> Iterator[Path]:
 def collect_status(run_dirs: Sequence[Path]) -> CollectedStatus:
     """Read the status of runs, and ask Slurm about their jobs."""
     seen = [_without_job(run_dir) for run_dir in run_dirs]
-    jobs: Mapping[str, JobState] = {}
-    complaint = ""
-    if ids := {job_id for view in seen if (job_id := _job_id(view)) is not None}:
+    ids_by_cluster: dict[str | None, set[str]] = {}
+    for view in seen:
+        if (job_id := _job_id(view)) is not None:
+            ids_by_cluster.setdefault(_cluster(view), set()).add(job_id)
+    jobs: dict[tuple[str | None, str], JobState] = {}
+    complaints: dict[str, None] = {}
+    for cluster, ids in ids_by_cluster.items():
         try:
-            jobs, complaint = job_states(sorted(ids))
+            found, complaint = job_states(sorted(ids), cluster)
         except WorldError as error:
-            complaint = error.problem
-    joined = (replace(view, job=jobs.get(_job_id(view) or "")) for view in seen)
-    return CollectedStatus(views=tuple(map(_with_reason, joined)), complaint=complaint)
+            found, complaint = {}, error.problem
+        jobs |= {(cluster, job_id): job for job_id, job in found.items()}
+        complaints[complaint] = None
+    joined = (replace(view, job=jobs.get((_cluster(view), _job_id(view) or ""))) for view in seen)
+    return CollectedStatus(views=tuple(map(_with_reason, joined)), complaint=" ".join(filter(None, complaints)))
 
 
 def _without_job(run_dir: Path) -> RunStatusView:
@@ -92,6 +98,10 @@ def _job_id(view: RunStatusView) -> str | None:
     if view.submission is not None:
         return view.submission.job_id
     return view.status.job_id if view.status is not None else None
+
+
+def _cluster(view: RunStatusView) -> str | None:
+    return None if view.submission is None else view.submission.cluster
 
 
 def _with_reason(view: RunStatusView) -> RunStatusView:

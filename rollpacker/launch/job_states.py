@@ -70,8 +70,8 @@ class JobState:
         return self.is_over and self.state not in {"COMPLETED", UNKNOWN}
 
 
-def job_states(job_ids: Collection[str]) -> tuple[Mapping[str, JobState], str]:
-    """Ask Slurm about jobs; array elements as 12_3.
+def job_states(job_ids: Collection[str], cluster: str | None = None) -> tuple[Mapping[str, JobState], str]:
+    """Ask Slurm about jobs of one cluster; array elements as 12_3, the cluster as `run_slurm` takes it.
 
     Returns:
         Every one of `job_ids`, and why accounting did not answer: empty when it did, or was not asked.
@@ -81,11 +81,11 @@ def job_states(job_ids: Collection[str]) -> tuple[Mapping[str, JobState], str]:
     """
     if not job_ids:
         return {}, ""
-    found, complaint = parse_squeue(_ask_squeue(job_ids)), ""
+    found, complaint = parse_squeue(_ask_squeue(job_ids, cluster)), ""
     if any(job_id not in found or found[job_id].is_over for job_id in job_ids):
         remembered: Mapping[str, JobState] = {}
         try:
-            remembered = parse_sacct(_ask_sacct(job_ids))
+            remembered = parse_sacct(_ask_sacct(job_ids, cluster))
         except WorldError as error:
             complaint = error.problem
         found = {**remembered, **{job_id: _joined(job, remembered.get(job_id)) for job_id, job in found.items()}}
@@ -175,18 +175,18 @@ def _joined(now: JobState, remembered: JobState | None) -> JobState:
     )
 
 
-def _ask_squeue(job_ids: Iterable[str]) -> str:
+def _ask_squeue(job_ids: Iterable[str], cluster: str | None) -> str:
     words = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(job_ids)}", f"-O{_SQUEUE_COLUMNS}")
-    outcome = run_slurm(*words)
+    outcome = run_slurm(*words, cluster=cluster)
     if not outcome.is_success and "Invalid job id specified" not in outcome.complaint:  # all of them are forgotten
         raise failure_of(words[:1], outcome)
     return outcome.output
 
 
-def _ask_sacct(job_ids: Iterable[str]) -> str:
+def _ask_sacct(job_ids: Iterable[str], cluster: str | None) -> str:
     jobs = f"--jobs={','.join(job_ids)}"
     words = ("sacct", "--noheader", "--duplicates", "--allocations", "--parsable2", jobs, f"--format={_SACCT_COLUMNS}")
-    outcome = run_slurm(*words)
+    outcome = run_slurm(*words, cluster=cluster)
     if not outcome.is_success and "accounting storage is disabled" not in outcome.complaint:
         raise failure_of(words[:1], outcome)
     return outcome.output

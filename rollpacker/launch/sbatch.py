@@ -19,6 +19,7 @@ from rollpacker.core.errors import WorldError
 from rollpacker.launch.elastic_script import ARRAY_SUFFIX
 from rollpacker.launch.job import PointProcess
 from rollpacker.launch.programs import run_program
+from rollpacker.launch.slurm_commands import named_cluster
 from rollpacker.launch.submission_environment import submission_environment
 from rollpacker.launch.submissions import Submission
 from rollpacker.metrics.files import write_atomically
@@ -50,8 +51,9 @@ def submit(folder: Path, script: str, calls: Sequence[PointProcess], num_nodes: 
         job_ids = [number] if len(calls) == 1 else [f"{number}_{index}" for index in range(len(calls))]
         for job_id, pickle in zip(job_ids, pickles, strict=True):
             pickle.rename(JobPaths(folder, job_id=job_id).submitted_pickle)
+        now, cluster = time.time(), named_cluster(os.environ)
         submissions = [
-            Submission(job_id=job_id, folder=folder, num_nodes=num_nodes, submitted_at=time.time())
+            Submission(job_id=job_id, folder=folder, num_nodes=num_nodes, submitted_at=now, cluster=cluster)
             for job_id in job_ids
         ]
         file.rename(submissions[0].script)

@@ -1,7 +1,8 @@
 """Runs Slurm's own commands with the same output everywhere.
 
 Invariant: every command has a deadline; what the user's environment says about formats (SQUEUE_FORMAT, SACCT_FORMAT,
-SLURM_TIME_FORMAT, ...) changes no output. Times are in seconds since the epoch.
+SLURM_TIME_FORMAT, ...) changes no output. Times are in seconds since the epoch. Asked is the cluster that
+`SLURM_CLUSTERS` names, or the one that the caller does.
 """
 
 from __future__ import annotations
@@ -22,8 +23,17 @@ def has_slurm(environment: Mapping[str, str] = os.environ) -> bool:
     return all(shutil.which(name, path=environment.get("PATH")) for name in ("sbatch", "scontrol", "squeue"))
 
 
-def run_slurm(*command: str) -> Outcome:
+def named_cluster(environment: Mapping[str, str]) -> str:
+    """The cluster to which Slurm's commands turn; empty: that of this machine."""
+    return environment.get("SLURM_CLUSTERS", "")
+
+
+def run_slurm(*command: str, cluster: str | None = None) -> Outcome:
     """Run one command of Slurm; a failure is an outcome too.
+
+    Args:
+        command: Its program and arguments.
+        cluster: To ask; empty for that of this machine. None: as the environment says.
 
     Raises:
         WorldError: there is no such command here, or it does not answer.
@@ -35,9 +45,10 @@ def run_slurm(*command: str) -> Outcome:
             "Slurm's commands are on its login and compute nodes, and seldom inside a container.",
             "Go to a login node outside the container, or load the module of Slurm (`module load slurm`).",
         )
-    clusters = os.environ.get("SLURM_CLUSTERS")
+    clusters = named_cluster(os.environ) if cluster is None else cluster
     where = [f"--clusters={clusters}"] if clusters and command[0] == "sacct" else []  # the only one not to read it
-    outcome = run_program([program, *where, *command[1:]], deadline_s=DEADLINE_S, environment=_plain(os.environ))
+    environment = _plain(os.environ, clusters)
+    outcome = run_program([program, *where, *command[1:]], deadline_s=DEADLINE_S, environment=environment)
     if outcome.exit_code is None:
         raise WorldError(
             f"`{' '.join(command)}` did not answer within {DEADLINE_S:.0f} s.",
@@ -68,7 +79,9 @@ def failure_of(command: tuple[str, ...], outcome: Outcome) -> WorldError:
     )
 
 
-def _plain(environment: Mapping[str, str]) -> dict[str, str]:
-    """Drop what would change a command's format, and set the formats that we parse."""
-    kept = {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SACCT_", "SINFO_"))}
-    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+def _plain(environment: Mapping[str, str], clusters: str) -> dict[str, str]:
+    """Drop what would change a command's format, and set the formats that we parse and the cluster that is asked."""
+    dropped = ("SQUEUE_", "SACCT_", "SINFO_", "SLURM_CLUSTERS")
+    kept = {name: value for name, value in environment.items() if not name.startswith(dropped)}
+    where = {"SLURM_CLUSTERS": clusters} if clusters else {}
+    return {**kept, **where, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}

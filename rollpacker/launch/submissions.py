@@ -32,6 +32,8 @@ class Submission:
     """One rank and one log for each; those of environments come on top."""
     submitted_at: float
     """Seconds since the epoch."""
+    cluster: str | None = None
+    """That Slurm is asked about, as SLURM_CLUSTERS named it; empty where it named none. None: it is not known."""
     earlier_folders: tuple[Path, ...] = ()
     """Of submissions before this one, from other sweeps; `write_submission` fills them in."""
 

@@ -27,7 +27,7 @@ from rollpacker.launch.sbatch_script import OWN_OPTIONS
 from rollpacker.launch.shape import job_shape, ray_size, workers_shape
 from rollpacker.launch.site import read_site
 from rollpacker.launch.site_mistakes import site_mistakes
-from rollpacker.launch.slurm_commands import has_slurm
+from rollpacker.launch.slurm_commands import has_slurm, named_cluster
 from rollpacker.launch.submission_environment import surrounding_images
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.run.preflight import RealRunFacts, ResolvedRun, RunFactsOf, validate_all
@@ -103,10 +103,10 @@ def _job_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
             "hydra/launcher=slurm submits by it; a container has to bind it.",
             "Go to a login node, load the module of Slurm, or choose hydra.launcher.executor=local.",
         )
-    yield from _other_cluster_mistakes(os.environ)
+    yield from (elsewhere := list(_other_cluster_mistakes(os.environ)))
     image = next(iter(surrounding_images(os.environ).values()), None)
     yield from _folder_mistakes([point.config for point in points])
-    site = read_site() if has_slurm() else None
+    site = read_site() if has_slurm() and not elsewhere else None
     for point in points:
         config, cluster = point.config, point.config.cluster
         if cluster is None:
@@ -139,10 +139,18 @@ def _job_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
 
 
 def _other_cluster_mistakes(environment: Mapping[str, str]) -> Iterator[UserError]:
-    clusters = environment.get("SBATCH_CLUSTERS")
-    if clusters and clusters != environment.get("SLURM_CLUSTERS"):
+    named = named_cluster(environment)
+    if named == "all" or "," in named:
         yield ConfigError(
-            f"SBATCH_CLUSTERS={clusters}, and SLURM_CLUSTERS={environment.get('SLURM_CLUSTERS') or '(not set)'}.",
+            f"SLURM_CLUSTERS={named} names several clusters.",
+            "sbatch would choose one for each job; a job is looked for, and its rollout workers run, on the same one.",
+            "export SLURM_CLUSTERS=... with one name",
+        )
+        return
+    clusters = environment.get("SBATCH_CLUSTERS")
+    if clusters and clusters != named:
+        yield ConfigError(
+            f"SBATCH_CLUSTERS={clusters}, and SLURM_CLUSTERS={named or '(not set)'}.",
             _NAMED_TO_SBATCH_ALONE,
             f"export SLURM_CLUSTERS={clusters}",
         )

@@ -2,12 +2,13 @@
 
 When a worker came, served and went, and why, the event logs know; what its engines generated and pulled, `responses`
 and `intervals`. A response is of the engine that finished it, less what others had generated of it before (the rows
-`evicted` and `lost` of `intervals`). As in all tables, what an attempt did after the next one began does not count.
+`evicted` and `lost` of `intervals`). As in all tables, what an attempt did after the next one began does not count;
+what it is paid for, its stays, counts whatever was done again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,17 @@ class WorkerLife:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStay:
+    """A worker's presence in one attempt, in seconds of the run's clock."""
+
+    worker: WorkerId
+    since_s: float
+    """From the attempt's beginning on, where it was there at the end of the one before."""
+    until_s: float | None
+    """None: it is there."""
+
+
 _COLUMNS = (
     *("worker", "num_engines", "attempt", "joined_at_s", "serving_at_s", "left_at_s", "end_reason", "num_tokens"),
     *("num_requests", "num_moved_in", "num_moved_out", "tokens_kept", "num_pulls", "pulled_bytes", "pulling_s"),
@@ -75,8 +87,10 @@ _COLUMNS = (
 """Fields that are columns."""
 
 
-def lives_of(tables: RunTables, *, report_interval_s: float, keeps_tokens: bool, is_running: bool) -> list[WorkerLife]:
-    """Read the lives of a run's workers, in the order of arrival; none where no worker ever came.
+def lives_of(
+    tables: RunTables, *, report_interval_s: float, keeps_tokens: bool, is_running: bool
+) -> tuple[list[WorkerLife], list[WorkerStay]]:
+    """Read the lives and stays of a run's workers, in the order of arrival; none where no worker ever came.
 
     Args:
         tables: Of the run, all steps.
@@ -87,26 +101,58 @@ def lives_of(tables: RunTables, *, report_interval_s: float, keeps_tokens: bool,
     Raises:
         DataError: An event log is missing or broken.
     """
-    lives = _logged_lives(tables.run_dir, is_running=is_running)
+    attempts = list(_logged_attempts(tables.run_dir))
+    stays = list(_stays(attempts, is_running=is_running))
+    lives = _lives(attempts, is_running=is_running)
     if lives:
         use = _Use(lives, report_interval_s if keeps_tokens else None)
         for part in tables.parts():
             use.take(part)
-    return lives
+    return lives, stays
 
 
-def _logged_lives(run_dir: Path, *, is_running: bool) -> list[WorkerLife]:
-    lives: list[WorkerLife] = []
-    last_at_s = 0.0
+@dataclass(slots=True, kw_only=True)
+class _LoggedAttempt:
+    """What one event log knows, also of what the next attempt did again."""
+
+    began_at_s: float
+    ended_at_s: float
+    lives: list[WorkerLife]
+
+
+def _logged_attempts(run_dir: Path) -> Iterator[_LoggedAttempt]:
     for number, path in enumerate(attempt_paths(run_dir)):
         there: dict[str, WorkerLife] = {}
-        for seq, line in enumerate(scan_event_log(path, _TYPES)):
+        attempt: _LoggedAttempt | None = None
+        for line in scan_event_log(path, _TYPES):
             now = float(line["now"])
-            if seq == 0:
-                _end_attempt(lives, min(now, last_at_s))
-                lives = [life for life in lives if life.joined_at_s < now]
-            last_at_s = now
-            _follow(line, now, number, there, lives)
+            if attempt is None:
+                attempt = _LoggedAttempt(began_at_s=now, ended_at_s=now, lives=[])
+            attempt.ended_at_s = now
+            _follow(line, now, number, there, attempt.lives)
+        if attempt is not None:
+            yield attempt
+
+
+def _stays(attempts: Sequence[_LoggedAttempt], *, is_running: bool) -> Iterator[WorkerStay]:
+    remained: set[WorkerId] = set()
+    for attempt in attempts:
+        goes_on = is_running and attempt is attempts[-1]
+        for life in attempt.lives:
+            since_s = attempt.began_at_s if life.worker in remained else life.joined_at_s
+            remained.discard(life.worker)
+            until_s = attempt.ended_at_s if life.left_at_s is None and not goes_on else life.left_at_s
+            yield WorkerStay(worker=life.worker, since_s=since_s, until_s=until_s)
+        remained = {life.worker for life in attempt.lives if life.left_at_s is None}
+
+
+def _lives(attempts: Sequence[_LoggedAttempt], *, is_running: bool) -> list[WorkerLife]:
+    lives: list[WorkerLife] = []
+    last_at_s = 0.0
+    for attempt in attempts:
+        _end_attempt(lives, min(attempt.began_at_s, last_at_s))
+        lives = [life for life in lives if life.joined_at_s < attempt.began_at_s] + attempt.lives
+        last_at_s = attempt.ended_at_s
     if not is_running:
         _end_attempt(lives, last_at_s)
     return lives

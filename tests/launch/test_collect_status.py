@@ -60,6 +60,38 @@ def test_a_run_tells_its_job_its_status_and_its_last_steps(tmp_path: Path, monke
     assert run.num_finished_steps == 11
 
 
+def test_each_job_is_looked_for_on_the_cluster_that_it_was_submitted_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clusters have a job 19 each; a third run is older than the record of its cluster, so the shell's is asked."""
+    submitted = {"a": "cm4", "b": "", "c": None}
+    for name, cluster in submitted.items():
+        write_submission(tmp_path / name, replace(a_submission(), cluster=cluster))
+    states = "case ${SLURM_CLUSTERS-none} in cm4) s=RUNNING ;; none) s=PENDING ;; inter) s=SUSPENDED ;; esac"
+    row = "19|19|$s|None|256|2|gpu[01-02]|1795266000|0|main|"
+    install_command(tmp_path, "squeue", f'{states}; echo "{row}"', monkeypatch)
+    monkeypatch.setenv("SLURM_CLUSTERS", "inter")
+
+    views = collect_status([tmp_path / name for name in submitted]).views
+
+    assert [view.job and view.job.state for view in views] == ["RUNNING", "PENDING", "SUSPENDED"]
+
+
+def test_a_cluster_that_does_not_answer_hides_no_job_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, cluster in (("a", "cm4"), ("b", "inter")):
+        write_submission(tmp_path / name, replace(a_submission(), cluster=cluster))
+    row = "19|19|RUNNING|None|256|2|gpu[01-02]|1795266000|0|main|"
+    refusal = "[ $SLURM_CLUSTERS = cm4 ] && { echo 'cm4 is down' >&2; exit 1; }"
+    install_command(tmp_path, "squeue", f"{refusal}; echo '{row}'", monkeypatch)
+
+    collected = collect_status([tmp_path / "a", tmp_path / "b"])
+
+    assert [view.job and view.job.state for view in collected.views] == [None, "RUNNING"]
+    assert "cm4 is down" in collected.complaint
+
+
 def test_a_run_whose_job_failed_without_a_word_is_explained_by_its_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

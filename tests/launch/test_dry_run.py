@@ -9,6 +9,7 @@ import pytest
 from rollpacker.cli.main import main
 from rollpacker.launch.submissions import Submission, write_submission
 from tests.cli.inputs import tree_of, write_model, write_prompts
+from tests.launch.commands import install_command
 
 E2E = [
     *("hydra/launcher=slurm", "cluster=h800", "cluster.has_shared_files=true", "experiment=e2e"),
@@ -94,6 +95,17 @@ def test_a_cluster_that_only_sbatch_is_told_of_is_refused(
     assert "export SLURM_CLUSTERS=cm4" in capsys.readouterr().err
     monkeypatch.setenv("SLURM_CLUSTERS", "cm4")
     assert main(["train", "-m", *words]) == 0
+
+
+@pytest.mark.parametrize("clusters", ["cm4,inter", "all"])
+def test_several_clusters_are_refused_before_anything_is_submitted(
+    clusters: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("scontrol", "squeue"):  # scontrol takes one cluster, and says so in its own words
+        install_command(here, name, "echo 'Only one cluster can be used at a time' >&2; exit 1", monkeypatch)
+    monkeypatch.setenv("SLURM_CLUSTERS", clusters)
+    assert main(["train", "-m", *E2E, "system=verl", "hydra.launcher.dry_run=true"]) == 2
+    assert f"SLURM_CLUSTERS={clusters} names several clusters." in capsys.readouterr().err
 
 
 def test_a_model_that_the_paper_does_not_have_must_say_how_many_engines(

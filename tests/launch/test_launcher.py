@@ -74,6 +74,7 @@ def test_every_element_of_an_array_has_its_own_call(sbatch: Path) -> None:
     dirs = _launch("run.seed=3,4", "system=verl")
     submissions = [read_submission(run_dir) for run_dir in dirs]
     assert [submission and submission.job_id for submission in submissions] == ["1_0", "1_1"]
+    assert [submission and submission.cluster for submission in submissions] == ["", ""]
     SEEN.clear()
     for job_id in ("1_0", "1_1"):
         DelayedSubmission.load(f"sweep/.submitit/{job_id}_submitted.pkl").result()

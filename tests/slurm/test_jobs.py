@@ -26,9 +26,20 @@ class Runs:
     def submit(self, name: str, *options: str, script: str, element: str = "") -> str:
         log = self.folder / "jobs" / ("%A_%a_0_log.out" if element else "%j_0_log.out")
         job_id = self._cluster.submit(*options, f"--output={log}", script=script, cwd=ROOT) + element
-        submission = Submission(job_id=job_id, folder=self.folder / "jobs", num_nodes=1, submitted_at=time.time() - 1)
-        write_submission(self.folder / name, submission)
+        self.was_submitted(name, job_id)
         return job_id
+
+    def was_submitted(self, name: str, job_id: str, cluster: str | None = None) -> None:
+        write_submission(
+            self.folder / name,
+            Submission(
+                job_id=job_id,
+                folder=self.folder / "jobs",
+                num_nodes=1,
+                submitted_at=time.time() - 1,
+                cluster=cluster,
+            ),
+        )
 
     def says_it_runs(self, name: str) -> None:
         status = RunStatus(
@@ -43,9 +54,9 @@ class Runs:
         )
         write_status(self.folder / name, status)
 
-    def shown(self) -> str:
+    def shown(self, *variables: str) -> str:
         command = f"{ROLLPACKER} jobs {self.folder}"
-        return self._cluster.run("env", "COLUMNS=120", "bash", "-c", command, cwd=ROOT).stdout
+        return self._cluster.run("env", "COLUMNS=120", *variables, "bash", "-c", command, cwd=ROOT).stdout
 
 
 def _line(shown: str, name: str) -> list[str]:
@@ -98,6 +109,22 @@ def test_jobs_shows_what_slurm_knows_of_every_run(cluster: MiniCluster, tmp_path
     assert _reason(shown, "died", "c-dies") == "its job was killed by signal 9"
     assert _reason(shown, "waiting", "f-waits").endswith(("(Resources)", "(Priority)"))
     assert _reason(shown, "cancelled", "g-stops") == "its job was cancelled (CANCELLED)"
+
+
+def test_a_job_is_found_on_the_cluster_that_it_was_submitted_to_whatever_the_shell_names(
+    cluster: MiniCluster, tmp_path: Path
+) -> None:
+    runs = Runs(cluster, tmp_path / "runs")
+    job_id = runs.submit("a-shell", "--mem=100", script="sleep 600")
+    runs.was_submitted("b-own", job_id, cluster="")
+    runs.was_submitted("c-named", job_id, cluster="mini")
+    cluster.wait_for_state(job_id, ["RUNNING"])
+
+    shown = runs.shown("SLURM_CLUSTERS=elsewhere")
+
+    assert [_line(shown, name)[2] for name in ("b-own", "c-named")] == [job_id] * 2
+    assert [_line(shown, name)[3] for name in ("a-shell", "b-own", "c-named")] == ["1", "node1", "node1"]
+    assert "elsewhere" in shown, "why nothing is known of the first"
 
 
 def test_the_doctor_finds_no_problem_on_the_login_node_nor_on_the_nodes(cluster: MiniCluster, tmp_path: Path) -> None:

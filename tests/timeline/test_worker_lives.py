@@ -63,15 +63,32 @@ def test_allocations_of_a_modelled_run_are_those_of_its_lives_and_the_tables_are
 
 
 def test_what_a_later_attempt_did_again_is_paid_for_twice(run_dir, tmp_path):
-    copy = shutil.copytree(run_dir, tmp_path / "run")
-    shutil.copy(attempt_path(copy, 0), attempt_path(copy, 1))
-    once, twice = (
-        [row for row in accounts_of(open_run(folder)).allocations if row["kind"] == "trainer"]
-        for folder in (run_dir, copy)
-    )
+    once, twice = (_seconds(folder, "trainer") for folder in (run_dir, _done_again(run_dir, tmp_path)))
     finished_at_s = read_frame(run_dir, "steps")["finished_at_s"].iloc[-1]
-    assert [row["elapsed_s"] for row in once] == pytest.approx([finished_at_s])
-    assert [row["elapsed_s"] for row in twice] == pytest.approx([finished_at_s, finished_at_s], rel=0.02)
+    assert once == pytest.approx([finished_at_s])
+    assert twice == pytest.approx([finished_at_s, finished_at_s], rel=0.02)
+
+
+def test_a_worker_is_paid_for_in_every_attempt_and_between_two_that_it_serves(run_dir, tmp_path):
+    """The one that was lost serves in both attempts; the two that remain are there when the next one begins."""
+    copy = _done_again(run_dir, tmp_path)
+    once, twice = (_seconds(folder, "worker") for folder in (run_dir, copy))
+    lost, *_ = accounts_of(open_run(run_dir)).workers
+    finished_at_s = read_frame(run_dir, "steps")["finished_at_s"].iloc[-1]
+    again = [lost["left_at_s"] - lost["joined_at_s"], finished_at_s, finished_at_s]
+    assert sorted(twice) == pytest.approx(sorted([*once, *again]), rel=0.02)
+    assert [row["attempt"] for row in accounts_of(open_run(copy)).workers] == [1, 1, 1], "what counts in the tables"
+
+
+def _done_again(run_dir, folder):
+    """Copy a run, with a second attempt that begins at the same time and does the same."""
+    copy = shutil.copytree(run_dir, folder / "run")
+    shutil.copy(attempt_path(copy, 0), attempt_path(copy, 1))
+    return copy
+
+
+def _seconds(run_dir, kind):
+    return [row["elapsed_s"] for row in accounts_of(open_run(run_dir)).allocations if row["kind"] == kind]
 
 
 SACCT = """\
