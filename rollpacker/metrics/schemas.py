@@ -85,7 +85,7 @@ STEPS = TableSchema(
         ),
         count("decode_slot_steps_busy", "Sum over forward passes of the decode slots in use"),
         count("decode_slot_steps_idle", "Sum over forward passes of the decode slots that stood idle"),
-        number("bubble_ratio", "Idle share of the decode slots during the rollout, 0 to 1"),
+        number("bubble_ratio", "Idle share of the decode slots, 0 to 1; null where nothing decoded", is_nullable=True),
         number("requests_running_mean", "Requests that an engine ran in a forward pass, mean", unit="requests"),
         number("requests_waiting_mean", "Requests that waited at an engine during a pass, mean", unit="requests"),
         number("kv_cache_used_share", "Share of an engine's KV cache in use during a pass, mean, 0 to 1"),
@@ -329,8 +329,8 @@ INTERVALS = TableSchema(
             "activity",
             "What: stages of the step (rollout, hand_over, train, quiesce, weight_sync, checkpoint), generate, score, "
             "stream, load_weights, switch, asleep, starting, catching_up; evicted, lost, turn or failed: a request was "
-            "with an engine until it had to move, its environment answered, or failed. Of environments, reset or step: "
-            "a request waited for the answer; or why none came, such as environment_timeout",
+            "with an engine until it had to move, its environment answered, or failed. Of environments, start, reset "
+            "or step: a request waited for a process or an answer; or why none came, such as environment_timeout",
         ),
         text("subject", "Of what is about one request, its name as round:prompt@epoch#sample", is_nullable=True),
         count(

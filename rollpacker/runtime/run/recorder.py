@@ -138,7 +138,7 @@ class StepRecorder:
             "tokens_per_second": generated / generation_time if generation_time > 0 else 0.0,
             "decode_slot_steps_busy": busy,
             "decode_slot_steps_idle": idle,
-            "bubble_ratio": idle / (busy + idle) if busy + idle else 0.0,
+            "bubble_ratio": idle / (busy + idle) if busy + idle else None,
             "requests_running_mean": costs.mean_per_pass("busy_slot_steps"),
             "requests_waiting_mean": costs.mean_per_pass("waiting_request_steps"),
             "kv_cache_used_share": costs.kv_cache_share,

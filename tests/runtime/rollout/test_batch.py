@@ -42,6 +42,7 @@ async def test_staleness_is_the_mean_over_trained_tokens_and_the_age_of_the_olde
     [domain] = recorder.domain_rows(batch)
     assert (domain["staleness_mean"], domain["staleness_max"]) == (row["staleness_mean"], 3)
     assert (row["policy_version"], row["num_engines"]) == (5, 1)
+    assert row["bubble_ratio"] is None, "no engine decoded: there are no slots that could be idle"
     rows = {(row["prompt"], row["sample"]): row for row in recorder.response_rows(batch, {})}
     row = rows[first.request.prompt.key, first.request.sample]
     assert (row["first_policy_version"], row["policy_version"]) == (2, 4)
