@@ -15,7 +15,7 @@ from rollpacker.transfer.snapshots import SnapshotSync
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.protocols.backend import Workers
-    from rollpacker.protocols.engine import Engine
+    from rollpacker.protocols.engine import Engine, EngineStats
     from rollpacker.runtime.waiting.watchdog import Watchdog
 
 Answer = TypeVar("Answer")
@@ -41,6 +41,10 @@ class Subject:
         """Await an answer within the deadline of a rollout that makes no progress."""
         deadline_s = self.config.backend.deadlines.rollout_stall_s
         return await self._watchdog.within(deadline_s, "an answer of what is measured", answer)
+
+    async def stats(self) -> EngineStats:
+        """Ask an engine of those in use, which are all alike."""
+        return await self.within(next(iter(self.engines.values())).stats())
 
     async def switch_to(self, degree: int) -> None:
         """Use the engines of another degree; those in use so far sleep or end."""

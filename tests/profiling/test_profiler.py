@@ -1,6 +1,7 @@
 """What is measured of modelled workers is what the model says of them, in its own time."""
 
 import asyncio
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -200,6 +201,21 @@ def test_passes_are_told_apart_however_many_the_prompts_of_a_batch_take(budget, 
     for point in profile.of("ending"):
         true_s = costs.pass_s(point.num_items) + costs.kv_read_s * point.num_tokens
         assert point.seconds == pytest.approx(true_s, rel=0.02)
+
+
+def test_a_batch_that_the_kv_cache_does_not_hold_is_not_measured_as_if_it_ran(tmp_path):
+    """Some of it would wait or be preempted: the time of another size."""
+    words = ("engine.max_num_seqs=66", "data.max_prompt_tokens=1024", "rollout.max_response_tokens=1024")
+    config = config_of("verl", tmp_path, "rollout.num_prompts=32", *words, "hardware.memory_gb=18.2")
+    costs = plan_cluster(config, needs_judge=False).engine
+    profile = measured(config, tmp_path)
+    sizes = Counter(round(point.num_tokens / point.num_items) for point in profile.of("prefill"))
+    assert (costs.num_kv_tokens, sizes) == (20_032, {256: 7, 674: 5, 2022: 4}), "up to 64, 16 and 8 sequences"
+    assert len(profile.of("decode")) == sizes.total()
+    for point in profile.of("decode"):
+        true_s = costs.pass_s(point.num_items) + costs.kv_read_s * point.num_tokens
+        assert point.seconds == pytest.approx(true_s, rel=0.02)
+    assert not profile.of("ending"), "a round of the data is larger than the cache, too"
 
 
 def test_a_batch_may_take_longer_than_the_deadline_as_long_as_responses_arrive(tmp_path):

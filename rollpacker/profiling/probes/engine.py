@@ -12,6 +12,9 @@ with its second token: after that, passes only decode. A response of the batch t
 first token there too, so its length says how many passes followed. Where none did, the batch's last prompt was split,
 and its end was in that pass, so its response is taken. (If that prompt filled a pass to the last token instead, one
 pass too many is counted.) Responses that end by themselves make the batch smaller on the way; a point states the means.
+
+A batch that the KV cache does not hold is not timed: some of it would wait, or be preempted, and the point would be of
+another size.
 """
 
 from __future__ import annotations
@@ -36,9 +39,15 @@ LARGE_BATCH = 32
 LARGE_BATCH_PASSES = 8
 """Decoding passes that a probe of a large batch times."""
 
+_KV_BLOCK_TOKENS = 16
+"""vLLM's: the last block of a sequence may be nearly empty."""
+
 
 async def probe_decoding(bench: Bench, size: int, context: int) -> None:
     """Time prefill and decoding of `size` sequences with prompts of `context` tokens, on all engines at once."""
+    num_kv_tokens = (await bench.subject.stats()).kv_tokens_capacity
+    if size * _most_kv_tokens(bench, context + 1) > num_kv_tokens:
+        return
     prefilled = await bench.burst_on_all((context, [1] * size))
     for burst in prefilled:
         began_s = min(response.queue_time_s for response in burst.responses)
@@ -51,18 +60,28 @@ async def probe_decoding(bench: Bench, size: int, context: int) -> None:
     num_ahead = max(len({response.queue_time_s for response in burst.responses}) for burst in prefilled) - 1
     longer = min(window + num_ahead, bench.workload.longest - context)
     limits = [*[longer] * (size - 1), window]
+    if size * _most_kv_tokens(bench, context + longer) + _most_kv_tokens(bench, 1 + 2) > num_kv_tokens:
+        return
     for burst in await bench.burst_on_all((1, [1]), (context, limits), (1, [2])):
         _note_passes(bench, size, context, burst, window)
 
 
-def note_endings(bench: Bench, responses: Sequence[Response], num_prompt_tokens: float) -> None:
+def _most_kv_tokens(bench: Bench, length: float) -> float:
+    """What a sequence of this length may take of a KV cache."""
+    return min(length + _KV_BLOCK_TOKENS, bench.workload.longest)
+
+
+async def note_endings(bench: Bench, responses: Sequence[Response], num_prompt_tokens: float) -> None:
     """Note the passes of a batch that shrinks, between the moments at which half of the remaining ones have ended.
 
     The length of a response gives the pass in which it ended, and its time the moment: of those that started together,
     as most did, once all others had started too.
     """
-    if len(responses) > bench.subject.config.engine.max_num_seqs:
-        return  # some had to wait
+    lengths = sorted((num_prompt_tokens + response.num_tokens for response in responses), reverse=True)
+    peak = max(count * _most_kv_tokens(bench, length) for count, length in enumerate(lengths, start=1))
+    num_kv_tokens = (await bench.subject.stats()).kv_tokens_capacity
+    if len(responses) > bench.subject.config.engine.max_num_seqs or peak > num_kv_tokens:
+        return  # some may have had to wait
     starts = Counter(response.queue_time_s for response in responses)
     [(start_s, _)] = starts.most_common(1)
     together = sorted(
@@ -125,7 +144,7 @@ def _in_engine_s(responses: Sequence[Response]) -> float:
 
 async def kv_cache(bench: Bench, kv_bytes_per_token: int) -> Point:
     """Return the KV capacity of the engines in use."""
-    stats = await bench.subject.within(next(iter(bench.subject.engines.values())).stats())
+    stats = await bench.subject.stats()
     return Point(
         measurement="kv_cache",
         tensor_parallel=bench.subject.degree,

@@ -33,7 +33,7 @@ async def roll_out_data(bench: Bench) -> list[RolloutGroup]:
             scoring.cancel()
     num_prompt_tokens = float(np.mean([len(of_prompt[0].prompt_token_ids) for of_prompt in by_prompt]))
     for burst in bursts:
-        note_endings(bench, burst.responses, num_prompt_tokens)
+        await note_endings(bench, burst.responses, num_prompt_tokens)
     by_request = {response.request: response for burst in bursts for response in burst.responses}
     return [
         RolloutGroup(
