@@ -186,3 +186,18 @@ def test_nothing_is_near_a_name_like_no_other() -> None:
 def test_a_word_in_the_place_of_a_section_is_refused_by_its_key(section: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"{section}={value}"):
         compose(["model.path=m", "data.path=d", "run.dir=r", "reward=judge", f"{section}={value}"])
+
+
+@pytest.mark.parametrize(
+    ("key", "word"),
+    [
+        ("data.columns", "data.columns={promt: question}"),
+        ("data.path[1].columns", "data.path=[a.jsonl,{path: b.jsonl, columns: {promt: question}}]"),
+        ("evaluation.path[0].columns", "evaluation.path=[{path: c.jsonl, columns: {promt: question}}]"),
+    ],
+)
+def test_a_column_of_no_field_is_refused_by_the_key_that_maps_it(key: str, word: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        compose(["model.path=m", "data.path=d.jsonl", word])
+    assert raised.value.problem == f"{key} maps `promt`, which is no field of a prompt."
+    assert raised.value.remedy == "Did you mean `prompt`?"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -19,17 +19,22 @@ PROMPT_FIELDS = (
 """What a column can be mapped to."""
 
 
-def _known_fields(columns: dict[str, str]) -> dict[str, str]:
-    for name in columns:
+def _check_fields(key: str, columns: Mapping[Any, object]) -> None:
+    """Refuse what maps something that is no field of a prompt."""
+    for name in map(str, columns):
         if name not in PROMPT_FIELDS:
             nearest = difflib.get_close_matches(name, PROMPT_FIELDS, n=1) or difflib.get_close_matches(
-                name, columns.values(), n=1
+                name, map(str, columns.values()), n=1
             )
             raise ValueError(
-                f"data.columns maps `{name}`, which is no field of a prompt.\n"
+                f"{key} maps `{name}`, which is no field of a prompt.\n"
                 f"It maps {', '.join(PROMPT_FIELDS)} to columns of the file: {{prompt: question}}.\n"
                 + (f"Did you mean `{nearest[0]}`?" if nearest else "Write our field first, then the file's column.")
             )
+
+
+def _known_fields(columns: dict[str, str]) -> dict[str, str]:
+    _check_fields("data.columns", columns)
     return columns
 
 
@@ -97,6 +102,8 @@ def entries_of(name: str, kind: type[PromptFile]) -> Callable[[object], object]:
                     f"An entry is a path, or {{path: PATH}} with any of {keys}.\n"
                     "Correct its keys."
                 )
+            if isinstance(entry, dict) and isinstance(columns := entry.get("columns"), dict):
+                _check_fields(f"{name}[{index}].columns", columns)
         return [{"path": entry} if isinstance(entry, str | Path) else entry for entry in entries]
 
     return as_mappings
