@@ -34,7 +34,7 @@ EARLY_LIMIT_S = 5.0
 """A run that was interrupted or preempted has little time left."""
 
 _LISTEN_EVERY_S = 0.05
-"""Between two looks for signals, while the end of a run waits."""
+"""Between two looks for signals, while the start or the end of a run waits."""
 
 _PROCESS = "rollpacker.runtime.run.callback_process"
 
@@ -45,7 +45,9 @@ def check_callbacks(sources: Sequence[str], run_dir: Path) -> None:
     Raises:
         ConfigError: One of them cannot be imported, or is no callback.
     """
-    _end_all(_ready(sources, run_dir, [""] * len(sources)))
+    processes = _started(sources, run_dir, [""] * len(sources))
+    _check(sources, processes, [process.start_failure() for process in processes])
+    _end_all(processes)
 
 
 @asynccontextmanager
@@ -70,7 +72,8 @@ async def open_callbacks(
         ConfigError: One of them cannot be made.
     """
     files = _log_files(logs, len(sources))
-    processes = _ready(sources, run_dir, list(map(str, files)))
+    processes = _started(sources, run_dir, list(map(str, files)))
+    _check(sources, processes, await _start_failures(processes))
     callbacks = Callbacks(
         [
             _Callback(source, process, file, note, call_limit_s)
@@ -107,18 +110,14 @@ class Callbacks:
     async def end(self, error: str | None, limit_s: float) -> None:
         """Tell the end of the run, and end the processes when their calls are over, or after `limit_s`.
 
-        When it is cancelled they end at once. It lets the event loop run between short waits, since the clock of a
-        modelled run would jump past a thread.
+        When it is cancelled they end at once.
         """
         self._tell("on_end", error)
         threads = [threading.Thread(target=each.finish, args=(limit_s,), daemon=True) for each in self._callbacks]
         for thread in threads:
             thread.start()
         try:
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(_LISTEN_EVERY_S)
-                    await asyncio.sleep(0)
+            await _join(threads)
         except BaseException:
             for callback in self._callbacks:
                 callback.kill()
@@ -160,9 +159,7 @@ class _Callback:
     def kill(self) -> None:
         """End the process in the middle of a call; that is no failure of the callback."""
         self._has_failed = True
-        if not self._process.has_died:
-            with suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
+        _kill(self._process)
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -187,15 +184,45 @@ def _log_files(folder: Path, number: int) -> list[Path]:
     return [folder / f"callback-{index}.log" for index in range(number)]
 
 
-def _ready(sources: Sequence[str], run_dir: Path, logs: Sequence[str]) -> list[SupervisorProcess]:
-    """Start a process for each class; raises `ConfigError`, with none left, unless all of them can be used."""
-    processes = [
+def _started(sources: Sequence[str], run_dir: Path, logs: Sequence[str]) -> list[SupervisorProcess]:
+    """Start a process for each class. They end with the thread that does this, so it has to be the run's own."""
+    return [
         SupervisorProcess(_PROCESS, [source, str(run_dir.absolute()), log])
         for source, log in zip(sources, logs, strict=True)
     ]
+
+
+async def _start_failures(processes: Sequence[SupervisorProcess]) -> list[str | None]:
+    """Wait until each process has imported its class, which may take a minute; when cancelled, end them."""
+    failures: list[str | None] = []
+    thread = threading.Thread(
+        target=lambda: failures.extend(process.start_failure() for process in processes), daemon=True
+    )
+    thread.start()
+    try:
+        await _join([thread])
+    except BaseException:
+        for process in processes:
+            _kill(process)
+        thread.join()
+        _end_all(processes)
+        raise
+    return failures
+
+
+async def _join(threads: Sequence[threading.Thread]) -> None:
+    """Wait for threads, and let the event loop run between short waits: a modelled run's clock would jump past them."""
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(_LISTEN_EVERY_S)
+            await asyncio.sleep(0)
+
+
+def _check(sources: Sequence[str], processes: Sequence[SupervisorProcess], failures: Sequence[str | None]) -> None:
+    """Raise `ConfigError`, with no process left, unless all of them can be used."""
     mistakes: list[UserError] = []
-    for source, process in zip(sources, processes, strict=True):
-        if failure := process.start_failure():
+    for source, failure in zip(sources, failures, strict=True):
+        if failure:
             mistakes.append(
                 ConfigError(
                     f"run.callbacks: {source} cannot be used: {failure}.",
@@ -207,7 +234,12 @@ def _ready(sources: Sequence[str], run_dir: Path, logs: Sequence[str]) -> list[S
     if mistakes:
         _end_all(processes)
     raise_mistakes(mistakes)
-    return processes
+
+
+def _kill(process: SupervisorProcess) -> None:
+    if not process.has_died:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def _end_all(processes: Sequence[SupervisorProcess]) -> None:

@@ -208,6 +208,53 @@ def test_ctrl_c_ends_the_wait_for_callbacks_and_their_processes(mine: Path, run_
     assert notes == []
 
 
+SLOW = """
+import time
+from pathlib import Path
+
+for _ in range(1000):
+    if Path(__file__).with_name("may_go_on").exists():
+        break
+    time.sleep(0.01)
+else:
+    raise OSError("the event loop stood still")
+
+class Slow:
+    def on_end(self, error):
+        pass
+"""
+
+
+@pytest.mark.parametrize("run_on", [asyncio.run, run_in_virtual_time])
+def test_the_event_loop_goes_on_while_a_class_is_imported(tmp_path: Path, run_on: Any) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    notes: list[str] = []
+
+    async def open_beside_others() -> None:
+        asyncio.get_running_loop().call_soon((tmp_path / "may_go_on").touch)
+        async with open_callbacks([f"{tmp_path}/slow.py:Slow"], tmp_path, tmp_path, notes.append):
+            pass
+
+    run_on(open_beside_others())
+    assert notes == []
+
+
+def test_a_run_that_is_stopped_while_a_class_is_imported_ends_its_process(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    others = set(children())
+
+    async def open_and_stop() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().call_soon(task.cancel)
+        async with open_callbacks([f"{tmp_path}/slow.py:Slow"], tmp_path, tmp_path, lambda _: None):
+            pass
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(open_and_stop())
+    assert set(children()) <= others
+
+
 def children() -> list[int]:
     files = Path("/proc/self/task").glob("*/children")
     return [int(pid) for file in files for pid in file.read_text().split()]
