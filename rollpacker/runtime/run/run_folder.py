@@ -1,7 +1,7 @@
 """Which run a folder belongs to, and whether a configuration may go on with it.
 
     <run.dir>/run.json                     which run this is: id, fingerprint, schema version
-    <run.dir>/replaced-001/                what a run before it left there: events, held-out scores, curves, logs
+    <run.dir>/replaced-001/                what a run before it left there: events, held-out scores, curves, logs, jobs
 
 Invariant: a folder belongs to the run whose steps it holds. As long as it holds none (after a start that failed or was
 interrupted), any configuration may begin there; then the records of the run before are set aside, and none of them
@@ -11,6 +11,7 @@ counts as the new run's. A `run.json` that is lost is restored from a checkpoint
 from __future__ import annotations
 
 import itertools
+import os
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from rollpacker.config.record import read_record
 from rollpacker.core.errors import CheckpointError, ConfigError, DataError
 from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.paths import read_bytes
+from rollpacker.runtime.job.allocation import current_allocation
+from rollpacker.runtime.job.attempts import JOBS_FOLDER
 from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointStore, FoundCheckpoints
 
 if TYPE_CHECKING:
@@ -39,7 +42,8 @@ _RECORDS = (
     *("config.yaml", "accounts", "evaluation", "events", "logs/attempt-*"),
     *("tensorboard", "tracker.jsonl", "wandb"),
 )
-"""What a run leaves, and another one would add to or be taken for; not `jobs`, where the next one's job has begun."""
+"""What a run leaves, and another one would add to or be taken for; of `jobs` all but that of this process. Not
+`elastic`: workers of the next run may have claimed their names there already, and a report names its attempt."""
 
 MAX_DIFFERENCES = 8
 """Keys that a message names; more of them make another run."""
@@ -116,12 +120,20 @@ def _set_records_aside(run_dir: Path, note: Callable[[str], None]) -> None:
     names = (run_dir / f"replaced-{number:03d}" for number in itertools.count(1))
     aside = next(path for path in names if not path.exists())
     with storage_errors(aside):
-        for record in [path for pattern in _RECORDS for path in sorted(run_dir.glob(pattern))]:
+        records = [path for pattern in _RECORDS for path in sorted(run_dir.glob(pattern))]
+        for record in [*records, *_other_jobs(run_dir)]:
             kept = aside / record.relative_to(run_dir)
             kept.parent.mkdir(parents=True, exist_ok=True)
             record.rename(kept)
     if aside.exists():
         note(f"Another run began in {run_dir} and finished no step. Its records are kept in {aside}.")
+
+
+def _other_jobs(run_dir: Path) -> list[Path]:
+    """Files and folders of the jobs that the run before was in; each begins with the number of its job."""
+    allocation = current_allocation(os.environ)
+    own = None if allocation is None else allocation.job_id
+    return sorted(path for path in run_dir.glob(f"{JOBS_FOLDER}/*") if path.name.partition(".")[0] != own)
 
 
 def _has_trained(run_dir: Path) -> bool:

@@ -27,6 +27,14 @@ SMALL = [
     *("tracker.jsonl=true", "tracker.tensorboard=true"),
 ]
 SCORE = "evaluation/held/reward_mean"
+JOB = {
+    "SLURM_JOB_ID": "170",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_NODELIST": "n1",
+    "SLURM_PROCID": "0",
+    "SLURMD_NODENAME": "n1",
+    "SLURM_CPUS_ON_NODE": "2",
+}
 
 
 @pytest.fixture
@@ -108,6 +116,23 @@ def test_another_run_in_a_folder_without_steps_shows_nothing_of_the_one_before_w
     assert SCORE in read_curves(kept / "tensorboard")
     assert (read_record(kept) or {})["run"]["seed"] == 0
     assert (kept / "logs" / "attempt-000").is_dir()
+
+
+def test_jobs_of_another_run_are_set_aside_and_the_one_that_this_run_is_in_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left in `jobs` is asked for in Slurm's accounting, as this run's."""
+    run_dir = tmp_path / "run"
+    fail_in_step(run_dir, 0)
+    for name in ("17.json", "17.0.0/head.json", "170.json", "170.0.0/head.json"):
+        (run_dir / "jobs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (run_dir / "jobs" / name).touch()
+    for variable, value in JOB.items():
+        monkeypatch.setenv(variable, value)
+    fail_in_step(run_dir, 0, "run.seed=8")
+    assert {path.name for path in (run_dir / "jobs").iterdir()} == {"170.json", "170.0.0"}
+    assert {path.name for path in (run_dir / "replaced-001" / "jobs").iterdir()} == {"17.json", "17.0.0"}
+    assert (run_dir / "replaced-001" / "jobs" / "17.0.0" / "head.json").exists()
 
 
 def test_the_same_run_begins_again_in_its_folder_and_sets_nothing_aside(tmp_path: Path, held_out: list[str]) -> None:
