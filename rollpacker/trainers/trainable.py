@@ -4,7 +4,7 @@ Invariant: a model whose computation would differ from the Hugging Face one in a
 Qwen2 and Qwen2.5, Qwen3, Llama 2 to 3.3, with their rotary scaling; dense, full attention. torch and FSDP2 train what
 transformers has, but for a Mixture of Experts: its experts lie fused in memory and not in files, so that the names of
 its weights are not those that engines load; and but for `longrope` beyond the length at which its frequencies change.
-(Those of `dynamic` change beyond the model's positions, which no run passes.)
+(Those of `dynamic` change beyond the model's positions, which no run passes, but config.json has to state them.)
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ FAMILIES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
 _ALLOWED = "trainer=megatron knows dense Qwen2, Qwen2.5, Qwen3 and Llama models with full attention and no dropout"
 _SHORT_UP_TO = "original_max_position_embeddings"
 """What a longrope's limit is called, in tokens: beside the rotary embedding (Phi-3, Phi-4-mini) or in it."""
+_POSITIONS = "max_position_embeddings"
 _REMEDY = "Use trainer=fsdp, which trains any dense Hugging Face causal language model"
 
 
@@ -75,7 +76,14 @@ def _refuse_mixed_lengths(config: RunConfig, description: Mapping[str, Any]) -> 
     sizes = text_model if isinstance(text_model, dict) else description
     prompt, response = config.data.max_prompt_tokens, config.longest_response_tokens
     for kind, rope in _ropes(sizes):
-        stated = (sizes.get(_SHORT_UP_TO), rope.get(_SHORT_UP_TO), sizes.get("max_position_embeddings"))
+        if kind == "dynamic" and type(sizes.get(_POSITIONS)) is not int:
+            raise ModelError(
+                f"The model in {config.model.directory} scales its rotary embedding by `dynamic`, and its config.json "
+                f"does not say {_POSITIONS}",
+                "Beyond that many tokens it has other frequencies for all sequences of a micro-batch",
+                f"Add {_POSITIONS} to config.json as the model was trained, or choose another model",
+            )
+        stated = (sizes.get(_SHORT_UP_TO), rope.get(_SHORT_UP_TO), sizes.get(_POSITIONS))
         limit = min((number for number in stated if type(number) is int), default=0)
         if kind == "longrope" and prompt + response > limit:
             section = "rollout" if response == config.rollout.max_response_tokens else "evaluation"

@@ -57,6 +57,15 @@ def test_longrope_is_trained_up_to_the_length_at_which_its_frequencies_change(tm
     )
 
 
+@pytest.mark.parametrize("rope", [{"rope_type": "dynamic", "factor": 2.0}, {"type": "dynamic", "factor": 2.0}])
+def test_frequencies_that_change_beyond_positions_that_nobody_states_are_refused(tmp_path, rope):
+    """No run passes a model's positions, as far as its config.json states them."""
+    llama = {"model_type": "llama", "rope_scaling": rope}
+    with pytest.raises(ModelError, match=r"by `dynamic`, and its config\.json does not say"):
+        check(tmp_path, llama, 16)
+    check(tmp_path, {**llama, "max_position_embeddings": 2048}, 16)
+
+
 def test_held_out_responses_count_too_since_an_engine_has_one_longest_length(tmp_path):
     evaluation = ["evaluation.path=test.jsonl", "evaluation.max_response_tokens=64"]
     with pytest.raises(ModelError) as caught:
