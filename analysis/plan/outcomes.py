@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
 
 
+_NAMED_DEGREE = r"^engine-tp(\d+)-"
+"""Of modelled engines that the configured ones take turns with, as `rollpacker.sim.backend` names them."""
+
+
 class Outcome(TypedDict):
     """What came of one trial, per step of its steady state. Modelled, all of it."""
 
@@ -70,7 +74,8 @@ def attempt(task: tuple[RunConfig, Trial, Path]) -> Outcome:
         shutil.rmtree(run_dir.parent, ignore_errors=True)
     cluster = ModelledRunFacts(run).cluster()
     capacities = {trial.setting.tensor_parallel: cluster.kv_tokens_per_engine}
-    for other in set(steps["tensor_parallel"]) - set(capacities):  # a planner chose it
+    degrees = {*steps["tensor_parallel"], *steps["escalated_from"].dropna()}
+    for other in degrees - set(capacities):  # a planner chose it, or a round ended on it
         num_engines = trial.setting.num_gpus // int(other)
         engine = run.engine.model_copy(update={"tensor_parallel": int(other), "num_engines": num_engines})
         capacities[int(other)] = (
@@ -89,7 +94,7 @@ def outcome_of(
     num_all_gpus: int,
 ) -> Outcome:
     """Reduce a run's tables."""
-    peak_share = kv_peak_share(steps, responses, intervals, kv_tokens_by_degree)
+    peak_share = kv_peak_share(steps, responses, intervals, kv_tokens_by_degree, trial.setting.tensor_parallel)
     at_once = steps["num_prompts_deferred_at_once"]
     if at_once.any():
         steps = steps[steps["step"] >= steps.loc[at_once > 0, "step"].min()]
@@ -125,16 +130,22 @@ def outcome_of(
 
 
 def kv_peak_share(
-    steps: pd.DataFrame, responses: pd.DataFrame, intervals: pd.DataFrame, kv_tokens_by_degree: Mapping[int, int]
+    steps: pd.DataFrame,
+    responses: pd.DataFrame,
+    intervals: pd.DataFrame,
+    kv_tokens_by_degree: Mapping[int, int],
+    tensor_parallel: int,
 ) -> float:
     """The largest share of a KV cache that was in use, reconstructed from when responses came to engines and left them.
 
     In between a response's cache is taken to grow evenly, from what it had. It grows faster when few are left, so the
     sum is 4 to 20 % above that of the modelled engines; what preemption took back is not seen, so it is cut at the
-    cache's size. Responses of an asynchronous run are together in a cache whatever step trains them.
+    cache's size. Responses of an asynchronous run are together in a cache whatever step trains them. A round may begin
+    on engines of one degree and end on others: the engines that are not of `tensor_parallel`, the configured one, have
+    theirs in their names.
     """
     stays = _stays(responses, intervals)
-    degrees = stays["step"].map(dict(zip(steps["step"], steps["tensor_parallel"], strict=True)))
+    degrees = stays["engine"].str.extract(_NAMED_DEGREE, expand=False).fillna(str(tensor_parallel)).astype("int64")
     tokens = ["num_prompt_tokens", "num_begun", "num_ended"]
     stays[tokens] = stays[tokens].div(degrees.map(dict(kv_tokens_by_degree)), axis="index")
     together = ["engine"] if ASYNC in set(steps["round_kind"]) else ["engine", "step"]

@@ -113,7 +113,7 @@ def test_prompts_that_were_dropped_are_not_deferred_to_a_long_round():
 
 
 def peak_share(rows: pd.DataFrame, *moves: tuple[int, str, str, float, float, int], capacity: int = 1000) -> float:
-    return kv_peak_share(steps("p", [1.0]), rows, intervals(*moves), {2: capacity})
+    return kv_peak_share(steps("p", [1.0]), rows, intervals(*moves), {2: capacity, 4: 4 * capacity}, 2)
 
 
 def test_the_fullest_cache_is_of_responses_that_run_together_on_one_engine():
@@ -129,7 +129,13 @@ def test_the_fullest_cache_is_of_responses_that_run_together_on_one_engine():
 def test_responses_of_an_asynchronous_run_fill_a_cache_together_whatever_step_trains_them():
     rows = responses([("engine-0", 0, 10, 90), ("engine-0", 0, 20, 180), ("engine-0", 10, 20, 90)])
     rows["step"] = [0, 1, 2]
-    assert kv_peak_share(steps("aaa", [10.0] * 3), rows, intervals(), {2: 1000}) == pytest.approx((190 + 100) / 1000)
+    assert kv_peak_share(steps("aaa", [10.0] * 3), rows, intervals(), {2: 1000}, 2) == pytest.approx((190 + 100) / 1000)
+
+
+def test_a_round_that_ends_on_larger_engines_fills_the_caches_of_those_on_which_it_began():
+    last = responses([("engine-tp4-0", 10, 12, 390), ("engine-0", 0, 9, 90)])
+    assert peak_share(last, (0, "engine-0", "evicted", 0, 9, 290)) == pytest.approx((300 + 100) / 1000)
+    assert peak_share(last.head(1)) == pytest.approx(400 / 4000)
 
 
 def test_a_response_that_moved_or_had_turns_fills_the_cache_with_what_it_had_and_its_engines_before():
