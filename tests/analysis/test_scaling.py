@@ -2,8 +2,11 @@
 
 import json
 
+import pytest
+
 from rollpacker.analysis.exhibits import fig14, scaling
 from rollpacker.analysis.numbers import Source
+from rollpacker.config.compose import compose
 from tests.analysis.written_runs import numbers_of, series, write_run
 
 
@@ -72,3 +75,9 @@ def test_a_cycle_is_compared_where_a_run_has_one_and_processor_time_is_per_step(
     }
     assert series(numbers, scaling.SPEEDUP) == {"rollpacker": [(16.0, 2.0)]}
     assert series(numbers, scaling.COST) == {"verl": [(16.0, 0.2), (8192.0, 8.0)], "rollpacker": [(8192.0, 9.0)]}
+
+
+@pytest.mark.parametrize(("variant", "num_gpus"), [("fig14-64", 64), ("fig14-128", 128)])
+def test_on_real_gpus_too_the_trainer_of_fig14_has_all_that_the_engines_have(variant, num_gpus):
+    config = compose(["backend=sim", "experiment=fig14", f"variant={variant}"])
+    assert config.engine.num_engines * config.engine.tensor_parallel == config.trainer.num_ranks == num_gpus

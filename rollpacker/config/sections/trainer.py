@@ -40,7 +40,8 @@ class TrainerSection(Section):
     """Which implementation: one process; FSDP2, whose ranks share parameters, gradients and optimizer among them; or
     Megatron-core, which shards the model in every dimension."""
     data_parallel: Annotated[WorkerCount | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
-    """Replicas that share the batch. null is 1; in a modelled run, as many as the engines' GPUs hold."""
+    """Replicas that share the batch; null is 1. A modelled run has as many as the trainer's GPUs hold, whatever this
+    says: there the number of GPUs alone is varied."""
     learning_rate: Positive = Field(1e-6, le=1)
     """Of AdamW, after the warm-up. An update moves a weight by about as much."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
