@@ -20,6 +20,15 @@ class TurnFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentBegan:
+    """An environment begins its reset: its process has started. May come late, or not at all before the answer."""
+
+    request: RequestId
+    call: int
+    """Of the `OpenEnvironment`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentStepped:
     """An environment answered; the answer to `OpenEnvironment` and `StepEnvironment`. May come late, or twice."""
 

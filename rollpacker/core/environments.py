@@ -6,11 +6,16 @@ sampling and asynchronous steps treat it as any other. The router holds it while
 engine has anything of it while its environment acts: its slot is another's. Its next turn prefers the engine of its
 last one, whose prefix cache may still hold the conversation (`core.load_order`).
 
-    queued ──fewer than `max_open` are open──> acting ──EnvironmentStepped──> generating ──TurnFinished──> acting
-                                                 │
-                                                 ├──done, or a limit is reached──> finished
-                                                 └──EnvironmentFailed, or its time is over──> queued: it begins again
-                                                    `max_restarts` times, without what it had, and is then given up
+    queued ──fewer than `max_open` are open──> opening ──EnvironmentBegan──> acting
+    acting ──EnvironmentStepped──> generating ──TurnFinished──> acting
+       │
+       ├──done, or a limit is reached──> finished
+       └──EnvironmentFailed, or its time is over──> queued: it begins again `max_restarts` times, without what it had,
+                                                    and is then given up
+
+The time of a reset begins with it: until then a trajectory waits for a process and for a core to start it on, which
+those that run environments bound. Only where nothing is heard of any start for `opening_timeout_s` are they stuck, and
+what is opening fails. An answer without an `EnvironmentBegan` is one to a reset that began at once.
 
 Held-out trajectories have as many places of their own, for in an asynchronous run those that are suspended keep theirs
 while others are evaluated. With `starts_per_minute` places are given out evenly over time, by the timer that watches
@@ -25,8 +30,8 @@ which has no race, ends.
 Each call to the environments of a request has a number, over all restarts. An answer with an older number, or to a
 trajectory that was stopped, is late: it changes nothing. One that never comes is made up for by the time limits.
 
-Invariant: a trajectory that batching or evaluation waits for is in one of three states, `generating` if and only if it
-is the router's, and one that acts has a deadline that a timer will not miss.
+Invariant: a trajectory that batching or evaluation waits for is in one of four states, `generating` if and only if it
+is the router's, and one that opens or acts has a deadline that a timer will not miss.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ from typing import Any, Final, Self
 
 from rollpacker.core.batching_machine import GivenUp
 from rollpacker.core.commands import CloseEnvironment, Command, OpenEnvironment, SetTimer, StepEnvironment
-from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
+from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import ResponseFinished, TimerFired
 from rollpacker.core.ids import EngineId, RequestId, VersionSpan, is_held_out
@@ -57,7 +62,7 @@ LOST: Final = "environment_lost"
 NO_TURN: Final = "environment_over"
 """Its reset left the policy nothing to say."""
 
-EnvironmentEvent = TurnFinished | EnvironmentStepped | EnvironmentFailed
+EnvironmentEvent = TurnFinished | EnvironmentBegan | EnvironmentStepped | EnvironmentFailed
 Conclude = Callable[[ResponseFinished | GivenUp], tuple[Command, ...]]
 """Tells batching or evaluation that a trajectory has finished, or was given up, and gives what follows."""
 
@@ -67,10 +72,15 @@ class Stage(StrEnum):
 
     QUEUED = "queued"
     """For a place among the open environments."""
+    OPENING = "opening"
+    """For its environment to begin its reset."""
     ACTING = "acting"
     """For its environment."""
     GENERATING = "generating"
     """For an engine."""
+
+
+_CALLED = (Stage.OPENING, Stage.ACTING)
 
 
 class _Trajectory:
@@ -83,7 +93,7 @@ class _Trajectory:
         self.call = -1
         """Number of the last call to its environments."""
         self.called_at_s = self.due_at_s = 0.0
-        """While it acts."""
+        """While it opens or acts."""
         self.acted_s = 0.0
         """What the answers of this attempt took."""
         self.num_turns = 0
@@ -113,7 +123,9 @@ class Environments:
         self._to_close: list[CloseEnvironment] = []
         """Empty between events."""
         self._deadlines: list[tuple[float, RequestId, int]] = []
-        """A heap of (time, request, call); an entry with another call than the trajectory's last one is void."""
+        """A heap of (time, request, call); an entry with another time or call than the trajectory's last is void."""
+        self._heard_at_s = -math.inf
+        """When a reset began last, or something failed: starts are under way."""
         self._timer_at_s = math.inf
         """When the timer is due that is set."""
         self._next_start_s = -math.inf
@@ -160,10 +172,21 @@ class Environments:
         trajectory = self._awaiting(event, router)
         if trajectory is None:
             return ()
+        if isinstance(event, EnvironmentStepped):
+            return self._take_answer(event, trajectory, now, router, conclude)
+        self._heard_at_s = now
         if isinstance(event, EnvironmentFailed):
             if trajectory.stage is Stage.GENERATING:
                 router.abort([event.request])
             return self._fail(event.request, event.reason, conclude)
+        if trajectory.stage is Stage.OPENING:
+            self._await(event.request, Stage.ACTING, now, self._settings.reset_timeout_s)
+        return ()
+
+    def _take_answer(
+        self, event: EnvironmentStepped, trajectory: _Trajectory, now: float, router: Router, conclude: Conclude
+    ) -> tuple[Command, ...]:
+        """Let a trajectory go on, or end it."""
         trajectory.acted_s += now - trajectory.called_at_s
         is_over = event.is_done or event.num_tokens_left <= 0 or trajectory.num_turns >= self._settings.max_turns
         if not is_over:
@@ -175,7 +198,9 @@ class Environments:
         self._end(event.request, FINISHED)
         return commands
 
-    def _awaiting(self, event: EnvironmentStepped | EnvironmentFailed, router: Router) -> _Trajectory | None:
+    def _awaiting(
+        self, event: EnvironmentBegan | EnvironmentStepped | EnvironmentFailed, router: Router
+    ) -> _Trajectory | None:
         """Look up the trajectory that this concerns; None if it comes late."""
         trajectory = self._trajectories.get(event.request)
         if trajectory is None or event.call < trajectory.call:
@@ -184,7 +209,7 @@ class Environments:
             raise ImpossibleEvent(f"{event.request} was answered call {event.call}.", f"The last is {trajectory.call}.")
         is_lost = isinstance(event, EnvironmentFailed) and event.reason == LOST
         is_unanswerable = is_lost and trajectory.stage is Stage.GENERATING and router.holders[event.request] is None
-        return trajectory if trajectory.stage is Stage.ACTING or is_unanswerable else None
+        return trajectory if trajectory.stage in _CALLED or is_unanswerable else None
 
     def _end_turn(self, event: TurnFinished, router: Router) -> None:
         """Have the environment answer, unless the engine speaks of what it does not hold any more."""
@@ -207,7 +232,11 @@ class Environments:
             self._next_start_s = -math.inf
         commands: list[Command] = []
         while (due := self._next_due()) is not None and due[0] <= reached_s:
-            commands += self._fail(due[1], TIMEOUT, conclude)
+            heard_s = self._heard_at_s + self._settings.opening_timeout_s
+            if self._trajectories[due[1]].stage is Stage.OPENING and heard_s > reached_s:
+                self._limit(due[1], heard_s)
+            else:
+                commands += self._fail(due[1], TIMEOUT, conclude)
         return tuple(commands)
 
     def _fail(self, request: RequestId, reason: str, conclude: Conclude) -> tuple[Command, ...]:
@@ -243,7 +272,7 @@ class Environments:
         orders: list[Command] = []
         for request in self._to_step:
             if request in self._trajectories:
-                call = self._call(request, self._settings.turn_timeout_s, now)
+                call = self._call(request, Stage.ACTING, now, self._settings.turn_timeout_s)
                 orders.append(StepEnvironment(request=request, call=call))
         self._to_step = []
         for request in [*self._startable(False), *self._startable(True)]:
@@ -253,7 +282,7 @@ class Environments:
                 self._next_start_s = now + 60.0 / self._settings.starts_per_minute
             del self._queues[is_held_out(request)][request]
             self._num_open[is_held_out(request)] += 1
-            call = self._call(request, self._settings.reset_timeout_s, now)
+            call = self._call(request, Stage.OPENING, now, self._settings.opening_timeout_s)
             orders.append(OpenEnvironment(request=request, call=call))
         due = self._next_due()
         due_s = min(due[0] if due is not None else math.inf, self._next_start_s if self._may_start else math.inf)
@@ -272,20 +301,29 @@ class Environments:
         """Whether a trajectory waits for nothing but its turn among the starts of a minute."""
         return any(self._queues[each] and self._num_open[each] < self._settings.max_open for each in self._queues)
 
-    def _call(self, request: RequestId, limit_s: float, now: float) -> int:
+    def _call(self, request: RequestId, stage: Stage, now: float, limit_s: float) -> int:
         trajectory = self._trajectories[request]
-        trajectory.stage = Stage.ACTING
         trajectory.call += 1
-        trajectory.called_at_s = now
-        trajectory.due_at_s = now + min(limit_s, self._settings.episode_timeout_s - trajectory.acted_s)
-        heapq.heappush(self._deadlines, (trajectory.due_at_s, request, trajectory.call))
+        self._await(request, stage, now, limit_s)
         return trajectory.call
+
+    def _await(self, request: RequestId, stage: Stage, now: float, limit_s: float) -> None:
+        """Let a trajectory open or act from now on, so long at most."""
+        trajectory = self._trajectories[request]
+        trajectory.stage, trajectory.called_at_s = stage, now
+        left_s = self._settings.episode_timeout_s - trajectory.acted_s if stage is Stage.ACTING else math.inf
+        self._limit(request, now + min(limit_s, left_s))
+
+    def _limit(self, request: RequestId, due_at_s: float) -> None:
+        trajectory = self._trajectories[request]
+        trajectory.due_at_s = due_at_s
+        heapq.heappush(self._deadlines, (due_at_s, request, trajectory.call))
 
     def _next_due(self) -> tuple[float, RequestId, int] | None:
         while self._deadlines:
-            _, request, call = self._deadlines[0]
-            trajectory = self._trajectories.get(request)
-            if trajectory is not None and trajectory.call == call and trajectory.stage is Stage.ACTING:
+            due_at_s, request, call = self._deadlines[0]
+            found = self._trajectories.get(request)
+            if found and found.stage in _CALLED and (found.due_at_s, found.call) == (due_at_s, call):
                 return self._deadlines[0]
             heapq.heappop(self._deadlines)
         return None
@@ -299,7 +337,7 @@ class Environments:
     @property
     def acting(self) -> list[tuple[RequestId, int]]:
         """What environments owe an answer, with the number of the call."""
-        return [(request, each.call) for request, each in self._trajectories.items() if each.stage is Stage.ACTING]
+        return [(request, each.call) for request, each in self._trajectories.items() if each.stage in _CALLED]
 
     # Self-check and snapshot
 
@@ -325,10 +363,11 @@ class Environments:
                 raise InvariantViolated(f"{len(queued)} trajectories wait, and only {num_open} are open.")
         if self._to_step or self._to_close:
             raise InvariantViolated(f"{len(self._to_step)} steps and {len(self._to_close)} ends were not ordered.")
-        dues = {(request, call): due for due, request, call in self._deadlines}
+        deadlines = set(self._deadlines)
         for request, call in self.acting:
-            if dues.get((request, call), math.inf) < self._timer_at_s or (request, call) not in dues:
-                raise InvariantViolated(f"{request} acts, and no timer will end it.")
+            due_at_s = self._trajectories[request].due_at_s
+            if due_at_s < self._timer_at_s or (due_at_s, request, call) not in deadlines:
+                raise InvariantViolated(f"{request} opens or acts, and no timer will end it.")
 
     def snapshot(self) -> dict[str, Any]:
         """Give the whole state as JSON data that shares nothing with the machine."""
@@ -350,6 +389,7 @@ class Environments:
             "queue": [request.as_list() for queue in self._queues.values() for request in queue],
             "timer_at_s": None if self._timer_at_s == math.inf else self._timer_at_s,
             "next_start_s": None if self._next_start_s == -math.inf else self._next_start_s,
+            "heard_at_s": None if self._heard_at_s == -math.inf else self._heard_at_s,
         }
 
     @classmethod
@@ -366,14 +406,15 @@ class Environments:
                 of_turn = tuple(VersionSpan(*span) for span in spans)
                 each.turn = TurnFinished(request=request, engine=EngineId(engine), num_tokens=num_tokens, spans=of_turn)
             machine._trajectories[request] = each
-            if each.stage is Stage.ACTING:
+            if each.stage in _CALLED:
                 heapq.heappush(machine._deadlines, (each.due_at_s, request, each.call))
         for request in map(RequestId.from_list, snapshot["queue"]):
             machine._queues[is_held_out(request)][request] = None
         for request in machine._trajectories.keys() - set().union(*machine._queues.values()):
             machine._num_open[is_held_out(request)] += 1
-        next_start_s = snapshot.get("next_start_s")  # a snapshot of before has none
+        next_start_s, heard_at_s = snapshot.get("next_start_s"), snapshot.get("heard_at_s")  # one of before has none
         machine._next_start_s = -math.inf if next_start_s is None else next_start_s
+        machine._heard_at_s = -math.inf if heard_at_s is None else heard_at_s
         machine._timer_at_s = math.inf if snapshot["timer_at_s"] is None else snapshot["timer_at_s"]
         return machine
 

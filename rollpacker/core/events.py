@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
+from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan, WorkerId
 
 
@@ -407,6 +407,7 @@ Event = (
     | ResponseAborted
     | ResponseEvicted
     | TurnFinished
+    | EnvironmentBegan
     | EnvironmentStepped
     | EnvironmentFailed
     | RewardComputed

@@ -11,7 +11,7 @@
     the same ──> tail escalation ──> MeasureProgress, EscalateTail; SwitchEngines, when all engines are empty
     PolicyUpdated ──> router: Evict, or nothing where engines keep what they have; what waits is launched at StepStarted
     EvaluationOffered ──> evaluation ──Decision──> router: what becomes of held-out requests is its business alone
-    TurnFinished, EnvironmentStepped, EnvironmentFailed ──> environments ──> router, or batching and evaluation;
+    TurnFinished, Environment{Began, Stepped, Failed} ──> environments ──> router, or batching and evaluation;
                                            after every event their orders: Open-, Step-, CloseEnvironment
     BeginRound, and every event of a round that it fills ──> evaluation ──> Launch, Evict, as the router has room
     SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
@@ -58,7 +58,7 @@ from rollpacker.core.commands import (
 from rollpacker.core.companions import Companions
 from rollpacker.core.elastic import Elastic, OfMember
 from rollpacker.core.engine_states import Closing
-from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
+from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation, EvaluationDecision
 from rollpacker.core.events import (
@@ -140,7 +140,7 @@ class Scheduler:
         match event:
             case ResponseFinished():
                 return self._finish(event)
-            case TurnFinished() | EnvironmentStepped() | EnvironmentFailed():
+            case TurnFinished() | EnvironmentBegan() | EnvironmentStepped() | EnvironmentFailed():
                 return self._beside.take_turn(event, now, self._router, self._conclude)
             case RewardComputed():
                 return self._reward(event)

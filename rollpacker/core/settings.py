@@ -280,6 +280,8 @@ class EnvironmentSettings:
     """Trajectories that have an environment at a time."""
     max_restarts: int
     """Of a trajectory whose environment fails; then it is given up."""
+    opening_timeout_s: float
+    """For a reset to begin, while nothing is heard of any other: those that run environments are then stuck."""
     reset_timeout_s: float
     turn_timeout_s: float
     episode_timeout_s: float
@@ -290,7 +292,7 @@ class EnvironmentSettings:
     def __post_init__(self) -> None:
         counts = f"max_turns={self.max_turns}, max_open={self.max_open}, max_restarts={self.max_restarts}"
         require(min(self.max_turns, self.max_open) >= 1 and self.max_restarts >= 0, f"{counts}: too few")
-        limits = (self.reset_timeout_s, self.turn_timeout_s, self.episode_timeout_s)
+        limits = (self.opening_timeout_s, self.reset_timeout_s, self.turn_timeout_s, self.episode_timeout_s)
         require(all(0 < limit < math.inf for limit in limits), f"time limits of {limits} s")
         has_starts = self.starts_per_minute is None or 0 < self.starts_per_minute < math.inf
         require(has_starts, f"starts_per_minute={self.starts_per_minute}")

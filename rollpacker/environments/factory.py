@@ -36,7 +36,7 @@ def make_environments(
         service=EnvironmentHosts(hosts) if hosts else make_pool(config),
         texts=TurnRenderer(tokenizer, keeps_special=section.name == "tools"),
         gives_rewards="environment" in config.reward.names,
-        longest_call_s=section.longest_call_s,
+        longest_call_s=max(section.opening_timeout_s, section.longest_call_s),
     )
 
 

@@ -19,7 +19,7 @@ from rollpacker.core.environments import LOST
 from rollpacker.core.errors import RollpackerError
 from rollpacker.core.ids import RequestId
 from rollpacker.protocols.arrivals import Arrivals
-from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
+from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentNews, EnvironmentReset, EnvironmentTurn
 
 Order = tuple[str, tuple[Any, ...], dict[str, Any]]
 """A method of an environment service that does not wait, and its arguments."""
@@ -37,7 +37,7 @@ class EnvironmentHost(Protocol):
     async def tell(self, orders: Sequence[Order]) -> None:
         """Give it some orders, in their order."""
 
-    async def collect(self) -> Sequence[EnvironmentAnswer]: ...
+    async def collect(self) -> Sequence[EnvironmentNews]: ...
 
     async def close(self) -> None: ...
 
@@ -46,7 +46,7 @@ class EnvironmentHosts:
     """Spreads environments over hosts, at least one of which has started."""
 
     def __init__(self, hosts: Sequence[EnvironmentHost]) -> None:
-        self._answers: Arrivals[EnvironmentAnswer] = Arrivals()
+        self._answers: Arrivals[EnvironmentNews] = Arrivals()
         self._links = [_Link(host, self._answers.put, self._lose) for host in hosts]
         self._link_of: dict[RequestId, _Link] = {}
 
@@ -67,7 +67,7 @@ class EnvironmentHosts:
         if link := self._link_of.pop(request, None):
             link.end(request, has_hung=has_hung)
 
-    async def collect(self) -> Sequence[EnvironmentAnswer]:
+    async def collect(self) -> Sequence[EnvironmentNews]:
         return await self._answers.collect()
 
     async def close(self) -> None:
@@ -100,7 +100,7 @@ class _Link:
     def __init__(
         self,
         host: EnvironmentHost,
-        on_answers: Callable[[Sequence[EnvironmentAnswer]], None],
+        on_answers: Callable[[Sequence[EnvironmentNews]], None],
         on_loss: Callable[[_Link, RollpackerError], None],
     ) -> None:
         self.host = host

@@ -11,9 +11,10 @@ them: another one takes over what has started, and not a start from the beginnin
 
 Invariant: a process belongs to one trajectory at a time. There are at most as many as trajectories were open at once,
 and as many again that are finishing; which may be open is decided in `rollpacker.core.environments`, and so is how long
-a call may take. No more processes are starting at a time than there are cores: a hundred interpreters that import at
-once stop everything else on a node, the driver's loop too, which therefore starts and ends none itself. One that has
-ended is replaced when a trajectory needs it.
+a call may take, from the moment at which `EnvironmentBegan` tells that a process has it. No more processes are starting
+at a time than there are cores: a hundred interpreters that import at once stop everything else on a node, the driver's
+loop too, which therefore starts and ends none itself. Trajectories wait for them in order, and a start that takes too
+long makes room for the next one. A process that has ended is replaced when a trajectory needs it.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from rollpacker.core.environment_events import EnvironmentBegan
 from rollpacker.core.environments import LOST
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import RequestId
 from rollpacker.environments.starting import EnvironmentStarter
 from rollpacker.protocols.arrivals import Arrivals
-from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
+from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentNews, EnvironmentReset, EnvironmentTurn
 from rollpacker.rewards.supervisor_process import DiedAtStart, LateStart, ProcessDied, SupervisorProcess
 
 _MOST_DEAD_STARTS = 3
@@ -66,7 +68,7 @@ class EnvironmentPool:
         self._ends: set[asyncio.Task[None]] = set()
         self._may_start = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         self._calls: dict[RequestId, asyncio.Task[None]] = {}
-        self._answers: Arrivals[EnvironmentAnswer] = Arrivals()
+        self._answers: Arrivals[EnvironmentNews] = Arrivals()
         self._num_dead_starts = 0
         self._problems: set[str] = set()
 
@@ -115,7 +117,7 @@ class EnvironmentPool:
             self._end(process)
         return None
 
-    async def collect(self) -> Sequence[EnvironmentAnswer]:
+    async def collect(self) -> Sequence[EnvironmentNews]:
         return await self._answers.collect()
 
     async def close(self) -> None:
@@ -133,7 +135,7 @@ class EnvironmentPool:
         self._answers.close()
 
     async def _answer_of(
-        self, request: RequestId, process: SupervisorProcess | None, line: str, *, is_reset: bool
+        self, request: RequestId, call: int, process: SupervisorProcess | None, line: str, *, is_reset: bool
     ) -> dict[str, Any]:
         """Ask a trajectory's process, which is started before if there is none."""
         if process is None:
@@ -142,6 +144,9 @@ class EnvironmentPool:
             async with self._may_start:
                 process = self._open[request] = self._take_free() or await self._started()
                 await process.ready()
+        if is_reset:
+            await process.ready()  # a free one may still be starting
+            self._answers.put([EnvironmentBegan(request=request, call=call)])
         response = await process.request_once(line, self._limit_s)
         self._num_dead_starts = 0
         return response
@@ -165,7 +170,7 @@ class EnvironmentPool:
     ) -> None:
         failure, answer, is_lost = "environment_error", {}, True
         try:
-            answer = await self._answer_of(request, process, line, is_reset=is_reset)
+            answer = await self._answer_of(request, call, process, line, is_reset=is_reset)
             problem, is_lost = answer.get("failure", ""), False
         except ProcessDied:
             failure, problem = "environment_crashed", "its process died"

@@ -90,5 +90,5 @@ def starter_of(config: RunConfig) -> EnvironmentStarter:
         is_isolated=section.isolation == "bubblewrap",
         has_network=section.network,
         readable=tuple(files_of(config)),
-        start_limit_s=max(START_LIMIT_S, section.reset_timeout_s),
+        start_limit_s=section.start_limit_s,
     )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rollpacker.core.environment_events import EnvironmentBegan
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -71,6 +73,10 @@ class EnvironmentAnswer:
     """The failure in words."""
 
 
+EnvironmentNews = EnvironmentBegan | EnvironmentAnswer
+"""A reset that waits for a process is told of when it begins; one that does not wait may be told of, too."""
+
+
 class EnvironmentService(Protocol):
     """Runs environments. No call waits: each is answered by `collect`, but for those of an environment that was closed.
 
@@ -90,8 +96,8 @@ class EnvironmentService(Protocol):
             has_hung: Its call has taken longer than it may.
         """
 
-    async def collect(self) -> Sequence[EnvironmentAnswer]:
-        """Wait until at least one answer is there, and take all that are.
+    async def collect(self) -> Sequence[EnvironmentNews]:
+        """Wait until at least one answer is there, or a reset begins, and take all that came.
 
         Raises:
             EngineFailed: No environment can be started.
@@ -127,4 +133,4 @@ class EnvironmentParts:
     gives_rewards: bool = True
     """Else the reward scores what a policy wrote last."""
     longest_call_s: float = 0.0
-    """How long one may take to answer before it begins again."""
+    """How long nothing may be heard of one before it begins again."""

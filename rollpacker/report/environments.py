@@ -26,7 +26,7 @@ class EnvironmentWaits:
     """Of a run; empty where it has no environments."""
 
     durations_s: dict[str, list[npt.NDArray[np.float64]]] = field(default_factory=dict)
-    """By `reset`, `step`, or why no answer came."""
+    """By `start`, `reset`, `step`, or why no answer came."""
     longest: list[tuple[float, int, str, str]] = field(default_factory=list)
     """The longest first: how long, the step, the request, and what it waited for."""
 

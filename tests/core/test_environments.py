@@ -23,7 +23,7 @@ from rollpacker.core.commands import (
     StepEnvironment,
 )
 from rollpacker.core.engine_states import Closing
-from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
+from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.environments import LOST, TIMER
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import EngineJoined, EngineLost, RewardComputed, TimerFired
@@ -58,6 +58,9 @@ class TurnsPlayer(Player):
         answer = EnvironmentStepped(request=request, call=self.call[request], num_tokens_left=left, is_done=is_done)
         return self.tell(answer)
 
+    def begin_reset(self, request: RequestId) -> tuple[Command, ...]:
+        return self.tell(EnvironmentBegan(request=request, call=self.call[request]))
+
     def crash(self, request: RequestId, reason: str = "environment_error") -> tuple[Command, ...]:
         return self.tell(EnvironmentFailed(request=request, call=self.call[request], reason=reason))
 
@@ -67,6 +70,11 @@ class TurnsPlayer(Player):
 
     def begin(self, request: RequestId) -> None:
         self.answer_call(request)
+
+    def due_at_s(self, request: RequestId) -> float:
+        environments = self.scheduler.beside.environments
+        assert environments is not None
+        return environments._trajectories[request].due_at_s
 
     def finish_trajectory(self, request: RequestId) -> tuple[Command, ...]:
         self.answer_call(request)
@@ -252,7 +260,8 @@ def test_an_environment_that_crashes_begins_again_without_its_engine_or_prompt_s
 @pytest.mark.parametrize("shown_s", [RULES.reset_timeout_s, math.nextafter(RULES.reset_timeout_s, 0)])
 def test_an_environment_that_hangs_is_ended_by_the_timer_and_begins_again(shown_s):
     player = TurnsPlayer()
-    (timer,) = only(player.start(0), SetTimer)
+    player.start(0)
+    (timer,) = only(player.begin_reset(first(0)), SetTimer)
     assert timer == SetTimer(timer=TIMER, at_s=RULES.reset_timeout_s)
     player.answer_call(first(1))
     player.now = shown_s
@@ -264,6 +273,57 @@ def test_an_environment_that_hangs_is_ended_by_the_timer_and_begins_again(shown_
     assert player.tell(EnvironmentStepped(request=first(0), call=0, num_tokens_left=9, is_done=False)) == ()
 
 
+def test_the_time_of_a_reset_begins_with_it_however_long_it_waited_for_its_process():
+    player = TurnsPlayer()
+    player.start(0)
+    (one, other) = (first(0), first(1))
+    wait_s = RULES.opening_timeout_s - 1.0
+    player.now = wait_s
+    player.begin_reset(one)
+    assert player.due_at_s(one) == wait_s + RULES.reset_timeout_s
+    player.now = RULES.opening_timeout_s
+    assert not only(player.tell(TimerFired(timer=TIMER)), CloseEnvironment), "what waits is not timed, starts go on"
+    player.now = wait_s + 4.0
+    player.answer_call(one)
+    player.end_turn(one)
+    left_s = RULES.episode_timeout_s - 4.0  # the wait is no answer, either
+    assert player.due_at_s(one) == player.now + min(RULES.turn_timeout_s, left_s)
+    player.begin_reset(other)
+    player.now += RULES.reset_timeout_s
+    player.answer_call(one)
+    late = player.tell(TimerFired(timer=TIMER))
+    assert [(each.request, each.reason) for each in only(late, CloseEnvironment)] == [(other, "environment_timeout")]
+
+
+def test_a_reset_that_waits_while_nothing_is_heard_of_any_start_fails_for_it_would_wait_for_ever():
+    player = TurnsPlayer()
+    (timer,) = only(player.start(0), SetTimer)
+    assert timer.at_s == RULES.opening_timeout_s
+    player.now = heard_s = 4.0
+    player.begin_reset(first(0))
+    player.answer_call(first(0))
+    player.now = timer.at_s
+    (timer,) = only(player.tell(TimerFired(timer=TIMER)), SetTimer)
+    assert timer.at_s == heard_s + RULES.opening_timeout_s
+    player.scheduler = Scheduler.restore(player.settings, json.loads(json.dumps(player.scheduler.snapshot())))
+    player.now = timer.at_s
+    stuck = player.tell(TimerFired(timer=TIMER))
+    assert [each.request for each in only(stuck, CloseEnvironment)] == [first(1)]
+    assert [each.request for each in only(stuck, OpenEnvironment)] == [first(1)]
+
+
+def test_a_reset_that_begins_late_or_twice_changes_nothing():
+    player = TurnsPlayer()
+    player.start(0)
+    player.begin_reset(first(0))
+    due_at_s, player.now = player.due_at_s(first(0)), 1.0
+    assert player.begin_reset(first(0)) == ()
+    assert player.due_at_s(first(0)) == due_at_s
+    player.answer_call(first(0))
+    assert player.begin_reset(first(0)) == ()
+    assert player.scheduler.is_in_flight(first(0))
+
+
 def test_answers_of_one_trajectory_may_take_so_long_together_whatever_engines_take():
     player = TurnsPlayer()
     player.start(0)
@@ -272,9 +332,7 @@ def test_answers_of_one_trajectory_may_take_so_long_together_whatever_engines_ta
         player.answer_call(first())
         player.now += 1000.0  # an engine that is suspended costs the environment nothing
         player.end_turn(first())
-    environments = player.scheduler.beside.environments
-    assert environments is not None
-    assert environments._trajectories[first()].due_at_s == player.now + RULES.episode_timeout_s - 5.0
+    assert player.due_at_s(first()) == player.now + RULES.episode_timeout_s - 5.0
 
 
 def test_a_prompt_that_keeps_failing_is_dropped_and_the_batch_is_smaller():

@@ -26,7 +26,7 @@ from rollpacker.core.commands import (
     SetTimer,
     StepEnvironment,
 )
-from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
+from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
@@ -52,7 +52,13 @@ from rollpacker.core.settings import (
 from tests.core.player import Player, make_settings
 
 RULES = EnvironmentSettings(
-    max_turns=3, max_open=7, max_restarts=2, reset_timeout_s=5.0, turn_timeout_s=3.0, episode_timeout_s=8.0
+    max_turns=3,
+    max_open=7,
+    max_restarts=2,
+    opening_timeout_s=10.0,
+    reset_timeout_s=5.0,
+    turn_timeout_s=3.0,
+    episode_timeout_s=8.0,
 )
 
 NUM_STEPS = 3
@@ -94,6 +100,8 @@ class TurnsWorld:
         self.orders_to_leave: list[Abort | Evict] = []
         self.calls: dict[RequestId, int] = {}
         """What environments are asked."""
+        self.opening: set[RequestId] = set()
+        """Of them, the resets that wait for a process."""
         self.stale: list[EnvironmentStepped] = []
         """Answers that may come again."""
         self.to_score: list[RequestId] = []
@@ -171,6 +179,11 @@ class TurnsWorld:
     def _answer(self) -> None:
         request = self.numbers.choice(list(self.calls))
         call = self.calls[request]
+        if request in self.opening:
+            self.opening.remove(request)
+            if self.numbers.random() < 0.8:  # else it began at once, and nothing tells of that
+                self._tell(EnvironmentBegan(request=request, call=call))
+                return
         drawn = self.numbers.random()
         if drawn < self.failing / 2:
             del self.calls[request]
@@ -232,8 +245,11 @@ class TurnsWorld:
             case OpenEnvironment() | StepEnvironment():
                 assert command.request not in self.on_engine
                 self.calls[command.request] = command.call
+                if isinstance(command, OpenEnvironment):
+                    self.opening.add(command.request)
             case CloseEnvironment():
                 self.calls.pop(command.request, None)
+                self.opening.discard(command.request)
                 self.closed[command.reason] += 1
             case ScoreResponse():
                 self.to_score.append(command.request)

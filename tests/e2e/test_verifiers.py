@@ -21,6 +21,7 @@ from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import FinishReason, Prompt
 from rollpacker.runtime.rollout.replay import replay
 from tests.e2e.launched import LaunchedRun, rows, small_run
+from tests.environments.answers import answers_of
 from tests.sim.composed import composed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -245,10 +246,10 @@ def played(python, env, prompt, *episodes, is_isolated=False):
 
     async def episode(pool, request, start):
         pool.reset(request, 0, start)
-        answers = list(await pool.collect())
+        answers = await answers_of(pool)
         for call, each in enumerate(episodes[request.sample], 1):
             pool.step(request, call, each)
-            answers += await pool.collect()
+            answers += await answers_of(pool)
         pool.end(request)
         return answers
 

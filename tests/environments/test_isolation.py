@@ -30,6 +30,7 @@ from rollpacker.rewards.processes import tree_of
 from rollpacker.rewards.sandbox import namespaces
 from rollpacker.rewards.sandbox.namespaces import is_real_root
 from rollpacker.rewards.supervisor_process import SupervisorProcess
+from tests.environments.answers import answers_of
 from tests.sim.composed import composed
 
 WALK = "rollpacker.environments.walk_turns:WalkTurns"
@@ -210,13 +211,13 @@ async def test_an_isolated_environment_is_walked_in_a_pool_to_its_reward():
         for sample in range(2):
             request = RequestId(0, PromptId(0, "p"), sample)
             pool.reset(request, 0, EnvironmentReset(seed=1, options={"ground_truth": "3 12"}))
-            answers = [*await pool.collect()]
+            answers = await answers_of(pool)
             for call, action in enumerate(("+4 7", "+4 11", "+1 12"), 1):
                 turn = EnvironmentTurn(
                     text=action, spelled=action, token_ids=(), logprobs=(), finish_reason=FinishReason.STOP
                 )
                 pool.step(request, call, turn)
-                answers += await pool.collect()
+                answers += await answers_of(pool)
             pool.end(request)
             assert [each.observation for each in answers] == ["", "7 12 :", "11 12 :", "12 12 :"]
             assert [each.reward for each in answers] == [0.0, 0.0, 0.0, 1.0]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rollpacker.core.environment_events import EnvironmentBegan
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.environments.pool import EnvironmentPool
@@ -21,6 +22,7 @@ from rollpacker.environments.starting import PROCESS, EnvironmentStarter
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.rewards.supervisor_process import environment_of_children, words_that_run
+from tests.environments.answers import answers_of
 
 WALK = "rollpacker.environments.walk_turns:WalkTurns"
 DELAYED = "rollpacker.environments.delayed:Delayed"
@@ -77,17 +79,15 @@ def pool_of(source: str, **arguments: Any) -> AbstractAsyncContextManager[Enviro
 
 
 async def answer(pool: EnvironmentPool) -> EnvironmentAnswer:
-    async with asyncio.timeout(30.0):
-        (found,) = await pool.collect()
+    (found,) = await answers_of(pool)
     return found
 
 
 async def requests_of(pool: EnvironmentPool, number: int) -> set[RequestId]:
     """Whose answers come next, together or one after the other."""
     found: set[RequestId] = set()
-    async with asyncio.timeout(30.0):
-        while len(found) < number:
-            found |= {each.request for each in await pool.collect()}
+    while len(found) < number:
+        found |= {each.request for each in await answers_of(pool)}
     return found
 
 
@@ -136,6 +136,22 @@ async def test_no_more_processes_start_at_a_time_than_there_are_cores_and_one_th
         pool.end(request(3))
         assert await requests_of(pool, 2) == {request(1), request(2)}
         assert len(pids(pool)) == 2, "the one that was started for the first is another's"
+
+
+async def test_a_reset_that_waits_for_a_core_is_told_of_when_it_begins(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    async with pool_of(WALK) as pool:
+        for sample in range(2):
+            pool.reset(request(sample), 0, START)
+        async with asyncio.timeout(30.0):
+            [first, *_] = await pool.collect()
+        assert first == EnvironmentBegan(request=request(0), call=0)
+        assert pool._open[request(1)] is None, "it has no process yet, and none was told of"
+        told = []
+        async with asyncio.timeout(30.0):
+            while len(told) < 2:
+                told += [each for each in await pool.collect() if each.request == request(1)]
+        assert [type(each) for each in told] == [EnvironmentBegan, EnvironmentAnswer]
 
 
 async def test_an_environment_that_hangs_is_killed_when_it_is_ended_and_another_one_is_started():

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections import environment as section
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain
-from rollpacker.environments import starting
 from rollpacker.environments.prompts import prompts_to_train
 from rollpacker.environments.trial import first_observation, prompt_rows, tool_schemas, try_environment
 from rollpacker.protocols.references import AnswerReference
@@ -109,7 +109,7 @@ def test_of_an_environments_prompts_all_are_asked_for_where_some_are_left_out_be
 
 
 def test_a_process_may_start_as_slowly_as_a_reset_may_be(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(starting, "START_LIMIT_S", 0.05)
+    monkeypatch.setattr(section, "START_LIMIT_S", 0.05)
     words = ("environment=gym", f"environment.env={WALK}")
     with pytest.raises(ConfigError, match=r"not ready after 0\.05 s"):
         try_environment(config_of(*words, "environment.reset_timeout_s=0.01"), prompt())

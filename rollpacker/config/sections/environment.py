@@ -23,6 +23,9 @@ from rollpacker.config.sections.reward_checks import NAMED_IN_PYTHON
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
 
+START_LIMIT_S = 120.0
+"""For the process of an environment to start: it may import much from a slow network file system, where many do."""
+
 
 class EnvironmentSection(Section):
     """What answers the turns of a policy: a response is then a trajectory of several turns."""
@@ -103,12 +106,22 @@ class EnvironmentSection(Section):
     """How often a trajectory begins again whose environment crashed or took too long. A prompt with too few others left
     for its group is then dropped, and counted."""
     reset_timeout_s: Annotated[PositiveSeconds, NOT_IN_FINGERPRINT] = 60.0
-    """For a reset, with the start of the process where there is none, and the wait for a core to start it on. A process
-    that takes longer to start serves a later trajectory."""
+    """For a reset, from the moment at which it begins. Where there is no process, it waits for a core to start one on,
+    and for the start, which may take two minutes, or as long as a reset if that is longer; none of this is counted."""
     turn_timeout_s: Annotated[PositiveSeconds, NOT_IN_FINGERPRINT] = 60.0
     """For a step."""
     episode_timeout_s: Annotated[PositiveSeconds, NOT_IN_FINGERPRINT] = 600.0
     """For all answers of a trajectory together; what engines take is not counted."""
+
+    @property
+    def start_limit_s(self) -> float:
+        """How long the start of a process may take."""
+        return max(START_LIMIT_S, self.reset_timeout_s)
+
+    @property
+    def opening_timeout_s(self) -> float:
+        """How long no start may be heard of while some are waited for: one ahead may be over just before its limit."""
+        return 2 * self.start_limit_s
 
     @property
     def longest_call_s(self) -> float:

@@ -77,3 +77,8 @@ class ModelledEnvironmentSection(Section):
     def reset_timeout_s(self) -> float:
         """Of a reset, which takes no time."""
         return self.turn_timeout_s
+
+    @property
+    def opening_timeout_s(self) -> float:
+        """For a reset to begin, which it does at once."""
+        return min(self.turn_timeout_s, self.episode_timeout_s)

@@ -33,6 +33,7 @@ class EnvironmentStay:
 
     request: RequestId
     activity: str
-    """`reset`, `step`, or how it ended without an answer, such as `environment_timeout`, or `stopped`."""
+    """`start` of a process, until a reset begins; `reset`, `step`, or how it ended without an answer, such as
+    `environment_timeout`, or `stopped`."""
     began_at_s: float
     ended_at_s: float

@@ -302,6 +302,7 @@ def _environment(section: EnvironmentSection | ModelledEnvironmentSection | None
         max_turns=section.max_turns,
         max_open=section.max_open,
         max_restarts=section.max_restarts,
+        opening_timeout_s=section.opening_timeout_s,
         reset_timeout_s=section.reset_timeout_s,
         turn_timeout_s=section.turn_timeout_s,
         episode_timeout_s=section.episode_timeout_s,

@@ -1,7 +1,7 @@
 """Trajectories of several turns: what environments are asked and answer, between scheduler and environments.
 
     Scheduler ── OpenEnvironment, StepEnvironment, CloseEnvironment ──> here ── reset, step, end ──> environments
-    Scheduler <───────── EnvironmentStepped, EnvironmentFailed ──────── here <────── collect ─────── environments
+    Scheduler <────── EnvironmentBegan, -Stepped, EnvironmentFailed ─── here <────── collect ─────── environments
     Scheduler ── ScoreResponse ──> here ── RewardComputed: the sum of the rewards of its turns ──> Scheduler
 
 Where environments give no rewards, as tools do, the run's reward scores what the policy wrote last.
@@ -20,13 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rollpacker.core.commands import CloseEnvironment, OpenEnvironment, ScoreResponse, StepEnvironment
-from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
+from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.environments import FINISHED, LOST, STOPPED, TIMEOUT
 from rollpacker.core.events import Event, ResponseFinished, RewardComputed
 from rollpacker.core.ids import EngineId, RequestId, is_held_out, sampled
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.protocols.environment import (
-    EnvironmentAnswer,
+    EnvironmentNews,
     EnvironmentParts,
     EnvironmentReset,
     EnvironmentService,
@@ -237,9 +237,15 @@ class Trajectories:
         except Exception as error:  # noqa: BLE001  (a task's boundary: the driver raises it again)
             self._on_error(error)
 
-    def _report(self, answer: EnvironmentAnswer) -> None:
+    def _report(self, answer: EnvironmentNews) -> None:
         request, attempt = answer.request, self._attempts.get(answer.request)
         is_awaited = attempt is not None and attempt.call == answer.call
+        if isinstance(answer, EnvironmentBegan):
+            if attempt is not None and is_awaited:
+                self._answered(request, attempt, "start")
+                self._call(request, answer.call, attempt.activity)
+            self._take(answer)
+            return
         if attempt is not None and is_awaited:
             self._answered(request, attempt, answer.failure or attempt.activity)
         if answer.failure is not None:  # one that is not awaited may be of an earlier start of the run

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from rollpacker.core.commands import BeginRound, CloseEnvironment, OpenEnvironment, RoundKind, StepEnvironment
-from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped
+from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped
 from rollpacker.core.environments import FINISHED, STOPPED
 from rollpacker.core.ids import ENVIRONMENT, Domain, EngineId, PromptId, RequestId, VersionSpan
-from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentParts, EnvironmentTurn
+from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentNews, EnvironmentParts, EnvironmentTurn
 from rollpacker.protocols.rollout import FinishReason, Prompt, Response, TokenizedPrompt, Turn, spans_after
 from rollpacker.rewards.overlong import OverlongPunishment
 from rollpacker.runtime.rollout.batch import Batch
@@ -31,7 +31,7 @@ class Service:
     """Answers what the test says."""
 
     def __init__(self) -> None:
-        self.answers: asyncio.Queue[EnvironmentAnswer] = asyncio.Queue()
+        self.answers: asyncio.Queue[EnvironmentNews] = asyncio.Queue()
         self.asked: list[tuple[str, int]] = []
 
     def reset(self, _request: RequestId, call: int, _start: Any) -> None:
@@ -43,7 +43,7 @@ class Service:
     def end(self, _request: RequestId, *, has_hung: bool = False) -> None:
         self.asked.append(("end of a hang" if has_hung else "end", -1))
 
-    async def collect(self) -> list[EnvironmentAnswer]:
+    async def collect(self) -> list[EnvironmentNews]:
         return [await self.answers.get()]
 
     async def close(self) -> None: ...
@@ -88,8 +88,11 @@ class World:
         self.trajectories.carry_out(command)
 
     async def answer(self, call: int, at_s: float, **answer: Any) -> None:
+        await self.hear(EnvironmentAnswer(request=REQUEST, call=call, **answer), at_s)
+
+    async def hear(self, news: EnvironmentNews, at_s: float) -> None:
         self.now_s = at_s
-        self.service.answers.put_nowait(EnvironmentAnswer(request=REQUEST, call=call, **answer))
+        self.service.answers.put_nowait(news)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -158,6 +161,20 @@ async def test_each_turns_reward_is_kept_with_its_tokens_and_the_waits_with_thei
     ]
     assert [stretch.end for stretch in world.book.stretches] == ["turn"]
     assert world.book.num_continued == 0, "a turn is no move"
+
+
+async def test_the_wait_for_a_process_and_a_reset_are_told_apart(world):
+    began = EnvironmentBegan(request=REQUEST, call=0)
+    world.order(OpenEnvironment(request=REQUEST, call=0), 1.0)
+    await world.hear(began, 4.0)
+    await world.answer(0, 6.0, observation="go")
+    await world.hear(began, 7.0)
+    assert [(stay.activity, stay.began_at_s, stay.ended_at_s) for stay in world.book.stays] == [
+        ("start", 1.0, 4.0),
+        ("reset", 4.0, 6.0),
+    ]
+    assert world.book.episodes[REQUEST].waited_s == 5.0
+    assert [type(event) for event in world.told] == [EnvironmentBegan, EnvironmentStepped, EnvironmentBegan]
 
 
 async def test_a_failed_attempt_counts_as_waited_and_its_turns_do_not_count(world):
