@@ -13,6 +13,7 @@ from rollpacker.core.commands import (
     DropPrompt,
     EndRound,
     EndRun,
+    Launch,
     LendEngines,
     MeasureProgress,
     RoundKind,
@@ -28,6 +29,7 @@ from rollpacker.core.events import (
     EngineLost,
     EngineRetired,
     EnginesSwitched,
+    EngineUpdated,
     ProgressMeasured,
     RewardComputed,
     RoundMeasured,
@@ -110,6 +112,17 @@ class Companions:
                 self.stream.count_drop()
         elif self.stream:
             self.stream.end_round()
+
+    def give_back(
+        self, event: EngineUpdated | EngineJoined | EngineLost | EngineRetired, router: Router
+    ) -> list[Launch]:
+        """Let engines serve on that are not lent after all, since one that they were to be lent with comes or goes."""
+        is_news = isinstance(event, EngineJoined | EngineLost)
+        kept = self.stream.give_back(event.engine) if self.stream and is_news else ()
+        if not kept:
+            return []
+        router.reopen(Closing.LENT, kept)
+        return router.launch_waiting()
 
     def follow_fleet(self, event: EngineJoined | EngineLost | EngineRetired) -> None:
         """Take down an engine that came or went."""

@@ -17,8 +17,9 @@ attempts come from the same policy version, so whichever finish is believed, the
 engine that holds the request now, and none while it waits.
 
 A closed engine gets no launch, and what is in flight on it is told to leave. One that is lent stays closed until all
-are taken back, also when it restarts or is lost and comes back: its GPUs are the trainer's. From the order to leave on,
-one fact of three is the first to come:
+are taken back, also when it restarts or is lost and comes back: its GPUs are the trainer's. Only the others of its
+block are opened again if it was not empty yet (`core.stream_scaling`). From the order to leave on, one fact of three is
+the first to come:
 
 * its eviction: it is launched on an open engine, or waits for one, and a second eviction, or a finish from the closed
   engine, is late; once the request is back there an eviction is impossible: what an engine let go unordered is lost;
@@ -197,9 +198,9 @@ class Router:
         self._by_load.tidy()
         return self.evict([request for engine in closed for request in self._held[engine]]) if evicts else []
 
-    def reopen(self, reason: Closing) -> None:
-        """Launch again on the engines that were closed for a reason."""
-        for engine in [engine for engine, each in self._closed.items() if each is reason]:
+    def reopen(self, reason: Closing, engines: Collection[EngineId] = ()) -> None:
+        """Launch again on these engines, or on all, that were closed for a reason; what leaves them still leaves."""
+        for engine in [engine for engine in engines or tuple(self._closed) if self._closed.get(engine) is reason]:
             del self._closed[engine]
         self._by_load.tidy()
 

@@ -52,7 +52,6 @@ from rollpacker.core.commands import (
     EndRun,
     FailRun,
     FailWithoutEngines,
-    Launch,
     ScoreResponse,
 )
 from rollpacker.core.companions import Companions
@@ -274,17 +273,17 @@ class Scheduler:
         return orders
 
     def _change_fleet(self, event: EngineUpdated | EngineJoined | EngineLost | EngineRetired) -> tuple[Command, ...]:
-        launches: list[Launch] = []
+        launches = self._beside.give_back(event, self._router)
         match event:
             case EngineUpdated():
                 self._router.update(event.engine, event.policy_version)
                 return ()
             case EngineJoined():
-                launches = self._router.join(event.engine, event.policy_version, event.kv_tokens, self._beside.closing)
+                launches += self._router.join(event.engine, event.policy_version, event.kv_tokens, self._beside.closing)
             case EngineLost() if self._restarts.knows(event.engine) and event.engine not in self._router.known:
                 return ()  # it died before it had joined
             case EngineLost():
-                launches = self._router.lose(event.engine)
+                launches += self._router.lose(event.engine)
             case EngineRetired():
                 self._router.retire(event.engine)
             case _:

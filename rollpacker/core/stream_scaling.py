@@ -17,8 +17,10 @@ on the lent GPUs.
                but never above `last_share`
     measuring  ProgressMeasured, and both tests pass                      lending, with LendEngines
                ProgressMeasured, and one of them fails                    watching, for the next share
+    lending    an engine of a lent block is lost                          the same, without that block, whose others
+                                                                          serve on
     lending    the last answer of the lent engines: they are empty        streaming, with StreamGroups
-    lending    the last of them is lost, or `keep`                        lent
+    lending    no block is left, or `keep`                                lent
     any        EndRound                                                   resting
 
 In streaming and lent nothing more is decided. On lent GPUs groups go to the trainer as many at a time as it has GPUs:
@@ -124,7 +126,6 @@ class StreamScaling:
         """Forget an engine."""
         self._gpus.pop(engine, None)
         self._in_blocks = None
-        self._lending = tuple(each for each in self._lending if each != engine)
 
     # The round
 
@@ -227,6 +228,18 @@ class StreamScaling:
         """Lend no more: if not every engine is empty yet, none has left its GPUs, and none will."""
         self._lending = ()
 
+    def give_back(self, engine: EngineId) -> tuple[EngineId, ...]:
+        """Lend the block of an engine no more, which is lost or has restarted before all were empty; gives the others.
+
+        The trainer could not work on what is left of it.
+        """
+        if engine not in self._lending:
+            return ()
+        block = {engine}.union(*(block for block in self._blocks(tuple(self._gpus)) if engine in block))
+        lending = self._lending
+        self._lending = tuple(each for each in lending if each not in block)
+        return tuple(each for each in lending if each in block and each != engine)
+
     @property
     def lending(self) -> tuple[EngineId, ...]:
         """The lent engines whose last request has yet to leave."""
@@ -310,7 +323,7 @@ class StreamScaling:
         Raises:
             InvariantViolated: It knows another fleet, or a round that contradicts itself.
         """
-        if self._gpus.keys() != set(fleet):
+        if self._gpus.keys() != set(fleet) or not self._gpus.keys() >= set(self._lending):
             raise InvariantViolated(f"The fleet is {list(fleet)}; GPUs are known of {list(self._gpus)}.")
         if not 0 <= self._num_finished <= self._num_launched or (self._is_measuring and self._has_lent):
             raise InvariantViolated(f"The progress of round {self._round} contradicts itself: {self.snapshot()}")

@@ -34,6 +34,7 @@ from rollpacker.core.events import (
     SlotVacated,
 )
 from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import StreamSettings
 from rollpacker.core.stream_scaling import StreamScaling, can_lend
 from tests.core.player import Player, begun, make_settings, prompt
@@ -221,8 +222,11 @@ def test_what_is_aborted_while_it_leaves_is_not_launched_again() -> None:
     assert player.scheduler.snapshot() == before
 
 
+SINGLE = StreamSettings(replicas=((0,), (1,), (2,), (3,)), max_response_tokens=100)
+
+
 def test_a_lent_engine_that_is_lost_leaves_its_requests_to_the_others_and_stays_lent_when_it_comes_back() -> None:
-    player = StreamPlayer()
+    player = StreamPlayer(stream=SINGLE)
     player.lend()
     orphans = player.running(E0)
     launches = player.tell(EngineLost(engine=E0))
@@ -235,6 +239,33 @@ def test_a_lent_engine_that_is_lost_leaves_its_requests_to_the_others_and_stays_
         assert streaming == [StreamGroups(round=0, engines=(E1,), groups_per_call=1)][: request == leaving[-1]]
         assert isinstance(launch, Launch)
         assert launch.engine in {E2, E3}
+
+
+@pytest.mark.parametrize("change", ["lost", "restarted"])
+def test_engines_that_share_a_replica_with_one_that_is_lost_before_they_are_empty_go_on_serving(change: str) -> None:
+    player = StreamPlayer()
+    player.lend()
+    leaving = player.running(E1)
+    joining = EngineJoined(engine=E0, policy_version=player.version, gpus=(0,))
+    launches = player.tell(EngineLost(engine=E0) if change == "lost" else joining)
+    assert {command.engine for command in launches if isinstance(command, Launch)} == {E1}, "it has the fewest"
+    for request in leaving:
+        (launch,) = player.evicted(request, E1)
+        assert isinstance(launch, Launch), "no groups stream: the trainer could not work on what is left"
+    assert not player.scheduler.beside.is_emptying
+    restored = Scheduler.restore(player.settings, player.scheduler.snapshot())
+    assert restored.snapshot() == player.scheduler.snapshot()
+
+
+def test_what_waited_goes_to_an_engine_that_is_not_lent_after_all() -> None:
+    player = StreamPlayer()
+    player.lend()
+    for engine in (E2, E3):
+        player.tell(EngineLost(engine=engine))
+    waiting, orphans = list(player.scheduler.waiting), player.running(E0)
+    assert waiting
+    launches = player.tell(EngineLost(engine=E0))
+    assert launches == tuple(Launch(request=request, engine=E1) for request in [*waiting, *orphans])
 
 
 def test_what_no_engine_runs_but_the_lent_ones_waits_for_one_that_joins() -> None:

@@ -66,7 +66,7 @@ def impossible_events(world: SchedulerWorld) -> Iterator[Event]:
     for request, holder in list(world.reference.engines.holders.items())[:3]:
         yield RewardComputed(request=request, reward=1.0)
         yield ResponseAborted(request=request, engine=holder, num_tokens=0)
-        if holder not in world.reference.engines.lent | world.reference.engines.retiring:
+        if (holder, request) not in world.reference.engines.leaving:
             yield ResponseEvicted(request=request, engine=holder, num_tokens=0)
         yield _finished(request, holder, world.version + 1)
         yield _finished(request, holder, world.version - 1)

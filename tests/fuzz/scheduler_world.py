@@ -543,7 +543,9 @@ class SchedulerWorld:
 
     def repeat_fact(self) -> None:
         if self.told:
-            self.tell(self.rng.choice(self.told[-50:]))
+            event = self.rng.choice(self.told[-50:])
+            if not isinstance(event, ResponseEvicted) or self.reference.is_late(event):  # else it is there again
+                self.tell(event)
 
     def replace_scheduler(self) -> None:
         snapshot = self.scheduler.snapshot()

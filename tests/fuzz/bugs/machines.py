@@ -206,6 +206,11 @@ def _lend_again(choose, machine, *args):
     return engines
 
 
+def _lend_the_rest(_, machine, engine):
+    machine._lending = tuple(each for each in machine._lending if each != engine)
+    return ()
+
+
 def _measure_once(choose, machine, *args):
     is_measuring = machine._is_measuring
     engines = choose(machine, *args)
@@ -260,6 +265,7 @@ _LENDING = (
     ),
     ("stream to GPUs that engines use", around(StreamScaling, "begin_round", _stream_at_once)),
     ("lend twice in a round", around(StreamScaling, "choose", _lend_again)),
+    ("lend what is left of a replica", around(StreamScaling, "give_back", _lend_the_rest)),
     ("split a replica", around(StreamScaling, "_block_of", _split_replica)),
     ("lend more than half", around(StreamScaling, "_choose_blocks", _more_than_half)),
     ("move the fullest engines", around(StreamScaling, "_choose_blocks", _fullest)),

@@ -197,8 +197,6 @@ class AsynchronousModel:
                 self.engines.waiting += self.engines.note(event)
                 if not self.is_suspended:
                     self.to_launch, self.engines.waiting = self.engines.waiting, []
-                if isinstance(event, EngineJoined | EngineLost):
-                    self.stream.restart(event.engine)
             case EngineUpdated(engine=engine, policy_version=version):
                 assert self.is_kept or not self.engines.loads[engine], "an engine got new weights while it generated"
                 self.engines.versions[engine] = version

@@ -188,6 +188,7 @@ class ReferenceModel:
         elif isinstance(event, EngineJoined | EngineLost | EngineRetired | EnginesSwitched | ResponseEvicted):
             if isinstance(event, EnginesSwitched):
                 self.escalation.end()
+            self.stream.give_back(event)
             self.engines.waiting += self.engines.note(event)
             if self.engines.free():
                 due, self.engines.waiting = self.engines.waiting, []
@@ -230,11 +231,9 @@ class ReferenceModel:
             self.history.note(event)
 
     def _note_engine(self, event: Event) -> None:
-        """Note what an engine gave back, late or not, and which engines are not waited for any more."""
+        """Note what an engine gave back, late or not."""
         if isinstance(event, ResponseFinished | ResponseAborted | ResponseEvicted):
             self.engines.leaving.discard((event.engine, event.request))
-        if isinstance(event, EngineJoined | EngineLost | EngineRetired):
-            self.stream.restart(event.engine)
 
     def _note_news(self, event: Event, commands: tuple[Command, ...]) -> None:  # noqa: C901 one case per fact
         match event:

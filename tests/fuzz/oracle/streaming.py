@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import combinations
 
 from rollpacker.core.commands import BeginRound, Command, EscalateTail, Evict, LendEngines, StreamGroups
-from rollpacker.core.events import ProgressMeasured, RunningRequest
+from rollpacker.core.events import EngineJoined, EngineLost, Event, ProgressMeasured, RunningRequest
 from rollpacker.core.ids import EngineId
 from rollpacker.core.settings import StreamSettings
 from tests.fuzz.oracle.engines import EngineModel
@@ -144,9 +144,17 @@ class StreamModel:
             "groups stream too early, too late, or elsewhere"
         )
 
-    def restart(self, engine: EngineId) -> None:
-        """Wait no more for a lent engine that is lost, or has started again."""
-        self._to_empty = [each for each in self._to_empty if each != engine]
+    def give_back(self, event: Event) -> None:
+        """Wait no more for a lent engine that is lost, or has started again; what shares replicas with it serves."""
+        if not isinstance(event, EngineJoined | EngineLost) or event.engine not in self._to_empty:
+            return
+        assert self._settings is not None
+        engine = event.engine
+        of_sizes = (combinations(self._to_empty, size) for size in range(1, len(self._to_empty) + 1))
+        subsets = (subset for each in of_sizes for subset in each if engine in subset)
+        block = next(set(subset) for subset in subsets if self._is_whole(subset, self._settings))
+        self._to_empty = [each for each in self._to_empty if each not in block]
+        self.engines.lent -= block - {engine}
 
     def check_evictions(self, commands: tuple[Command, ...]) -> None:
         """What runs on an engine is told to leave as it is lent, or as all engines change."""
