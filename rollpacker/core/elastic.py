@@ -43,7 +43,7 @@ from rollpacker.core.events import (
     WorkerEvent,
 )
 from rollpacker.core.fleet import Admit, Close, Fleet, FleetDecision, Remove, Stage
-from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.core.ids import EngineId, RequestId, WorkerId, member_of
 from rollpacker.core.load_order import Room
 from rollpacker.core.routing import Router
 
@@ -70,6 +70,11 @@ class Elastic:
     def begin(self) -> tuple[Command, ...]:
         """Begin an attempt of the run."""
         return self._demand.wish, *self._carry_out([self.fleet.begin()])
+
+    def timers_among(self, pending: Iterable[str]) -> list[str]:
+        """Pick those of workers, whom a new attempt of the run forgets: their names may come again."""
+        workers = {timer: WorkerId(timer.rpartition(" ")[0]) for timer in pending}
+        return [timer for timer, worker in workers.items() if self.fleet.is_member(member_of(worker, 0))]
 
     def handle(self, event: WorkerEvent | OfMember, now: float) -> tuple[Command, ...]:
         """Take in a fact of workers, or of an engine of one.

@@ -298,7 +298,8 @@ class Scheduler:
     def _restart(self, event: RestartEvent, now: float) -> tuple[Command, ...]:
         """Keep the slots of engines filled."""
         if isinstance(event, SlotsOpened):
-            self._timers.forget(self._restarts.timers)
+            of_workers = self._elastic.timers_among(self._timers.at_s) if self._elastic else ()
+            self._timers.forget((*self._restarts.timers, *of_workers))
             self._beside.open_attempt()
         if isinstance(event, TimerFired):
             self._timers.fire(event)

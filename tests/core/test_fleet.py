@@ -289,6 +289,17 @@ def test_a_new_attempt_begins_without_workers_and_takes_them_again():
     assert of_kind(player.tell(WorkerArrived(worker=A, num_engines=1)), StartMember)
 
 
+def test_timers_of_workers_end_with_the_attempt_in_which_they_came():
+    player = ElasticPlayer()
+    player.publish()
+    player.tell(WorkerArrived(worker=A, num_engines=1, leaves_in_s=1000))
+    assert {f"{A} start", f"{A} drain"} <= player.scheduler.timers.keys()
+    player.tell(SlotsOpened(slots=(LOCAL,)))
+    assert not [timer for timer in player.scheduler.timers if timer.startswith(A)]
+    player.tell(WorkerArrived(worker=A, num_engines=1))
+    assert [timer for timer in player.scheduler.timers if timer.startswith(A)] == [f"{A} start"]
+
+
 def measured(step: int, *, rollout_s: float, train_s: float) -> StepMeasured:
     return StepMeasured(
         step=step,
