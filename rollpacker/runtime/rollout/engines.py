@@ -73,7 +73,6 @@ class Engines:
     ) -> None:
         self._sets = EngineSets(parts, self._slot_of, self.lose)
         self.guarded = self._sets.guarded
-        self._deadlines = deadlines = parts.deadlines
         self._scheduler = scheduler
         self._report = report
         self._report_aside = report_aside
@@ -86,11 +85,7 @@ class Engines:
         self._trainer_parts = parts.trainer_parts
         self._replacements = replacements = Replacements(
             parts.replace_engine,
-            StartLimits(
-                start_s=deadlines.start_s,
-                serve_s=deadlines.train_s + deadlines.weight_sync_s,
-                straggler_s=parts.straggler_s,
-            ),
+            StartLimits.of(parts),
             on_ready=self._note_ready,
             on_failed=self._note_failed_start,
             on_error=inbox.put,
@@ -237,13 +232,13 @@ class Engines:
     def join(self, engine_id: EngineId) -> None:
         """Report an engine that takes a lost one's place; unless it has joined with new weights, or will.
 
-        While its set is about to leave, it waits, and leaves with it.
+        While its set is about to leave, it leaves with it, and nobody gets to know it.
         """
-        is_leaving = self.next_tensor_parallel != self.tensor_parallel
-        ready = None if is_leaving else self._replacements.take(engine_id, self.policy_version)
+        ready = self._replacements.take(engine_id, self.policy_version)
         if ready is not None:
             self._admit(engine_id, ready)
-            self._report_joined(engine_id)
+            if self.next_tensor_parallel == self.tensor_parallel:
+                self._report_joined(engine_id)
 
     def _admit(self, engine_id: EngineId, ready: Ready) -> None:
         self._num_replaced += 1
@@ -391,6 +386,11 @@ class Engines:
     async def _leave_for_others(self, asleep: Collection[EngineId]) -> list[EngineId]:
         """Put the engines in use to sleep, and use the next degree; gives those that the scheduler knows."""
         await self._sets.leave_for_others(asleep)
+        while started := self._replacements.withdraw():  # meanwhile: they leave too, and get weights as they return
+            for engine_id, ready in started.items():
+                self._report(EngineStarted(engine=engine_id))
+                self._admit(engine_id, ready)
+            await self._sets.leave_for_others([each for each in self.present if each not in started])
         self._sets.tensor_parallel, before = self.next_tensor_parallel, self.present
         return [engine_id for engine_id in before if engine_id in self._scheduler.engines]
 
@@ -436,8 +436,8 @@ class Engines:
         """How far everything in flight is, on every engine that answers, also of workers that serve."""
         theirs = [asyncio.ensure_future(self._members.progress())] if self._members.present else []
         own = await self._sets.ask("to say how far it is", lambda engine: engine.progress())
-        members = [each for answer in theirs for each in await answer if each.engine in self._scheduler.engines]
-        return *own.values(), *members
+        members = [each for answer in theirs for each in await answer]
+        return [each for each in (*own.values(), *members) if each.engine in self._scheduler.engines]
 
     async def stats(self) -> Mapping[EngineId, EngineStats]:
         """The statistics of every engine that answers."""

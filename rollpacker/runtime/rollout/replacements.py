@@ -1,6 +1,7 @@
 """Engines in the place of those that were lost, with the weights that they need before they can be taken.
 
     StartEngine (core/restarts.py) ──> started ──> weights ──> ready ──> taken
+                                          └──its set leaves──> taken, without weights
 
 Invariant: an engine that is taken for a round holds the round's policy, by its checksum. Serving one and publishing to
 all exclude each other; from the moment at which an engine is ready, it is published to as all others are.
@@ -11,13 +12,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import ReplaceEngine
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.weights import Published, WeightSync
+from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.starts import Starts, within_or_failed
 
 
@@ -31,6 +34,13 @@ class StartLimits:
     """For the weights to reach it; the trainer, which sends them, may be busy."""
     straggler_s: float
     """For the same once new weights are due, which wait for it."""
+
+    @classmethod
+    def of(cls, parts: FleetParts) -> Self:
+        """Take them from the deadlines of a run."""
+        deadlines = parts.deadlines
+        serve_s = deadlines.train_s + deadlines.weight_sync_s
+        return cls(start_s=deadlines.start_s, serve_s=serve_s, straggler_s=parts.straggler_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +77,8 @@ class Replacements:
         self._replace = replace
         self._limits = limits
         self.starts = Starts(self._start, on_started=on_ready, on_failed=on_failed, on_error=on_error)
+        self._started: dict[EngineId, Ready] = {}
+        """Those that wait for their weights, or get them."""
         self._ready: dict[EngineId, Ready] = {}
         self._sync: WeightSync | None = None
         self._syncing = asyncio.Lock()
@@ -91,6 +103,13 @@ class Replacements:
         if ready is None or ready.policy_version != policy_version:
             return None
         return self._ready.pop(engine)
+
+    def withdraw(self) -> Mapping[EngineId, Ready]:
+        """Take the engines that wait for weights while others are being published: their set leaves."""
+        started, self._started = self._started, {}
+        for name in started:
+            self.starts.cancel(name)
+        return started
 
     @asynccontextmanager
     async def publishing(self, sync: WeightSync) -> AsyncIterator[Mapping[EngineId, Ready]]:
@@ -120,10 +139,14 @@ class Replacements:
         assert self._replace is not None
         engine = await within_or_failed(self._limits.start_s, f"{name} to start", self._replace(slot, name))
         stats = await within_or_failed(self._limits.start_s, f"the statistics of {name}", engine.stats())
-        async with self._syncing:
-            # weights that are due are published to all that are ready when this lock is free
-            policy_version = None if self._are_weights_due else await self._serve(name, engine)
-            self._ready[name] = Ready(engine=engine, policy_version=policy_version, kv_tokens=stats.kv_tokens_capacity)
+        self._started[name] = started = Ready(engine=engine, policy_version=None, kv_tokens=stats.kv_tokens_capacity)
+        try:
+            async with self._syncing:
+                # weights that are due are published to all that are ready when this lock is free
+                policy_version = None if self._are_weights_due else await self._serve(name, engine)
+                self._ready[name] = replace(started, policy_version=policy_version)
+        finally:
+            self._started.pop(name, None)
 
     async def _serve(self, name: EngineId, engine: Engine) -> int:
         """Give an engine the policy; gives the version that it holds then."""

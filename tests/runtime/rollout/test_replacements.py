@@ -1,6 +1,7 @@
 """Engines that are lost are replaced beside the round, and what is trained never depends on when."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -348,6 +349,70 @@ async def test_a_replacement_of_the_fleet_that_goes_to_sleep_is_cancelled_and_co
         bringer.may_start.set()
         await turns(20)
         assert bringer.brought == {}
+
+
+@asynccontextmanager
+async def about_to_change(tmp_path, bringer, ended, engine=ScriptedEngine):
+    """A driver whose two engines are to make place for a larger one with the next weights."""
+    preemptions = iter([0, 0, 1, 3, 6, 10, 15, 21])
+    single = [ScriptedEngine("engine-0", quick), engine("engine-1", quick, preemptions=preemptions)]
+    double = [ScriptedEngine("engine-tp2-0", quick)]
+    await double[0].sleep()
+
+    async def end(slot):
+        ended.append(slot)
+
+    policy = settings(parallelism=ParallelismSettings(degrees=(1, 2), initial=1))
+    fleets = {1: fleet_of(single), 2: fleet_of(double, 2)}
+    async with driving(tmp_path, policy=policy, fleets=fleets, replace=bringer, end_engine=end) as driver:
+        for step in range(6):
+            await driver.next_batch(step)
+            await driver.measure_round()
+            await driver.quiesce()
+            if driver._engines.next_tensor_parallel == 2:
+                break
+            await driver.publish(weights(step + 1))
+        yield driver, single, double, step + 1
+
+
+async def test_a_replacement_that_is_ready_as_its_fleet_is_to_leave_sleeps_with_it_and_is_not_ended(tmp_path):
+    bringer, ended = Bringer(), []
+    async with about_to_change(tmp_path, bringer, ended) as (driver, single, _, step):
+        single[0].die()
+        await until(lambda: driver._engines._replacements.ready or "engine-0-r1" in driver.engines)
+        await turns(20)
+        await driver.leave_gpus(["engine-0", "engine-1"])
+        assert ended == []
+        assert bringer.brought["engine-0-r1"].is_asleep
+        await driver.publish(weights(step))
+        assert list(driver.engines) == ["engine-tp2-0"]
+        assert bringer.brought["engine-0-r1"].is_asleep
+        assert batch_of(await driver.next_batch(step))
+        await driver.quiesce()
+
+
+async def test_a_replacement_that_has_started_while_its_fleet_goes_to_sleep_goes_to_sleep_too(tmp_path):
+    bringer, ended = Bringer(), []
+    bringer.may_start.clear()
+
+    class Slow(ScriptedEngine):
+        async def sleep(self):
+            bringer.may_start.set()
+            await turns(20)
+            await super().sleep()
+
+    async with about_to_change(tmp_path, bringer, ended, Slow) as (driver, single, double, step):
+        single[0].die()
+        await until(lambda: bringer.asked)
+        await driver.publish(weights(step))
+        assert list(driver.engines) == ["engine-tp2-0"]
+        started = bringer.brought["engine-0-r1"]
+        assert started.is_asleep, "its GPU is another's"
+        assert batch_of(await driver.next_batch(step))
+        await driver.quiesce()
+        assert driver._engines._sets.all == {"engine-1": single[1], "engine-0-r1": started, "engine-tp2-0": double[0]}
+        assert not driver._scheduler.restarts.are_expected(["engine-1", "engine-tp2-0"])
+        assert len(bringer.asked) == 1
 
 
 async def test_a_driver_that_stops_calls_off_what_is_under_way(tmp_path):
