@@ -102,8 +102,8 @@ class UpdateMetrics:
 class Trainer(Protocol):
     """Holds the policy, its optimizer and its schedule.
 
-    A step is: `begin_step`, any number of `accumulate`, one `finish_step`. The first calls of `accumulate` may come
-    while the step's rollout still runs (paper, section 4.4).
+    A step is: `begin_step`, any number of `accumulate`, `complete_batch`, `finish_step`. The first of `accumulate` may
+    come while the step's rollout still runs (paper, section 4.4).
     """
 
     async def begin_step(self, shape: BatchShape) -> None: ...
@@ -119,19 +119,24 @@ class Trainer(Protocol):
             ForeignVersion: A token is of another policy version than the step trains.
         """
 
-    async def give_up_step(self) -> None:
-        """End the `accumulate` that runs, soon, and train no more: the run leaves, and `save` shall not wait for it.
+    async def complete_batch(self, num_responses: int | None = None) -> None:
+        """Say that all groups are there: what waited for the last one passes now, as far as the step's first update.
 
-        Only `sleep`, `wake`, `save` and `close` may follow.
-        """
-
-    async def finish_step(self, num_responses: int | None = None) -> UpdateMetrics:
-        """Clip, update, advance the schedule. Raises `ImpossibleEvent` unless the whole batch was accumulated.
+        Raises `ImpossibleEvent` unless the whole batch was accumulated.
 
         Args:
             num_responses: Of the whole batch, at least one and no more than announced; None: as announced. Loss and
                 gradient become those of a batch that was announced with so many.
         """
+
+    async def give_up_step(self) -> None:
+        """End the `accumulate` or `complete_batch` that runs, soon, and train no more: `save` shall not wait for it.
+
+        Only `sleep`, `wake`, `save` and `close` may follow: the run leaves.
+        """
+
+    async def finish_step(self) -> UpdateMetrics:
+        """Clip, update, advance the schedule. A batch that was not completed is, as it was announced."""
 
     async def export_weights(self) -> Weights: ...
 

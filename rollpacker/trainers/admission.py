@@ -37,10 +37,12 @@ class Admission:
         self.shape = shape
         self.num_responses = 0
         """Admitted so far."""
+        self.is_closed = False
         self._prompts: set[PromptId] = set()
 
     def admit(self, groups: Sequence[RolloutGroup]) -> None:
         """Take groups, or raise `ForeignVersion` or `ImpossibleEvent` and take none."""
+        self._require_open()
         prompts = set(self._prompts)
         num_responses = self.num_responses
         for group in groups:
@@ -61,8 +63,9 @@ class Admission:
             )
         self._prompts, self.num_responses = prompts, num_responses
 
-    def require_complete(self, num_responses: int | None = None) -> None:
-        """Raise `ImpossibleEvent` unless the whole batch was admitted, which may be smaller than announced."""
+    def close(self, num_responses: int | None = None) -> None:
+        """Admit no more; raises `ImpossibleEvent` unless the batch is whole, which may be smaller than announced."""
+        self._require_open()
         shape = self.shape
         num_responses = shape.num_responses if num_responses is None else num_responses
         lacks_groups = num_responses == shape.num_responses and len(self._prompts) < shape.num_groups
@@ -71,6 +74,15 @@ class Admission:
                 f"Step {shape.step} was to finish after {len(self._prompts)} of {shape.num_groups} groups "
                 f"and {self.num_responses} of {num_responses} responses",
                 "A step finishes when its whole batch was accumulated",
+                _REPORT,
+            )
+        self.is_closed = True
+
+    def _require_open(self) -> None:
+        if self.is_closed:
+            raise ImpossibleEvent(
+                f"The batch of step {self.shape.step} was completed, and more came of it",
+                "Its groups come before, and it is completed once",
                 _REPORT,
             )
 

@@ -9,11 +9,12 @@ How `accumulate` treats its groups follows from the objective (`objective.py`):
   backward at once, nothing is kept. The gradient of a batch is the same in whatever split its groups come, to fp32
   rounding. That of a batch which turns out smaller than was announced is scaled to its size before the update.
 * `loss_normalisation=token_mean` waits: the weight is known only when the last response is there, so groups are held
-  and `finish_step` trains them. The split then changes nothing at all.
+  and `complete_batch` trains them. The split then changes nothing at all.
 * `num_minibatches > 1` waits as well, because every proximal log-probability must come from the policy before the first
-  update: `accumulate` computes them at once (forward only), `finish_step` cuts the batch into minibatches of whole
-  groups in the order in which they came and makes one update for each, normalised over its own minibatch.
-* An advantage of the whole batch waits likewise: `finish_step` computes it from all rewards.
+  update: `accumulate` computes them at once (forward only), `complete_batch` cuts the batch into minibatches of whole
+  groups in the order in which they came and trains the first; `finish_step` updates and goes on with the others. Each
+  update is normalised over its own minibatch.
+* An advantage of the whole batch waits likewise: `complete_batch` computes it from all rewards.
 
 The reference's log-probabilities come from a pass of their own, before the one with gradients: the stages of a pipeline
 cannot alternate between two models.
@@ -84,9 +85,11 @@ class _Step:
     sums: Sums = field(default_factory=Sums)
     """Of what this rank has to count."""
     held: list[list[Sample]] = field(default_factory=list)
-    """Groups that wait for `finish_step`, in the order in which they came."""
+    """Groups that wait for the last one, in the order in which they came."""
     rewards: list[Sequence[float]] = field(default_factory=list)
     """Of the same groups."""
+    minibatches: Sequence[Sequence[Sequence[Sample]]] = ()
+    """Of a batch that is complete, all but the first."""
 
 
 class GrpoTrainer:
@@ -130,19 +133,23 @@ class GrpoTrainer:
 
         Raises `ImpossibleEvent` when no replica, or none that can work without the others, lies on `gpus` alone.
         """
-        await self._run(lambda: self._accumulate(groups, gpus))
+        await self._run(lambda: self._unless_given_up(lambda: self._accumulate(groups, gpus)))
+
+    async def complete_batch(self, num_responses: int | None = None) -> None:
+        """Make the passes of the first update that waited for the whole batch."""
+        await self._run(lambda: self._unless_given_up(lambda: self._complete_batch(num_responses)))
 
     async def give_up_step(self) -> None:
         """Drop the open step before the next pass, and every later one."""
         self._policy.give_up()
 
-    async def finish_step(self, num_responses: int | None = None) -> UpdateMetrics:
+    async def finish_step(self) -> UpdateMetrics:
         """Update and close the step. Loss and gradient norm of several updates are their means.
 
         Raises `PolicyDiverged`, on all ranks, where loss, gradient or a new weight is not finite: such weights
         reach neither an engine nor a checkpoint.
         """
-        return await self._run(lambda: self._finish_step(num_responses))
+        return await self._run(self._finish_step)
 
     async def export_weights(self) -> Weights:
         """Copy the policy to CPU tensors in the model's dtype; later updates do not change them.
@@ -235,34 +242,46 @@ class GrpoTrainer:
         step.admission.admit(groups)
         shape = step.admission.shape
         samples = [self._objective.samples_of(group, shape) for group in groups]
-        try:
-            if self._objective.streams:
-                self._train(step, [sample for group in samples for sample in group], replicas)
-                return
-            if self._section.num_minibatches > 1:
-                samples = self._with_proximal(step, samples, replicas)
-        except StepGivenUp:
-            restore_generators(step.generators)
-            self._step = None
+        if self._objective.streams:
+            self._train(step, [sample for group in samples for sample in group], replicas)
             return
+        if self._section.num_minibatches > 1:
+            samples = self._with_proximal(step, samples, replicas)
         step.held.extend(samples)
         step.rewards.extend(group.rewards for group in groups)
 
-    def _finish_step(self, num_responses: int | None) -> UpdateMetrics:
+    def _unless_given_up(self, work: Callable[[], None]) -> None:
+        """Work, or drop the step."""
         step = self._open_step()
-        step.admission.require_complete(num_responses)
-        rate = learning_rate(self._section, step.admission.shape.step, self._num_steps)
-        grad_norms: list[float] = []
-        if self._objective.streams:
-            scale = step.admission.shape.num_responses / step.admission.num_responses
-            step.sums.loss *= scale
-            grad_norms.append(self._update(step, rate, scale))
-        else:
+        try:
+            work()
+        except StepGivenUp:
+            restore_generators(step.generators)
+            self._step = None
+
+    def _complete_batch(self, num_responses: int | None) -> None:
+        step = self._open_step()
+        step.admission.close(num_responses)
+        if not self._objective.streams:
             step.held = self._objective.with_batch_advantages(step.held, step.rewards)
-            for minibatch in step.shares.minibatches(step.held):
-                samples = [sample for group in minibatch for sample in group]
-                self._train(step, samples, self._replicas_on(None))
-                grad_norms.append(self._update(step, rate))
+            first, *rest = step.shares.minibatches(step.held)
+            step.minibatches = rest
+            self._train_minibatch(step, first)
+
+    def _train_minibatch(self, step: _Step, groups: Sequence[Sequence[Sample]]) -> None:
+        self._train(step, [sample for group in groups for sample in group], self._replicas_on(None))
+
+    def _finish_step(self) -> UpdateMetrics:
+        step = self._open_step()
+        if not step.admission.is_closed:
+            self._complete_batch(None)
+        rate = learning_rate(self._section, step.admission.shape.step, self._num_steps)
+        scale = step.admission.shape.num_responses / step.admission.num_responses if self._objective.streams else 1.0
+        step.sums.loss *= scale
+        grad_norms = [self._update(step, rate, scale)]
+        for minibatch in step.minibatches:
+            self._train_minibatch(step, minibatch)
+            grad_norms.append(self._update(step, rate))
         sums = self._over_all_ranks(step.sums)
         if not math.isfinite(sums.loss):
             raise _diverged(step, f"its loss is {sums.loss}")

@@ -287,10 +287,14 @@ class FaultyTrainer:
     async def give_up_step(self) -> None:
         await self._trainer.give_up_step()
 
-    async def finish_step(self, num_responses: int | None = None) -> UpdateMetrics:
+    async def complete_batch(self, num_responses: int | None = None) -> None:
         await self._answer()
         self._observer.step_ends(num_responses)
-        return await self._trainer.finish_step(num_responses)
+        await self._trainer.complete_batch(num_responses)
+
+    async def finish_step(self) -> UpdateMetrics:
+        await self._answer()
+        return await self._trainer.finish_step()
 
     async def export_weights(self) -> Weights:
         await self._answer()

@@ -115,9 +115,13 @@ class TrainerOnGround(_Delegate):
             self._ground.tell("trainer learns on lent GPUs")
         await self._other.accumulate(groups, gpus)
 
-    async def finish_step(self, num_responses=None):
+    async def complete_batch(self, num_responses=None):
         self._work("trainer learns")
-        return await self._other.finish_step(num_responses)
+        await self._other.complete_batch(num_responses)
+
+    async def finish_step(self):
+        self._work("trainer learns")
+        return await self._other.finish_step()
 
     async def save(self, folder) -> None:
         self._work("trainer saves")

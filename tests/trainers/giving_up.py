@@ -46,6 +46,8 @@ async def give_up(
     before = await trainer.export_weights()
     await trainer.begin_step(shape)
     await trainer.accumulate(groups)
+    if trainer._step is not None:
+        await trainer.complete_batch()
     await trainer.save(folder)
     after = await trainer.export_weights()
     return GivenUp(

@@ -152,7 +152,8 @@ async def _as_a_stream(
             lent = None
     if lent is not None:
         await trainer.wake()
-    return await trainer.finish_step(shape.num_responses), num_calls, num_alone
+    await trainer.complete_batch(shape.num_responses)
+    return await trainer.finish_step(), num_calls, num_alone
 
 
 def _of_version(group: RolloutGroup, version: int, draw: random.Random | None = None) -> RolloutGroup:

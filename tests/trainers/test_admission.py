@@ -61,7 +61,7 @@ def test_a_whole_batch_is_admitted_in_any_split():
     gate.admit([group("a")])
     gate.admit([])
     gate.admit([group("b"), group("c")])
-    gate.require_complete()
+    gate.close()
 
 
 @pytest.mark.parametrize("versions", [(6,), (7, 8), (8, 7, 7)])
@@ -122,7 +122,7 @@ def test_a_prompt_that_comes_twice_is_refused():
 def test_the_same_text_in_another_epoch_is_another_prompt():
     gate = admission(2)
     gate.admit([group(), group(prompt=PromptId(1, "p"))])
-    gate.require_complete()
+    gate.close()
 
 
 def test_more_than_was_announced_is_refused():
@@ -137,28 +137,38 @@ def test_a_call_that_is_refused_takes_no_group_of_it():
     with pytest.raises(ImpossibleEvent):
         gate.admit([group("a"), group("b", rewards=(1.0,))])
     gate.admit([group("a"), group("b")])
-    gate.require_complete()
+    gate.close()
 
 
 def test_a_missing_group_or_response_leaves_the_batch_incomplete():
     gate = admission(2)
     gate.admit([group("a")])
     with pytest.raises(ImpossibleEvent, match="1 of 2 groups and 2 of 4 responses"):
-        gate.require_complete()
+        gate.close()
     gate.admit([group("b", [response(0)])])
     with pytest.raises(ImpossibleEvent, match="2 of 2 groups and 3 of 4 responses"):
-        gate.require_complete()
+        gate.close()
 
 
 def test_a_batch_may_turn_out_smaller_than_it_was_announced_but_not_empty_and_not_larger():
     gate = admission(2)
     with pytest.raises(ImpossibleEvent, match="0 of 2 groups and 0 of 0 responses"):
-        gate.require_complete(0)
+        gate.close(0)
     gate.admit([group("a")])
-    gate.require_complete(2)
     for num_responses in (1, 3, 4, 5):
         with pytest.raises(ImpossibleEvent, match=f"2 of {num_responses} responses"):
-            gate.require_complete(num_responses)
+            gate.close(num_responses)
+    gate.close(2)
+
+
+def test_a_batch_that_is_complete_takes_no_group_and_is_completed_once():
+    gate = admission(2)
+    gate.admit([group("a")])
+    gate.close(2)
+    with pytest.raises(ImpossibleEvent, match="was completed, and more came"):
+        gate.admit([group("b")])
+    with pytest.raises(ImpossibleEvent, match="was completed, and more came"):
+        gate.close(2)
 
 
 def test_an_empty_batch_cannot_be_announced():

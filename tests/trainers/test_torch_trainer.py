@@ -679,10 +679,11 @@ async def test_a_rewarded_token_becomes_likely(bench):
     assert likelihoods[-1] > 0.9
 
 
+@pytest.mark.parametrize("section", [{}, {"loss_normalisation": "token_mean"}, {"num_minibatches": 2}])
 async def test_a_step_that_is_given_up_ends_before_the_next_pass_and_leaves_a_checkpoint_of_the_time_before_it(
-    bench, tmp_path
+    bench, tmp_path, section
 ):
-    trainer = bench.trainer(max_tokens_per_microbatch=16)
+    trainer = bench.trainer(max_tokens_per_microbatch=16, **section)
     torch.rand(3)
     before, groups = tmp_path / "before", bench.groups(8 * [(1, 0, 0, 1)])
     before.mkdir()

@@ -9,9 +9,9 @@ as soon as it is asked to leave: there is nothing to save yet. Before the first 
 that only repeats the time limit has no effect.
 
 Invariant: an interrupted step has changed nothing that a checkpoint holds. It calls `commit` before its update, and
-from then on it is never interrupted: a step that holds its groups (`trainer.num_minibatches`, `token_mean`) makes its
-passes after that. An interrupted trainer ends the pass that it makes (`Trainer.give_up_step`). How much time a signal
-leaves is in `signals.py`.
+from then on it is never interrupted: of a step of several updates (`trainer.num_minibatches`) only the first can be. An
+interrupted trainer ends the pass that it makes (`Trainer.give_up_step`). How much time a signal leaves is in
+`signals.py`.
 """
 
 from __future__ import annotations

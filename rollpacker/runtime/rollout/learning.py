@@ -78,8 +78,6 @@ class Learner:
         self._is_rollout_over = False
         self._has_begun = False
         """Whether the trainer is in a step."""
-        self._num_responses = 0
-        """Of the batch that was accumulated last."""
         self.num_tokens_streamed = 0
         """Response tokens of the last step that were accumulated, or begun to be, while its rollout ran."""
         self.busy_s = 0.0
@@ -110,10 +108,10 @@ class Learner:
         await self._end_stream()
         await self._begin(batch)
         self._has_begun = False
-        self._num_responses = _num_responses_of(batch)
         rest = [group for group in batch.groups() if group.prompt not in self._accumulated]
         if rest:
             await self._work("the trainer's gradients", self._trainer.accumulate(rest))
+        await self._work("the trainer's gradients", self._trainer.complete_batch(_num_responses_of(batch)))
 
     async def end_streaming(self) -> None:
         """Begin no further call of the stream, and wait for the one that runs."""
@@ -133,7 +131,7 @@ class Learner:
 
     async def update(self) -> UpdateMetrics:
         """Let the policy learn from all that was accumulated."""
-        return await self._work("the trainer's update", self._trainer.finish_step(self._num_responses))
+        return await self._work("the trainer's update", self._trainer.finish_step())
 
     async def give_up(self) -> None:
         """Leave the step, which a later attempt repeats: the trainer can save after the pass that runs."""

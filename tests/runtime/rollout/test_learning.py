@@ -43,8 +43,11 @@ class ScriptedTrainer:
     async def give_up_step(self):
         self.calls.append(("give up",))
 
-    async def finish_step(self, num_responses=None):
-        self.calls.append(("finish", num_responses))
+    async def complete_batch(self, num_responses):
+        self.calls.append(("complete", num_responses))
+
+    async def finish_step(self):
+        self.calls.append(("finish",))
         return "updated"
 
 
@@ -90,7 +93,7 @@ async def test_a_batch_that_does_not_stream_is_trained_at_once(learning):
     batch = Batch()
     batch.order = tuple(PROMPTS)
     assert await learn(learner, batch) == "updated"
-    assert trainer.calls == [("begin", 7, 6, 12), ("accumulate", PROMPTS, None), ("finish", 12)]
+    assert trainer.calls == [("begin", 7, 6, 12), ("accumulate", PROMPTS, None), ("complete", 12), ("finish",)]
     assert learner.num_tokens_streamed == 0
 
 
@@ -106,7 +109,7 @@ async def test_accepted_groups_stream_to_the_lent_gpus_and_the_rest_goes_to_all(
     batch.order = tuple(PROMPTS)
     assert await learn(learner, batch) == "updated"
     kinds = [call[0] for call in trainer.calls]
-    assert kinds == ["wake", "begin", "accumulate", "accumulate", "accumulate", "accumulate", "finish"]
+    assert kinds == ["wake", "begin", *4 * ["accumulate"], "complete", "finish"]
     *streamed, rest = [call[1:] for call in trainer.calls if call[0] == "accumulate"]
     assert [gpus for _, gpus in streamed] == [frozenset({0, 1})] * 3
     assert [prompts for prompts, _ in streamed] == [[PROMPTS[4]], PROMPTS[:2], PROMPTS[2:3]]
@@ -129,7 +132,8 @@ async def test_a_batch_that_streamed_and_turns_out_smaller_than_planned_is_updat
         ("begin", 7, 6, 12),
         ("accumulate", PROMPTS[:2], None),
         ("accumulate", PROMPTS[2:4], None),
-        ("finish", 8),
+        ("complete", 8),
+        ("finish",),
     ]
 
 
@@ -144,7 +148,7 @@ async def test_a_trainer_with_gpus_of_its_own_takes_all_that_is_there_at_once_an
     batch.order = tuple(PROMPTS)
     assert await learn(learner, batch) == "updated"
     assert trainer.calls[1:3] == [("accumulate", PROMPTS[1:5], None), ("accumulate", [PROMPTS[0], PROMPTS[5]], None)]
-    assert [call[0] for call in trainer.calls] == ["begin", "accumulate", "accumulate", "finish"]
+    assert [call[0] for call in trainer.calls] == ["begin", "accumulate", "accumulate", "complete", "finish"]
     assert learner.num_tokens_streamed == 4 * 20
 
 
