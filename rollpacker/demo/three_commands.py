@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -26,6 +28,8 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.demo import mixed
 from rollpacker.demo.inputs import Inputs, are_made, make_inputs
 from rollpacker.demo.task import WALKS, Language
+from rollpacker.runtime.job.preemption import SHELL_SIGNALS
+from rollpacker.runtime.run.folder_checks import check_folder
 from rollpacker.runtime.run.streams import keep_writing
 from rollpacker.terminal import Terminal
 
@@ -59,6 +63,7 @@ def run_demo(overrides: Sequence[str]) -> int:
     own = [*words_of(inputs), f"system={','.join(SYSTEMS)}", f"run.dir={runs}/${{system.name}}"]
     words = replaced(own, overrides)
     compose_sweep(words)  # a mistake is refused before anything is made
+    _check_writable(runs)
     _announce(console, "1/3", "a task and a model to train")
     _prepare(console, inputs)
     _announce(console, "2/3", "the same job under two systems")
@@ -78,6 +83,15 @@ def _refuse_own(overrides: Sequence[str]) -> None:
             f"The demo compares the systems {' and '.join(SYSTEMS)}, in a new folder below {FOLDER}.",
             "Leave it out; or take the second command that the demo shows, and change that.",
         )
+
+
+def _check_writable(runs: Path) -> None:
+    try:
+        check_folder("run.dir", runs)
+    except ConfigError as error:
+        raise ConfigError(
+            error.problem, f"The demo writes into {FOLDER} below the present folder.", "Give it in another folder."
+        ) from None
 
 
 def words_of(inputs: Inputs) -> list[str]:
@@ -145,14 +159,28 @@ def _prepare(console: Terminal, inputs: Inputs) -> None:
 
 
 def _run(console: Terminal, command: str, words: Sequence[str]) -> int:
-    """Run a command as the user would, and show its line."""
+    """Run a command as the user would, and show its line; returns its exit code, 128 + the signal that killed it."""
     line = ["rollpacker", command, *words]
     console.print(Text.assemble(("$ ", "dim"), (shlex.join(line), "bold")), soft_wrap=True)
     process = subprocess.Popen(  # noqa: S603  # our own command
-        [sys.executable, "-m", "rollpacker.cli", *line[1:]], env=os.environ | {"PYTHONUNBUFFERED": "1"}
+        [sys.executable, "-m", "rollpacker.cli", *line[1:]],
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        process_group=0,  # Ctrl-C reaches it through this process alone: a second signal would end a run at once
     )
+    with _signals_go_to(process):
+        code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _signals_go_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass on what ends a program, except for what is ignored (nohup): the command puts its own things in order."""
+    before = {number: signal.getsignal(number) for number in (*SHELL_SIGNALS, signal.SIGQUIT)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda heard, _: process.send_signal(heard))
     try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.wait()  # Ctrl-C reached it too, and it puts its own things in order
-        raise
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
