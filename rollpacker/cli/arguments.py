@@ -7,10 +7,15 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from rollpacker.cli.command_help import CommandHelp
 from rollpacker.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from rollpacker.config.roots import Root
 
 _KEY = re.compile(r"[A-Za-z_][\w.]*(/\w+)?")
 """A dotted key, or a group such as hydra/launcher."""
@@ -76,11 +81,12 @@ def _refuse_repeated(words: Sequence[str]) -> None:
 
 
 def _unknown_option(command: str, option: str, options: Sequence[str], help_text: CommandHelp) -> ConfigError:
-    from rollpacker.config.keys import legal_keys, nearest
+    from rollpacker.config.keys import nearest
     from rollpacker.config.names_elsewhere import key_for
-    from rollpacker.config.schema import RunConfig
+    from rollpacker.config.roots import SCORE, TRAIN
 
-    name, _, value = option.lstrip("-").replace("-", "_").partition("=")
+    name, _, value = option.lstrip("-").partition("=")
+    name = name.replace("-", "_")
     rest = "all else is key=value or group=option" if help_text.takes_keys else f"it takes {help_text.usage}"
     problem = f"`{option}` is not an option."
     allowed = f"`rollpacker {command}` has the options {', '.join(options)}; {rest}."
@@ -91,6 +97,18 @@ def _unknown_option(command: str, option: str, options: Sequence[str], help_text
     if close := nearest(name, [word for word, _ in help_text.arguments if word.islower()]):
         assigned = f"={value or 'VALUE'}" if f"{close[0]}=" in help_text.usage else ""
         return ConfigError(problem, allowed, f"Arguments have no dashes: write {close[0]}{assigned}")
-    if help_text.takes_keys and (close := nearest(name, legal_keys(RunConfig))):
-        return ConfigError(problem, allowed, f"Keys have no dashes: write {close[0]}={value or 'VALUE'}")
+    root = SCORE if help_text.lists_keys_of == "score" else TRAIN
+    if help_text.takes_keys and (meant := _meant(root, name, value)):
+        return ConfigError(problem, allowed, f"Keys have no dashes: write {meant}={value or 'VALUE'}")
     return ConfigError(problem, allowed, f"`rollpacker {command} --help` says what it takes.")
+
+
+def _meant(root: Root[BaseModel], name: str, value: str) -> str:
+    """The group or key nearest to a name; of a group, its path where the value is none of its options."""
+    from rollpacker.config.keys import legal_keys, nearest
+    from rollpacker.config.roots import groups
+
+    keys = legal_keys(root.schema)
+    close = next(iter(nearest(name, [*groups(root), *keys])), "")
+    is_option = close in groups(root) and value in groups(root)[close].options
+    return f"{close}.path" if f"{close}.path" in keys and not is_option else close

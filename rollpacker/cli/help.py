@@ -182,6 +182,13 @@ def _show_mentions(root: Root[BaseModel], word: str, commands: Iterable[Command]
 
 
 def _unknown_topic(root: Root[BaseModel], name: str, commands: Iterable[Command]) -> ConfigError:
+    group = groups(root).get(name.partition("=")[0])
+    if group is not None:
+        return ConfigError(
+            f"`{name}` is not an option of {group.name}.",
+            f"Its options are {', '.join(group.options)}.",
+            f"`rollpacker help {group.name}` describes them.",
+        )
     keys = legal_keys(root.schema)
     names = [*(command.name for command in commands), "groups", *groups(root), *section_names(root.schema), *keys]
     close = [ours] if (ours := key_for(name)) else nearest(name, names)

@@ -167,6 +167,12 @@ def test_an_unknown_topic_is_refused_with_the_nearest_one(
     assert f"Try rollpacker {advice}\n" in _refusal(["help", topic], capsys)
 
 
+def test_an_unknown_option_of_a_group_is_refused_with_those_of_the_group(capsys: pytest.CaptureFixture[str]) -> None:
+    refusal = _refusal(["help", "engine=nope"], capsys)
+    assert "`engine=nope` is not an option of engine.\nIts options are torch, vllm.\n" in refusal
+    assert refusal.endswith("`rollpacker help engine` describes them.\n")
+
+
 @pytest.mark.parametrize(
     ("argv", "advice"),
     [
@@ -174,6 +180,11 @@ def test_an_unknown_topic_is_refused_with_the_nearest_one(
         (["report", "--steps=3"], "write step=3\n"),
         (["train", "--lr", "1"], "write trainer.learning_rate=VALUE\n"),
         (["train", "--multi"], "Write --multirun\n"),
+        (["train", "--system", "verl"], "write system=VALUE\n"),
+        (["train", "--engin=vllm"], "write engine=vllm\n"),
+        (["score", "--reward=math"], "write reward=math\n"),
+        (["train", "--model=qwen2.5-7b"], "write model=qwen2.5-7b\n"),
+        (["train", "--model=Qwen/Qwen2.5-7B"], "write model.path=Qwen/Qwen2.5-7B\n"),
         (["replay", "--info"], "`rollpacker replay --help` says what it takes"),
     ],
 )
