@@ -25,6 +25,7 @@ from rollpacker.analysis.writing import write_exhibit, write_page
 from rollpacker.cli.command_help import CommandHelp
 from rollpacker.cli.settings import choice, parse_settings, whole_number
 from rollpacker.core.errors import ConfigError, WorldError
+from rollpacker.runtime.run.folder_checks import check_folder
 from rollpacker.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ def run(arguments: Arguments) -> None:
         case ["list"]:
             _console().print(_listing())
         case ["demo", *folders]:
-            demo.show(tuple(map(Path, folders)), Path(settings["out"]))
+            out = Path(settings["out"])
+            check_folder("out", out)
+            demo.show(tuple(map(Path, folders)), out)
         case [what]:
             end_like_ctrl_c()
             _answer(_parse(what, settings))
@@ -139,6 +142,10 @@ def _answer(question: _Question) -> None:
     """Make what is missing, draw what there is, and end with an error when a run failed or a claim is lost."""
     console = _console()
     exhibits = _of_scale(_exhibits_named(question.what), question.scale, question.what)
+    if question.what != "verdicts":  # which are only shown
+        check_folder("out", question.out)
+    if question.backend:
+        check_folder("runs", question.runs)
     failures: dict[str, list[str]] = {}
     if question.backend:
         failures = make_missing_runs(
@@ -150,20 +157,28 @@ def _answer(question: _Question) -> None:
             num_jobs=question.num_jobs,
             console=Terminal(stderr=True),
         )
-    all_failures = list(dict.fromkeys(itertools.chain.from_iterable(failures.values())))
-    for failure in all_failures:
+    for failure in _sentences(failures):
         _note(failure)
     numbers = _gather(exhibits, question.runs, question.scale, failures)
     if question.what == "verdicts":
-        _compare_claims(numbers, console, must_accept=question.must_accept and not all_failures)
+        _compare_claims(numbers, console, must_accept=question.must_accept and not failures)
     else:
         _draw(exhibits, numbers, question, console)
-    if all_failures:
-        raise WorldError(
-            f"{len(all_failures)} runs failed, and what needs them is incomplete.",
-            "The lines above say which, and why.",
-            "Give the same command again: finished runs are kept.",
-        )
+    if failures:
+        raise _failed(failures)
+
+
+def _sentences(failures: Mapping[str, Sequence[str]]) -> list[str]:
+    """One for each run that failed, though several experiments need it."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(failures.values())))
+
+
+def _failed(failures: Mapping[str, Sequence[str]]) -> WorldError:
+    return WorldError(
+        f"{len(_sentences(failures))} runs failed, and what needs them is incomplete.",
+        "The lines above say which, and why.",
+        "Give the same command again: finished runs are kept.",
+    )
 
 
 def _draw(exhibits: Sequence[Exhibit], numbers: Mapping[str, Numbers], question: _Question, console: Terminal) -> None:
@@ -187,6 +202,8 @@ def _gather(
 ) -> dict[str, Numbers]:
     """Compute the numbers of every exhibit; what is missing or failed is said, and the rest is computed."""
     runs, problems = read_runs(list(find_runs(folder)))
+    if not runs and failures:
+        raise _failed(failures)
     if not runs:
         raise ConfigError(
             f"There is no run with a finished step below {folder}.",

@@ -92,7 +92,7 @@ def _model(by_experiment: dict[str, Asked], num_jobs: int, console: Terminal) ->
         for config, failure in processes.results(_model_one, configs.values()):
             for name in [name for name, own in folders.items() if failure and config.run.dir in own]:
                 failures.setdefault(name, []).append(f"{config.run.dir} failed: {failure}")
-            on_run(config.run.dir)
+            on_run(config.run.dir, bool(failure))
     return failures
 
 

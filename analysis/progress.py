@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def shown_progress(runs: Mapping[str, set[Path]], console: Terminal) -> Iterator[Callable[[Path], None]]:
-    """Show how many runs are done; yields what is to be told the folder of each run as it ends.
+def shown_progress(runs: Mapping[str, set[Path]], console: Terminal) -> Iterator[Callable[[Path, bool], None]]:
+    """Show how many runs are done; yields what is to be told of each run as it ends: its folder, whether it failed.
 
     Args:
         runs: What is to be done of each experiment.
@@ -26,6 +26,7 @@ def shown_progress(runs: Mapping[str, set[Path]], console: Terminal) -> Iterator
     """
     began = time.monotonic()
     waiting = {experiment: set(folders) for experiment, folders in runs.items()}
+    failed: set[Path] = set()
     columns = (
         TextColumn("modelling {task.description}", markup=False),
         BarColumn(bar_width=30),
@@ -38,13 +39,17 @@ def shown_progress(runs: Mapping[str, set[Path]], console: Terminal) -> Iterator
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         bar = progress.add_task(_current(waiting), total=len(set().union(*runs.values())))
 
-        def on_run(folder: Path) -> None:
+        def on_run(folder: Path, has_failed: bool) -> None:
+            if has_failed:
+                failed.add(folder)
             for experiment in [name for name, folders in waiting.items() if folder in folders]:
                 waiting[experiment].discard(folder)
                 if not waiting[experiment] and not console.is_terminal:
                     num_ended = sum(not folders for folders in waiting.values())
+                    num_failed = len(runs[experiment] & failed)
                     console.print(
-                        f"{experiment}: {len(runs[experiment])} runs modelled; {num_ended} of {len(runs)} experiments "
+                        f"{experiment}: {len(runs[experiment]) - num_failed} runs modelled"
+                        f"{f', {num_failed} failed' if num_failed else ''}; {num_ended} of {len(runs)} experiments "
                         f"after {time.monotonic() - began:.0f} s",
                         soft_wrap=True,
                     )

@@ -363,6 +363,36 @@ def test_a_figure_of_complete_runs_says_what_it_shows_and_where_it_comes_from_al
     assert "Missing" not in text
 
 
+def test_where_every_modelled_run_failed_that_is_the_error(tmp_path, capsys):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "paper").write_text("a file where the runs belong")
+    assert main(["analysis", "table1", "backend=sim", "seeds=1", "jobs=1", f"out={tmp_path}"]) == 1
+    said = capsys.readouterr().err
+    assert "table1: 0 runs modelled, 3 failed; 1 of 1 experiments" in said
+    assert "failed:\n3 runs failed, and what needs them is incomplete.\n" in said
+    assert "There is no run" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["table1", "out=file/x", "backend=sim"], "out"),
+        (["table1", "runs=file/x", "backend=sim"], "runs"),
+        (["demo", "verl", "out=file/x"], "out"),
+    ],
+)
+def test_folders_that_cannot_be_written_are_refused_before_anything_is_modelled_or_printed(
+    words, key, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    write_run(tmp_path / "verl", "verl", [10.0])
+    assert main(["analysis", *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"error:\n{key}=file/x cannot be created")
+
+
 def test_a_run_that_failed_marks_the_exhibits_that_needed_it_and_no_other(tmp_path):
     write_run(tmp_path / "verl", "verl", [10.0, 10.0])
     failed = {EXHIBITS["table2"].experiments[0]: ["runs/x failed: Another process is running in run.dir=runs/x."]}
