@@ -99,15 +99,14 @@ def run(arguments: Arguments) -> None:
         if not _evaluate([*configs.values()]):
             return  # another rank of the job has the results
         from rollpacker.cli.scores import score_table
+        from rollpacker.cli.screen import output
         from rollpacker.metrics.evaluation_files import write_responses
 
         run_dirs = {step: config.run.dir for step, config in configs.items()}
+        table = score_table(run_dirs, others_rewards, other=settings["against"])
+        output(beside=out).print(*table.shown, sep="\n")
         if out is not None:
             write_responses(out, run_dirs)
-        table = score_table(run_dirs, others_rewards, other=settings["against"])
-    from rollpacker.cli.screen import output
-
-    output(beside=out).print(*table.shown, sep="\n")
     _require(requirements, table.scores)
 
 
@@ -148,7 +147,7 @@ def _rewards_of(source: Path) -> Mapping[str, Rewards]:
 
 def _run_and_words(others: Sequence[str]) -> tuple[Path | None, list[str]]:
     """Separate the run from keys and groups."""
-    runs = [word for word in others if "=" not in word or Path(word).is_dir()]
+    runs = [word for word in others if "=" not in word or os.path.isdir(word)]  # noqa: PTH112  of any length
     words = [word for word in others if word not in runs]
     if len(runs) > 1 or not (runs or any(word.startswith("model.path=") for word in words)):
         raise ConfigError(

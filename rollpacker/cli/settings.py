@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollpacker.core.errors import ConfigError
+
+_MOST_DIGITS = 9
+"""Of a count: Python reads no number of 5,000 digits, and tables have no such rows."""
 
 
 def parse_settings(
@@ -26,7 +30,8 @@ def parse_settings(
     others, settings = [], dict(defaults)
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if not equals or not (name.isidentifier() or name in defaults) or Path(argument).is_dir():
+        is_folder = os.path.isdir(argument)  # noqa: PTH112  never raises: a value may be longer than a path
+        if not equals or not (name.isidentifier() or name in defaults) or is_folder:
             others.append(argument)
         elif name in defaults and value:
             settings[name] = value
@@ -55,10 +60,12 @@ def parse_runs(
 def whole_number(settings: Mapping[str, str], name: str, *, least: int = 1) -> int:
     """Read a count."""
     text = settings[name]
-    if text.isascii() and text.isdigit() and int(text) >= least:
+    if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text) >= least:
         return int(text)
     raise ConfigError(
-        f"{name}={text} is not legal.", f"`{name}` is an integer of at least {least}.", f"For example: {name}=2"
+        f"{name}={text} is not legal.",
+        f"`{name}` is an integer of at least {least}, with at most {_MOST_DIGITS} digits.",
+        f"For example: {name}=2",
     )
 
 
@@ -92,7 +99,7 @@ def parse_step(text: str) -> int:
 
 
 def _is_step(text: str) -> bool:
-    return text.isdecimal() and int(text) > 0
+    return text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) > 0
 
 
 def _may_be_key(name: str, settings: Mapping[str, str]) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from rollpacker.cli import report, train
 from rollpacker.cli.arguments import parse_arguments
 from rollpacker.cli.main import COMMANDS
+from rollpacker.cli.settings import parse_steps
 from rollpacker.config.words import replaced
 from rollpacker.core.errors import ConfigError
 
@@ -43,3 +44,9 @@ def test_folders_that_look_like_keys_are_no_keys(tmp_path: Path, monkeypatch: py
     for folder in folders:
         (tmp_path / folder).mkdir()
     assert parse_arguments("report", folders, report.HELP, can_sweep=False).words == tuple(folders)
+
+
+def test_a_number_that_python_does_not_read_is_no_step() -> None:
+    for steps in ("9" * 5000, f"1:{'9' * 5000}"):
+        with pytest.raises(ConfigError, match="counted from 1"):
+            parse_steps(steps)

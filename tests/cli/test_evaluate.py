@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rollpacker.cli.main import main
 from rollpacker.cli.scores import score_table
 from rollpacker.config.compose import compose
 from rollpacker.config.record import to_yaml
+from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError
 from rollpacker.evaluation.comparison import rewards_by_set
 from rollpacker.metrics.evaluation_files import read_newest_responses, write_responses
@@ -96,6 +98,10 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["runs/x", "evaluation.path=prompts.jsonl"], "39 more prompts of prompts are trained on, too"),
         (["runs/x", "evaluation.path=nothing.jsonl"], "nothing.jsonl"),
         ([*MODEL, SET, "engine.num_engines=100000"], "100,001 processes"),
+        (
+            [*MODEL, f"evaluation.path=[{{path: nothing.jsonl, prompt_suffix: '{'and so on ' * 28}'}}]"],
+            "The prompt file nothing.jsonl does not exist",
+        ),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused_before_anything_starts(
@@ -200,6 +206,22 @@ def test_a_mistake_is_answered_without_torch_or_ray(run_dir: Path) -> None:
     words = ["evaluate", "runs/x", SET, "require=aime25>=0.3"]
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
     assert done.stdout == "2 set()\n"
+
+
+def test_scores_are_shown_also_where_the_file_for_them_can_no_longer_be_written(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluate(configs: Sequence[RunConfig]) -> bool:
+        write_evaluation(configs[0].run.dir, {"aime24": [[0.25]]})
+        Path("scores.parquet").mkdir()
+        return True
+
+    monkeypatch.setattr("rollpacker.cli.evaluate._evaluate", evaluate)
+    assert main(["evaluate", *MODEL, SET, "out=scores.parquet"]) == 2
+    shown = capsys.readouterr()
+    assert "aime24" in shown.out
+    assert "0.250" in shown.out
+    assert "out=scores.parquet is a folder" in shown.err
 
 
 def test_check_describes_a_run_of_no_steps(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,6 +119,7 @@ def test_they_are_sorted_and_counted(run_dir: Path, capsys: pytest.CaptureFixtur
         (["sort=size"], "`sort` is one of reward, -reward"),
         (["kind=test"], "`kind` is one of training, evaluation"),
         (["num=0"], "`num` is an integer of at least 1"),
+        ([f"num={'9' * 5000}"], "`num` is an integer of at least 1, with at most 9 digits"),
         (["stpe=1"], "Write step=..."),
     ],
 )

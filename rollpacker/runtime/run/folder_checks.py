@@ -59,7 +59,10 @@ def check_folder(key: str, folder: Path) -> None:
 
 
 def check_creatable(key: str, path: Path) -> None:
-    """Check the nearest existing part of a path: a folder in which this process may create what is missing."""
+    """Check the nearest existing part of a path: a folder in which this process may create what is missing.
+
+    A file is replaced by another one of its folder, so that both must be writable.
+    """
     _check_reachable(key, path)
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if existing != path and not existing.is_dir():
@@ -68,13 +71,14 @@ def check_creatable(key: str, path: Path) -> None:
             "Above it are only folders.",
             f"Choose another {key}.",
         )
-    needed = os.W_OK | os.X_OK if existing.is_dir() else os.W_OK
-    if not os.access(existing, needed, effective_ids=True):
-        raise ConfigError(
-            f"{key}={path} cannot be written: {existing} does not let you.",
-            "The nearest part of the path that exists must be writable.",
-            f"Choose another {key}, or change the permissions.",
-        )
+    folder = real_path(existing).parent if existing.is_file() else existing
+    for part, needed in ((existing, os.W_OK), (folder, os.W_OK | os.X_OK)):
+        if not os.access(part, needed, effective_ids=True):
+            raise ConfigError(
+                f"{key}={path} cannot be written: {part} does not let you.",
+                "The nearest part of the path that exists must be writable, and of a file its folder.",
+                f"Choose another {key}, or change the permissions.",
+            )
 
 
 def _check_reachable(key: str, path: Path) -> None:

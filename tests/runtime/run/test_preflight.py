@@ -154,6 +154,25 @@ def test_a_folder_of_another_user_cannot_be_written() -> None:
         check_creatable("run.dir", folder / "runs" / "x")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can lend this process another user's rights")
+def test_a_file_that_may_be_written_cannot_be_replaced_in_a_folder_that_may_not() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        file, link = Path(name) / "locked" / "out.parquet", Path(name) / "link.parquet"
+        file.parent.mkdir()
+        file.write_text("")
+        link.symlink_to(file)
+        file.chmod(0o666)
+        Path(name).chmod(0o777)
+        os.seteuid(65534)
+        try:
+            for path in (file, link):
+                with pytest.raises(ConfigError, match="locked does not let you"):
+                    check_creatable("out", path)
+        finally:
+            os.seteuid(0)
+        check_creatable("out", link)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_locked_folder_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)
