@@ -2,11 +2,14 @@
 
 Invariant: what the file says counts as a default does, so every other word of the command line overrides it: a key, or
 an option of a group with the keys that it sets and the options that it chooses. A group of which the file has the
-section is not chosen by default.
+section is not chosen by default. Relative paths of a run's record lead where they led when the run was started, and
+those of other words begin in the present folder.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +19,7 @@ import yaml
 
 from rollpacker.config.keys import legal_keys, nearest, section_names
 from rollpacker.config.mistakes import raise_mistakes
-from rollpacker.config.record import CONFIG_FILE
+from rollpacker.config.record import CONFIG_FILE, started_in
 from rollpacker.config.roots import Group, Root, conf_dir, groups
 from rollpacker.core.errors import ConfigError
 from rollpacker.paths import read_text, reason_of
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 _WORD = "config="
+
+_PYTHON_FILE = re.compile(r"(.+\.py):\w+")
+"""The file of a FILE.py:NAME."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +105,8 @@ def refuse_file(words: Sequence[str]) -> None:
 def _read(root: Root[BaseModel], path: Path) -> GivenFile:
     file = path / CONFIG_FILE if path.is_dir() else path
     try:
-        values = yaml.safe_load(read_text(file))
+        text = read_text(file)
+        values = yaml.safe_load(text)
     except FileNotFoundError:
         raise ConfigError(
             f"config={path}: {file} does not exist.",
@@ -116,7 +123,32 @@ def _read(root: Root[BaseModel], path: Path) -> GivenFile:
             f"config={file} holds no sections.", "It is YAML with a mapping for each section.", "Correct the file."
         )
     raise_mistakes([_unknown(root, file, name) for name in _unknown_names(root, values, "")])
+    folder = started_in(text)
+    if folder is not None and folder != Path.cwd():
+        values = _led_from(folder, values, _input_paths(root))
     return GivenFile(root=root, values=_without_interpolation(values))
+
+
+def _input_paths(root: Root[BaseModel]) -> frozenset[str]:
+    """The keys that name what is read; also where an entry of a list is {path: PATH}."""
+    keys = [key.name for key in legal_keys(root.schema).values() if key.kind.startswith("a path")]
+    return frozenset({*keys, *(f"{key}.path" for key in keys)} - {"run.dir"})
+
+
+def _led_from(folder: Path, value: Any, paths: Collection[str], name: str = "") -> Any:
+    """Replace what was a relative path in a folder, as a value of `paths` or as FILE.py:NAME, if it is still there."""
+    match value:
+        case dict():
+            return {key: _led_from(folder, each, paths, f"{name}.{key}".lstrip(".")) for key, each in value.items()}
+        case list():
+            return [_led_from(folder, each, paths, name) for each in value]
+        case str():
+            of_python = _PYTHON_FILE.fullmatch(value)
+            path = of_python[1] if of_python else value if name in paths else ""
+            is_there = path and os.path.exists(folder / path)  # noqa: PTH110  never raises, whatever the text
+            return str(folder / value) if is_there else value
+        case _:
+            return value
 
 
 def _unknown_names(root: Root[BaseModel], values: Mapping[Any, Any], prefix: str) -> list[str]:

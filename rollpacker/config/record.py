@@ -1,10 +1,13 @@
 """The record of a run's configuration: `config.yaml` in its folder, resolved, of its last attempt.
 
-Invariant: `RunConfig.model_validate` accepts the content.
+Invariant: `RunConfig.model_validate` accepts the content. The first line, a comment, names the folder that relative
+paths are meant from; records of older versions have none.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -13,8 +16,6 @@ from rollpacker.core.errors import DataError
 from rollpacker.paths import read_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pydantic import BaseModel
 
     from rollpacker.config.schema import RunConfig
@@ -29,6 +30,25 @@ _Dumper: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 def to_yaml(config: BaseModel) -> str:
     """The resolved configuration as YAML, in the schema's order."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+_STARTED_IN: Final = "# Relative paths begin in "
+
+
+def to_record(config: BaseModel) -> str:
+    """The content of a run's record, for a run that is started in this folder."""
+    return f"{_STARTED_IN}{json.dumps(str(Path.cwd()))}\n{to_yaml(config)}"
+
+
+def started_in(record: str) -> Path | None:
+    """The folder that the run of a record was started in; None where the record does not say."""
+    first_line = record.partition("\n")[0]
+    if not first_line.startswith(_STARTED_IN):
+        return None
+    try:
+        return Path(json.loads(first_line.removeprefix(_STARTED_IN)))
+    except (ValueError, TypeError):
+        return None
 
 
 def differences(config: RunConfig) -> dict[str, object]:

@@ -4,8 +4,9 @@ import pytest
 import yaml
 
 from rollpacker.config.compose import compose
+from rollpacker.config.fingerprint import config_fingerprint
 from rollpacker.config.multirun import compose_sweep
-from rollpacker.config.record import to_yaml
+from rollpacker.config.record import to_record, to_yaml
 from rollpacker.core.errors import UserError
 from rollpacker.runtime.placing.automatic import Chooser
 from rollpacker.runtime.placing.gpus import Gpus
@@ -38,6 +39,46 @@ def test_the_record_of_a_run_gives_the_same_run(tmp_path, words):
     config = write_record(tmp_path, *words)
     assert compose([f"config={tmp_path}/config.yaml"]) == config
     assert compose([f"config={tmp_path}"]) == config
+
+
+def test_relative_paths_of_a_record_lead_where_they_led_and_those_of_words_begin_here(tmp_path, monkeypatch):
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there, here):  # the same names in both: nothing would say that others are read
+        (folder / "m").mkdir(parents=True)
+        for name in ("p.jsonl", "q.jsonl", "e.jsonl", "my.py"):
+            (folder / name).write_text("")
+    monkeypatch.chdir(there)
+    words = [
+        *("model.path=m", "data.path=[p.jsonl,{path: q.jsonl, domain: my.py}]", "run.dir=runs/x"),
+        *("reward.domains={code: 'my.py:score', math: math}", "run.callbacks=['gone.py:Told']"),
+        "evaluation.path=[{path: e.jsonl, name: m}, hf://openai/gsm8k]",
+    ]
+    config = compose(words)
+    (tmp_path / "config.yaml").write_text(to_record(config))
+    assert compose([f"config={tmp_path}"]) == config
+    monkeypatch.chdir(here)
+    again = compose([f"config={tmp_path}", "evaluation.path=e.jsonl"])
+    assert again.model.path == there / "m"
+    assert [(file.path, file.domain) for file in again.data.files] == [
+        (there / "p.jsonl", None),
+        (there / "q.jsonl", "my.py"),
+    ]
+    assert again.reward.domains == {"code": f"{there}/my.py:score", "math": "math"}
+    assert again.run.callbacks == ("gone.py:Told",)
+    assert str(again.run.dir) == "runs/x"
+    assert [str(file.path) for file in again.evaluation.files] == ["e.jsonl"]
+    assert str(compose([f"config={tmp_path}"]).evaluation.files[0].path) == f"{there}/e.jsonl"
+
+
+def test_a_record_that_is_taken_in_another_folder_is_of_the_same_run(tmp_path, monkeypatch):
+    (tmp_path / "there" / "m").mkdir(parents=True)
+    (tmp_path / "there" / "p.jsonl").write_text("")
+    monkeypatch.chdir(tmp_path / "there")
+    config = compose([*INPUTS, "run.dir=runs/x"])
+    fingerprint = config_fingerprint(config)
+    Path("config.yaml").write_text(to_record(config))
+    monkeypatch.chdir(tmp_path)
+    assert config_fingerprint(compose(["config=there"])) == fingerprint
 
 
 def test_words_override_the_file_also_with_a_value_that_is_the_default(tmp_path):

@@ -12,7 +12,7 @@ import yaml
 from rollpacker import pipeline
 from rollpacker.cli.run_facts import run_facts_of
 from rollpacker.config.compose import compose
-from rollpacker.config.record import CONFIG_FILE
+from rollpacker.config.record import CONFIG_FILE, started_in
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError, DeadlineExceeded, UserError
 from rollpacker.metrics.tables import read_frame
@@ -54,7 +54,9 @@ def content(run_dir: Path) -> dict[str, str]:
 def test_a_run_leaves_the_configuration_of_its_last_attempt_beside_its_tables(tmp_path):
     run_dir = train(tmp_path / "run", "run.num_steps=1")
     train(run_dir, "run.num_steps=2", "run.resume=auto")
-    recorded = RunConfig.model_validate(yaml.safe_load((run_dir / CONFIG_FILE).read_text()))
+    record = (run_dir / CONFIG_FILE).read_text()
+    assert started_in(record) == Path.cwd()
+    recorded = RunConfig.model_validate(yaml.safe_load(record))
     assert recorded == compose([*SMALL, f"run.dir={run_dir}", "run.num_steps=2", "run.resume=auto"])
 
 

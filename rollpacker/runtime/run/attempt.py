@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from rollpacker.config.record import CONFIG_FILE, to_yaml
+from rollpacker.config.record import CONFIG_FILE, to_record
 from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.metrics.files import make_private_folder, storage_errors, write_atomically
@@ -89,7 +89,7 @@ def begin_attempt(config: RunConfig, note: Callable[[str], None]) -> RunAttempt:
     run_dir = config.run.dir
     found = find_resumable(config)
     identity = identify_run(config, note)
-    write_atomically(run_dir / CONFIG_FILE, to_yaml(config).encode())
+    write_atomically(run_dir / CONFIG_FILE, to_record(config).encode())
     checkpoints = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
     for broken in found.broken:
         kept = checkpoints.set_aside(broken)
