@@ -79,6 +79,8 @@ def real_path(path: Path) -> Path:
 def reason_of(error: Exception) -> str:
     """Why a file cannot be read, as text without the error's class, its number and the path."""
     match error:
+        case FileNotFoundError():  # libraries raise it with the path alone
+            return os.strerror(errno.ENOENT)
         case OSError():
             return error.strerror or str(error)
         case KeyError():

@@ -11,6 +11,7 @@ from rollpacker.cli.command_help import CONFIG_FILE, INPUTS, CommandHelp
 from rollpacker.cli.run_words.placement import placement_table
 from rollpacker.cli.run_words.summary import summary_of
 from rollpacker.cli.screen import facts, heading, output
+from rollpacker.core.errors import ConfigError
 from rollpacker.protocols.backend import ModelledCluster
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ FULL = "full"
 
 HELP = CommandHelp(
     purpose="Print what a run sets beside the defaults and what it will do. Loads no model, creates nothing.",
-    usage="[full] [-m] [config=FILE] [key=value | group=option] ...",
+    usage="[full | -m] [config=FILE] [key=value | group=option] ...",
     arguments=(("full", "Print all keys, not only those that differ from their defaults."), CONFIG_FILE),
     examples=(
         f"rollpacker check {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x",
@@ -41,6 +42,12 @@ HELP = CommandHelp(
 def run(arguments: Arguments) -> None:
     """Print the resolved run, or every point of a multirun."""
     overrides = [argument for argument in arguments.words if argument != FULL]
+    if arguments.is_multirun and FULL in arguments.words:
+        raise ConfigError(
+            f"`{FULL}` with -m.",
+            "All keys are printed of a single run.",
+            f"Leave out {FULL}, or -m and all but one value.",
+        )
     if arguments.is_multirun:
         _check_sweep(overrides)
     else:

@@ -35,7 +35,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.settings import parse_settings
     from rollpacker.config.keys import nearest
     from rollpacker.data.converters import CONVERTERS, Converted, convert_rows
-    from rollpacker.metrics.outputs import check_output, open_output
+    from rollpacker.metrics.outputs import check_output, is_stream, open_output
     from rollpacker.paths import real_path
     from rollpacker.runtime.run.folder_checks import check_creatable
 
@@ -75,6 +75,7 @@ def run(arguments: Arguments) -> None:
         (counts.num_repeated, "left out, the same as an earlier row"),
         (counts.num_contradicted, "left out, the question of an earlier row with another answer"),
     ]
+    following = f"rollpacker check model.path=DIR data.path={out} reward={converter.reward or 'math'}"
     output(beside=out).print(
         heading(f"{converter.name}, from {source}"),
         facts(
@@ -83,7 +84,7 @@ def run(arguments: Arguments) -> None:
                 *((f"{number:,}", text) for number, text in skipped if number),
                 *([("domain", converter.domain), ("reward", f"reward={converter.reward}")] if converter.domain else []),
                 ("written to", str(out)),
-                ("next", f"rollpacker check model.path=DIR data.path={out} reward={converter.reward or 'math'}"),
+                *([] if is_stream(out) else [("next", following)]),
             ]
         ),
         sep="\n",

@@ -24,8 +24,6 @@ _MODEL = "model.path"
 DEFAULTS = {_MODEL: "", "rows": "", "out": "runs/gpu-check", "again": "false"}
 
 _STYLES = {"passed": "green", "failed": "bold red", "not possible": "dim"}
-_WIDTHS = (12, 20)
-"""Columns of the longest status and of the longest row."""
 
 HELP = CommandHelp(
     purpose=(
@@ -119,10 +117,12 @@ def _line(row: Row, outcome: Outcome) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from rollpacker.gpu_check.table import ROWS
+
     figures = ", ".join(f"{name} {value:.4g}" for name, value in outcome.figures.items())
     line = Table.grid(padding=(0, 2, 0, 0))
-    line.add_column(width=_WIDTHS[0], no_wrap=True)
-    line.add_column(width=_WIDTHS[1], no_wrap=True, style="bold")
+    line.add_column(width=max(map(len, _STYLES)), no_wrap=True)
+    line.add_column(width=max(len(each.name) for each in ROWS), no_wrap=True, style="bold")
     line.add_column(overflow="fold")
     took = f" ({outcome.seconds:.0f} s)" if outcome.seconds else ""
     said = outcome.why or row.shows

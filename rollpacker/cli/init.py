@@ -53,7 +53,8 @@ def run(arguments: Arguments) -> None:
     command = " \\\n    ".join(["rollpacker train", *(shlex.quote(word) for word, _ in rows)])
     console = output()
     console.print(heading("Train by"), Text(command), "", heading("Why"), sep="\n", soft_wrap=True)
-    console.print(facts([*((f"  {word}", reason) for word, reason in rows), *_without_choice(config, chooser.gpus)]))
+    reasons = [(f"  {word.partition('=')[0]}", reason) for word, reason in rows]  # a value may be wider than a screen
+    console.print(facts([*reasons, *_without_choice(config, chooser.gpus)]))
     show_notes(validate(config, run_facts_of).notes)
 
 

@@ -46,6 +46,8 @@ class JsonLine:
     fields: dict[str, object]
     columns: Mapping[str, str] = field(default_factory=dict)
     """Fields that the file calls otherwise, by our names."""
+    made: frozenset[str] = frozenset()
+    """Fields that the file does not have."""
     file: PromptFile | None = None
     """Whose settings say how its rows are read; None of a file that has none."""
 
@@ -121,7 +123,7 @@ class JsonLine:
     def missing(self, names: Sequence[str], remedy: str = "") -> DataError:
         """Make the error of a line that has none of these fields."""
         missing = " or ".join(f"`{name}`" for name in names)
-        present = ", ".join(f"`{name}`" for name in self.fields) or "none"
+        present = ", ".join(f"`{name}`" for name in self.fields if name not in self.made) or "none"
         if not remedy:
             remedy = f"Add {missing} to every line"
             if self.file is not None:

@@ -84,7 +84,7 @@ def _holds_objects(line: JsonLine) -> bool:
 
 
 def _with(line: JsonLine, **fields: object) -> JsonLine:
-    return replace(line, fields=line.fields | fields)
+    return replace(line, fields=line.fields | fields, made=line.made | (fields.keys() - line.fields.keys()))
 
 
 def _answer(line: JsonLine, mark: str) -> str:

@@ -140,6 +140,17 @@ def test_the_demo_refuses_a_mistake_before_anything_is_made(
     assert not (workdir / "runs").exists()
 
 
+def test_the_demo_refuses_a_folder_that_it_cannot_write_to_and_asks_for_another_one(
+    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollpacker.demo.three_commands._prepare", lambda *_: pytest.fail("began"))
+    (workdir / "runs").write_text("a file")
+    assert main(["demo"]) == 2
+    refusal = capsys.readouterr().err
+    assert "runs is a file" in refusal
+    assert refusal.endswith("Give it in another folder.\n")
+
+
 def test_check_shows_quotas_that_add_up_to_the_batch(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_prompts(workdir / "prompts.jsonl", ["math"] * 30 + ["code"] * 20)
     text = _run(["check", *RUN, "rollout.num_prompts=16"], capsys)
@@ -240,6 +251,18 @@ def test_check_names_an_option_that_was_chosen_instead_of_what_it_sets(
     assert "hardware.memory_gb" not in configuration
     whole, _, _ = _run(["check", "full", *words], capsys).partition("What it will do")
     assert "hidden_size: 3584" in whole
+
+
+def test_a_share_of_an_epoch_that_rounds_to_none_is_not_called_none(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = _run(["check", *RUN, "rollout.num_prompts=1", "run.num_steps=1"], capsys)
+    assert "1, which is less than 0.1 epochs of 40 steps" in text
+
+
+def test_all_keys_of_a_multirun_are_refused(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "full", "-m", *RUN, "run.seed=0,1"]) == 2
+    assert "`full` with -m" in capsys.readouterr().err
 
 
 def test_check_of_a_multirun_shows_what_the_points_share_once(

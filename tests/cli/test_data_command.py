@@ -24,6 +24,13 @@ def test_a_data_set_is_converted_and_says_what_came_of_it(gsm8k, capsys):
     assert json.loads(Path("gsm8k.jsonl").read_text().splitlines()[1])["ground_truth"] == "7"
 
 
+def test_what_a_stream_carried_is_no_file_to_go_on_with(gsm8k, capsys):
+    assert main(["data", "gsm8k", "from=set", "split=train", "out=-"]) == 0
+    said = capsys.readouterr().err
+    assert "written to" in said
+    assert "rollpacker check" not in said
+
+
 def test_list_names_every_set_with_its_repository(capsys):
     assert main(["data", "list"]) == 0
     printed = capsys.readouterr().out

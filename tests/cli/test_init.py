@@ -61,6 +61,21 @@ def test_paths_with_blanks_are_taken_and_quoted_in_either_way_of_writing_them(wo
     assert main(["check", *command]) == 0
 
 
+def test_the_reasons_stand_beside_the_keys_in_lines_of_80_columns_however_long_the_values_are(
+    workdir, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    longest = f"model-{'x' * 100}"
+    (workdir / "model").rename(workdir / longest)
+    data = "[{path: prompts.jsonl, domain: math, prompt_suffix: 'Put the answer into a box at the very end.'}]"
+    reasons = printed(capsys, f"model={longest}", f"data={data}").partition("Why\n")[2].splitlines()
+    assert reasons[:3] == [
+        "  model.path      the policy",
+        "  data.path       the prompts",
+        "  run.dir         everything that the run writes is below it",
+    ]
+
+
 def test_an_environment_keeps_the_reward_that_it_chooses(workdir, capsys):
     (workdir / "games.py").write_text(
         "class Game:\n"

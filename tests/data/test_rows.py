@@ -374,3 +374,9 @@ def test_a_malformed_file_is_named_with_row_column_and_what_there_is(tmp_path, n
     assert caught.value.remedy
     for word in words:
         assert word in str(caught.value)
+
+
+def test_an_error_names_the_columns_of_the_file_and_none_that_were_made_of_them(tmp_path):
+    (tmp_path / "q.csv").write_text("question,answer\n6 x 7,42\n")
+    with pytest.raises(DataError, match=r"Fields of this line: `question`, `answer`\n"):
+        load_prompts([PromptFile(path=tmp_path / "q.csv")])

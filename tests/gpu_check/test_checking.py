@@ -154,3 +154,9 @@ def test_results_that_this_command_did_not_write_are_refused(tmp_path, monkeypat
     monkeypatch.setattr("rollpacker.gpu_check.checking.this_machine", lambda: machine)
     assert main(["gpu-check", f"out={tmp_path}", "rows=decode"]) == 2
     assert "Delete it, or choose another out." in capsys.readouterr().err
+
+
+def test_the_longest_name_of_a_row_is_shown_whole(tmp_path, capsys):
+    longest = max((row.name for row in ROWS), key=len)
+    assert main(["gpu-check", f"rows={longest}", f"out={tmp_path}"]) == 1
+    assert f" {longest} " in capsys.readouterr().out

@@ -133,6 +133,12 @@ def test_a_users_lengths_come_back(tmp_path, suffix):
     assert statistics.mean(drawn) == pytest.approx(250, rel=0.05)
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+def test_a_file_of_lengths_that_is_not_there_is_said_to_be_missing(tmp_path, suffix):
+    with pytest.raises(DataError, match=f"nope{suffix} cannot be read: No such file or directory"):
+        with_lengths(tmp_path / f"nope{suffix}")
+
+
 def test_lengths_of_named_prompts_stay_with_their_prompt(tmp_path):
     file = tmp_path / "lengths.csv"
     file.write_text("prompt,domain,length_tokens\n7,math,10\n7,math,12\nlong,code,5000\n")

@@ -136,4 +136,4 @@ def _steps_per_epoch(config: RunConfig, resolved: ResolvedRun) -> Fraction:
 
 
 def _number(value: Fraction) -> str:
-    return f"{float(value):,.1f}".removesuffix(".0")
+    return "less than 0.1" if 0 < value < Fraction("0.05") else f"{float(value):,.1f}".removesuffix(".0")

@@ -331,10 +331,12 @@ class RunHistory:
         elapsed = format_duration(now - self.began_at_s)
         if not self.rewards:
             return f"done in {elapsed}{', no step was left to do' if self.num_steps else ''}"
-        num_steps, num_averaged = len(self.rewards), MOVING_AVERAGE_STEPS // 2
-        first, last = _mean(self.rewards[:num_averaged]), _mean(self.rewards[-num_averaged:])
+        num_steps = len(self.rewards)
+        num_averaged = min(MOVING_AVERAGE_STEPS // 2, num_steps // 2)  # no step is among the first and the last ones
+        ends = [self.rewards[:num_averaged], self.rewards[-num_averaged:]] if num_averaged else [self.rewards]
+        reward = " -> ".join(f"{_mean(rewards):.3f}" for rewards in ends)
         idle = _idle_share(self.num_slots_busy, self.num_slots_idle)
-        return f"{num_steps} steps in {elapsed}, reward {first:.3f} -> {last:.3f}, idle slots {idle}"
+        return f"{num_steps} steps in {elapsed}, reward {reward}, idle slots {idle}"
 
     def describe_failure(self, error: BaseException, now: float) -> str:
         """Say in one line where the run ended early."""

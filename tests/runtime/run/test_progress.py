@@ -92,7 +92,7 @@ def test_plain_progress_prints_the_start_and_then_one_line_per_step() -> None:
         "    1 short   0.000   0.000    1,234      85     412  23%     3    10.0     0:30",
         "    2 short   0.100   0.050    1,234      85     412  23%     3    10.0     0:20",
         "note: engine-1 died",
-        "2 steps in 0:20, reward 0.050 -> 0.050, idle slots 23%",
+        "2 steps in 0:20, reward 0.000 -> 0.100, idle slots 23%",
     ]
 
 
@@ -256,6 +256,18 @@ def test_a_long_run_is_shown_from_its_first_step_on() -> None:
     progress.end_run()
     first, newest = sum(rewards[:4]) / 4, sum(rewards[-4:]) / 4
     assert f"300 steps in 1:00, reward {first:.3f} -> {newest:.3f}, idle slots 38%" in written(console)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "said"),
+    [(1, "reward 0.000, "), (3, "reward 0.000 -> 0.200, "), (5, "reward 0.050 -> 0.350, ")],
+)
+def test_first_and_last_reward_of_a_short_run_are_of_different_steps(num_steps: int, said: str) -> None:
+    progress, console, _ = make("plain")
+    for step in range(num_steps):
+        progress.step_finished(make_row(step, reward_mean=step / 10))
+    progress.end_run()
+    assert said in written(console).splitlines()[-1]
 
 
 def test_idle_slots_of_a_run_are_those_of_all_its_forward_passes_and_a_step_without_any_has_none() -> None:
