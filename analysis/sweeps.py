@@ -113,7 +113,11 @@ def unfinished(points: Iterable[RunConfig]) -> list[RunConfig]:
 
 def _run_to_its_end(command: Sequence[str], on_line: Callable[[str], None]) -> None:
     process = subprocess.Popen(  # noqa: S603  (our own command, without a shell)
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,  # a Ctrl-C of the terminal beside our signal would be the second, which ends a run at once
     )
     assert process.stdout is not None
     lines: list[str] = []
