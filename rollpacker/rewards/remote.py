@@ -24,10 +24,12 @@ import logging
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineFailed
 from rollpacker.paths import reason_of
+from rollpacker.rewards.bounded_http import open_bounded
 from rollpacker.rewards.functions import Outcome, outcome_of
 from rollpacker.rewards.scores import HTTP_ERROR, TIMEOUT, WRONG_RESULT, verdict_of
 from rollpacker.rewards.worker import QueueRewardWorker, ground_truth_of
@@ -69,6 +71,11 @@ class UrlRewardWorker(QueueRewardWorker):
         self._url = url
         self._timeout_s = timeout_s
         self._pauses_s = pauses_s
+        self._threads = ThreadPoolExecutor(num_workers)  # the event loop's own are fewer on a small machine
+
+    async def close(self) -> None:
+        await super().close()
+        self._threads.shutdown(wait=False)
 
     async def _score(self, task: int, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:  # noqa: ARG002
         began = time.perf_counter()
@@ -84,7 +91,9 @@ class UrlRewardWorker(QueueRewardWorker):
         for pause_s in (0.0, *self._pauses_s):
             await asyncio.sleep(pause_s)
             try:
-                outcomes = await asyncio.to_thread(ask, self._url, batch, self._timeout_s)
+                outcomes = await asyncio.get_running_loop().run_in_executor(
+                    self._threads, ask, self._url, batch, self._timeout_s
+                )
             except ServerUnreachable as error:
                 problem = str(error)
                 _log.warning("%s: %s", self._url, problem)
@@ -114,8 +123,10 @@ def ask(url: str, requests: Sequence[ScoringRequest], timeout_s: float) -> list[
         url, json.dumps(question).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(post, timeout=timeout_s) as answer:  # noqa: S310 likewise
+        with open_bounded(post, timeout_s) as answer:
             body = answer.read(_ANSWER_BYTES + 1)
+            if answer.length and len(body) <= _ANSWER_BYTES:  # `read` is silent where less comes than was announced
+                raise http.client.IncompleteRead(body, answer.length)
     except urllib.error.HTTPError as error:
         problem = f"it answered with status {error.code}"
         if error.code == _TOO_MANY or error.code >= _FIRST_SERVER_ERROR:

@@ -1,9 +1,12 @@
 """A reward server whose answers a test scripts."""
 
+import contextlib
+import itertools
 import json
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 
 @contextmanager
@@ -29,6 +32,31 @@ def reward_server(answer):
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/get_reward", questions
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def raw_server(parts):
+    """Serve what `parts(number of the request)` yields, byte by byte what the server says; give its URL."""
+    numbers = itertools.count()
+
+    class Handler(StreamRequestHandler):
+        def handle(self):
+            head = iter(self.rfile.readline, b"\r\n")
+            [length] = [int(line.split()[1]) for line in head if line.startswith(b"Content-Length")]
+            self.rfile.read(length)
+            with contextlib.suppress(ConnectionError):
+                for part in parts(next(numbers)):
+                    self.wfile.write(part)
+
+    server = ThreadingTCPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
     finally:
         server.shutdown()
         thread.join()

@@ -10,7 +10,7 @@ from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.remote import MOST_AT_ONCE, UrlRewardWorker
-from tests.rewards.servers import lengths, reward_server
+from tests.rewards.servers import lengths, raw_server, reward_server
 
 
 def request_of(sample, response):
@@ -92,6 +92,50 @@ async def test_a_server_that_takes_too_long_is_a_timeout():
             assert await score(url, ["x"], timeout_s=0.1) == [(0.0, "timeout")]
         finally:
             may_end.set()
+
+
+@pytest.mark.parametrize("beginning", [b"", b"HTTP/1.1 200 OK\r\n\r\n"], ids=["headers", "a body"])
+async def test_a_server_that_answers_byte_by_byte_has_no_more_time_than_another(beginning):
+    may_end = threading.Event()
+
+    def drip(_number):
+        yield beginning
+        for _ in range(500):
+            if may_end.wait(0.01):
+                return
+            yield b" " if beginning else b"H"
+        yield b'{"rewards": [1.0]}'
+
+    with raw_server(drip) as url:
+        try:
+            assert await score(url, ["x"], timeout_s=0.2) == [(0.0, "timeout")]
+        finally:
+            may_end.set()
+
+
+@pytest.mark.parametrize("body", [b"", b'{"rewards": [0'], ids=["before its body", "within it"])
+async def test_a_server_that_dies_while_it_answers_is_asked_again(body):
+    def answer(number):
+        yield b"HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n"
+        yield body if number == 0 else b'{"rewards": [0.5]}'
+
+    with raw_server(answer) as url:
+        assert await score(url, ["x"], pauses_s=(0.0,)) == [(0.5, "scored")]
+
+
+async def test_as_many_requests_are_under_way_as_there_are_workers(monkeypatch):
+    """More than the threads that an event loop has for all."""
+    num_workers = 34
+    monkeypatch.setattr(UrlRewardWorker, "most_at_once", 1)
+    all_came = threading.Barrier(num_workers)
+
+    def answer(question):
+        all_came.wait(10)
+        return lengths(question)
+
+    with reward_server(answer) as (url, _):
+        rewards = await score(url, ["x"] * num_workers, num_workers=num_workers)
+    assert rewards == [(1.0, "scored")] * num_workers
 
 
 @pytest.mark.parametrize("trouble", [(503, {}), (429, {}), (None, None)])
