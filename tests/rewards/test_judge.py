@@ -305,6 +305,34 @@ async def test_answers_that_come_while_the_judge_reads_are_its_next_batch(folder
     assert await worker.collect() == []
 
 
+async def test_answers_that_are_forgotten_while_they_are_made_ready_are_not_judged(folder, model, prompts):
+    slow = SlowModel()
+    worker = JudgeRewardWorker(slow, prompts, judge_section(folder))
+    scoring = asyncio.create_task(worker.score([asked("Paris", sample=0)]))
+    await asyncio.sleep(0)
+    assert worker._is_reading.locked()
+    await worker.forget()
+    await scoring
+    await worker.score([asked("Rome", sample=1)])
+    slow.may_answer.release()
+    assert [verdict.request.sample for verdict in await worker.collect()] == [1]
+    await worker.close()
+
+
+async def test_answers_on_their_way_into_the_queue_when_it_is_emptied_do_no_harm(folder, model, prompts):
+    slow = SlowModel()
+    worker = JudgeRewardWorker(slow, prompts, judge_section(folder))
+    async with worker._has_news:
+        scoring = asyncio.create_task(worker.score([asked("Paris")]))
+        while not worker._has_news._lock._waiters:  # noqa: ASYNC110 a lock tells nobody who waits for it
+            await asyncio.sleep(0)
+        await worker.forget()
+    await scoring
+    slow.may_answer.release()
+    assert len(await worker.collect()) == 1
+    await worker.close()
+
+
 async def test_a_model_that_fails_is_raised_by_whoever_waits_for_verdicts(folder, model, prompts):
     broken = SlowModel()
     broken.is_closed = True

@@ -47,8 +47,11 @@ class JudgeRewardWorker(QueueRewardWorker):
     async def score(self, requests: Sequence[ScoringRequest]) -> None:
         """Make the requests ready for the judge, beside the batch that it reads."""
         self._outbox.refuse_when_closed()
+        num_forgotten = self._num_forgotten
         async with self._is_reading:
             read = await asyncio.to_thread(lambda: [self._encode(request) for request in requests])
+        if num_forgotten != self._num_forgotten:
+            return
         self._outbox.put(verdict for verdict in read if isinstance(verdict, Verdict))
         ready = {
             request.request: tokens
@@ -60,8 +63,9 @@ class JudgeRewardWorker(QueueRewardWorker):
 
     async def forget(self) -> None:
         """Drop what waits, and the verdicts of the batch that the judge reads."""
+        for request in self._waiting:
+            del self._read[request.request]  # and not what `score` is about to queue
         await super().forget()
-        self._read.clear()
 
     async def sleep(self) -> None:
         """Have the model give back GPU memory, once it has read the batch under way."""
