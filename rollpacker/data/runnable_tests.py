@@ -26,8 +26,20 @@ _IMPOSSIBLE = {
     "redirect_stderr": f"it catches what the tests' process prints only: {_ONE_PROCESS}",
     "getsource": f"it reads a source that is not there: {_ONE_PROCESS}",
     "signature": f"it inspects a function that is not there: {_ONE_PROCESS}",
+    "GeneratorType": f"no generator of the response is one in the tests' process: {_ONE_PROCESS}",
+    "isgenerator": f"no generator of the response is one in the tests' process: {_ONE_PROCESS}",
+    "isfunction": f"no function of the response is one in the tests' process: {_ONE_PROCESS}",
+    "isclass": f"no class of the response is one in the tests' process: {_ONE_PROCESS}",
+    "iscoroutinefunction": f"no function of the response is one in the tests' process: {_ONE_PROCESS}",
 }
 """Functions of the standard library, by the last part of their name."""
+
+_INSPECTING = ("mock", "contextlib", "inspect", "types", "asyncio")
+"""Modules that they are in."""
+
+_STREAMS = ("StringIO", "BytesIO", "open")
+
+_FILES = f"a file is one of the tests' process only: {_ONE_PROCESS}"
 
 _REPLACEABLE = {"sys": ("stdin", "stdout", "stderr", "argv"), "builtins": ()}
 """Attributes of modules that tests replace to reach what the response prints or reads; (): any."""
@@ -70,6 +82,7 @@ def check_tests(tree: ast.Module, *, response_names: set[str]) -> None:
     text = _Text(tree)
     for node in ast.walk(tree):
         _refuse_impossible(node)
+        _refuse_streams(node, response_names)
         _refuse_unknown_pytest(node)
     for each in text.classes.values():
         _refuse_base(each, response_names)
@@ -277,15 +290,28 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
 def _refuse_impossible(node: ast.AST) -> None:
     name = None
     match node:
-        case ast.ImportFrom(module="unittest.mock" | "mock" | "contextlib" | "inspect"):
+        case ast.ImportFrom(module=str(module)) if module.rpartition(".")[2] in _INSPECTING:
             name = next((alias.name for alias in node.names if alias.name in _IMPOSSIBLE), None)
         case ast.Attribute(value=base, attr=last) if last in _IMPOSSIBLE:
-            name = last if _last_name(base) in {"mock", "contextlib", "inspect"} else None
+            name = last if _last_name(base) in _INSPECTING else None
+        case ast.Call(func=ast.Name(id="open"), args=[_, ast.Constant(value=str(mode)), *_]) if set(mode) & set("wax+"):
+            raise _impossible(f"open(..., {mode!r})", _FILES)
+        case ast.Call(func=ast.Attribute(attr="write_text" | "write_bytes" as last)):
+            raise _impossible(last, _FILES)
         case ast.Attribute(value=ast.Name(id=module), attr=last, ctx=ast.Store()):
             if module in _REPLACEABLE and last in (_REPLACEABLE[module] or (last,)):
                 raise _impossible(f"{module}.{last} = ...", f"it reaches the tests' process only: {_ONE_PROCESS}")
     if name is not None:
         raise _impossible(name, _IMPOSSIBLE[name])
+
+
+def _refuse_streams(node: ast.AST, response_names: set[str]) -> None:
+    """Refuse files that are handed to the response."""
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=given) if name in response_names:
+            for each in given:
+                if isinstance(each, ast.Call) and _last_name(each) in _STREAMS:
+                    raise _impossible(f"{name}({_last_name(each)}(...))", _FILES)
 
 
 def _refuse_unknown_pytest(node: ast.AST) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain
 from rollpacker.data.jsonl import shown
-from rollpacker.protocols.references import AnswerReference, CodeReference, JudgeReference
+from rollpacker.data.test_cases import load_test_cases
+from rollpacker.protocols.references import AnswerReference, CallCase, CodeReference, JudgeReference, StdinCase
 from rollpacker.rewards import math_truths, walk
 from rollpacker.rewards.remote import UrlRewardWorker
 from rollpacker.rewards.routing import RoutingRewardWorker, SummingRewardWorker
+from rollpacker.rewards.sandbox.values import encode
 from rollpacker.rewards.worker import InPlaceRewardWorker, KillableRewardWorker
 
 if TYPE_CHECKING:
@@ -19,9 +22,12 @@ if TYPE_CHECKING:
 
     from rollpacker.config.sections.reward import RewardSection
     from rollpacker.config.sections.reward_checks import Check, CheckKind, Scoring
+    from rollpacker.config.sections.sandbox import SandboxSection
     from rollpacker.protocols.references import Reference
     from rollpacker.protocols.reward import RewardWorker
     from rollpacker.protocols.rollout import Prompt
+
+_MEBIBYTE = 1 << 20
 
 
 def make_reward_worker(section: RewardSection, judge: RewardWorker | None = None) -> RewardWorker:
@@ -55,7 +61,8 @@ def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
 
     Raises:
         DataError: No reference for a reward that needs one, one of another kind than it needs, an answer that it cannot
-            read, or tests that import what the sandbox lacks.
+            read, tests that import what the sandbox lacks, or test cases larger than the files or the output that it
+            allows.
     """
     scorings = functools.cache(section.scoring_of)
     for prompt in prompts:
@@ -82,6 +89,7 @@ def _check_reference(section: RewardSection, name: CheckKind, prompt: Prompt) ->
         )
     if isinstance(reference, CodeReference) and name == "sandbox":
         _check_packages(section, prompt, reference)
+        _check_sizes(section.sandbox, prompt, reference)
     if not isinstance(reference, usable):
         described, remedy = _described(reference, f"reward.domains.{prompt.domain}")
         raise DataError(
@@ -112,6 +120,31 @@ def _check_packages(section: RewardSection, prompt: Prompt, reference: CodeRefer
                 f"reward.sandbox.packages={folder or 'null'}",
                 "Install it there by `pip install --target FOLDER PACKAGE`, or leave out these prompts",
             )
+
+
+def _check_sizes(sandbox: SandboxSection, prompt: Prompt, reference: CodeReference) -> None:
+    """Read again only lines that are long enough: no text is longer than the line that has it."""
+    limits_mb = {"files_mb": sandbox.files_mb, "output_mb": sandbox.output_mb}
+    if reference.line.num_bytes <= min(limits_mb.values()) * _MEBIBYTE:
+        return
+    for index, case in enumerate(load_test_cases(reference)):
+        sizes = {"files_mb": 0, "output_mb": 0}
+        match case:
+            case StdinCase():
+                sizes["files_mb"] = len(case.input.encode(errors="replace"))
+                sizes["output_mb"] = len(case.output.rstrip().encode(errors="replace"))
+            case CallCase():
+                sizes["output_mb"] = min(len(encode(value)) for value in case.accepted)
+        for name, num_bytes in sizes.items():
+            if num_bytes > limits_mb[name] * _MEBIBYTE:
+                least_mb = math.ceil(num_bytes / _MEBIBYTE)
+                raise DataError(
+                    f"{prompt.line}: test case {index} of the prompt {prompt.key!r} has an "
+                    f"{'input' if name == 'files_mb' else 'output'} of {least_mb} MB, which no program could "
+                    f"{'read' if name == 'files_mb' else 'write'}",
+                    f"Allowed: reward.sandbox.{name}={limits_mb[name]}",
+                    f"Set reward.sandbox.{name}={least_mb + 1}, or leave out the prompt",
+                )
 
 
 def _make_all(scoring: Scoring, section: RewardSection) -> RewardWorker:

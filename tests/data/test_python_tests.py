@@ -139,6 +139,11 @@ NO_TEST = "no test in it would run and check something"
         ),
         ("import sys, io\nsys.stdin = io.StringIO('3')\nassert f() == 3", ["`sys.stdin = ...`"]),
         ("import inspect\nassert 'for' not in inspect.getsource(f)", ["`getsource`"]),
+        ("import types\nassert isinstance(f(2), types.GeneratorType)", ["`GeneratorType`"]),
+        ("from inspect import isfunction\nassert isfunction(f)", ["`isfunction`"]),
+        ("import io\nassert f(io.StringIO('a')) == 'a'", ["`f(StringIO(...))`"]),
+        ("open('/tmp/a', 'w').write('x')\nassert f('/tmp/a') == 'x'", ["`open(..., 'w')`"]),
+        ("from pathlib import Path\nPath('/tmp/a').write_text('x')\nassert f('/tmp/a') == 'x'", ["`write_text`"]),
         ("import pytest\nwith pytest.warns(UserWarning):\n    f(2)", ["`pytest.warns`", "raises"]),
         (
             "import pytest\n@pytest.mark.parametrize('x', [1], indirect=True)\ndef test_a(x):\n    assert f(x)",

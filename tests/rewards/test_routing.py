@@ -184,6 +184,30 @@ def test_tests_that_import_what_the_sandbox_lacks_are_refused_and_run_with_it(tm
     check_references(RewardSection(name="sandbox", sandbox=sandbox), prompts)
 
 
+MANY, LESS = "1 " * 700_000, "1 " * 400_000
+OVERSIZED = [
+    ({"input": MANY, "output": "1"}, "test case 1 of the prompt '1' has an input of 2 MB", "files_mb=1"),
+    ({"input": "", "output": MANY}, "an output of 2 MB", "output_mb=1"),
+    ({"args": [], "expected": [MANY]}, "an output of 2 MB", "output_mb=1"),
+]
+
+
+@pytest.mark.parametrize(("case", "words", "allowed"), OVERSIZED, ids=["input", "output", "a value"])
+def test_a_test_case_larger_than_a_sandbox_allows_is_refused(tmp_path, case, words, allowed):
+    def prompts(case):
+        small = {"input": "", "output": ""} if "input" in case else {"args": [], "expected": 1}
+        line = {"id": 1, "domain": "code", "prompt": "?", "entry_point": "f", "test_cases": [small, case]}
+        (tmp_path / "p.jsonl").write_text(json.dumps(line))
+        return load_prompts([PromptFile(path=tmp_path / "p.jsonl")])
+
+    section = RewardSection(name="sandbox", sandbox=SandboxSection(files_mb=1, output_mb=1))
+    with pytest.raises(DataError, match=words) as caught:
+        check_references(section, prompts(case))
+    assert caught.value.allowed == f"Allowed: reward.sandbox.{allowed}"
+    check_references(RewardSection(name="sandbox"), prompts(case))
+    check_references(section, prompts({"input": LESS, "output": LESS, "time_limit_s": 1}))
+
+
 def test_a_file_of_responses_may_hold_several_domains(tmp_path):
     answers = [("math-1", "\\boxed{42}"), ("walk-1", "+1 4 +4 8 +4 12 +4 16 +4 20"), ("math-2", "\\boxed{2}")]
     responses = tmp_path / "answers.jsonl"

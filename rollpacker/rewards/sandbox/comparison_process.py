@@ -41,15 +41,15 @@ class Comparison:
     """One comparison, in a child of this process that `close` ends. Its file becomes readable when it is over."""
 
     def __init__(self, case: Mapping[str, Any], given: bytes) -> None:
-        self._pid = os.fork()
-        if self._pid == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             code = _UNDECIDED
             try:
                 _limit_this_process()
                 code = _RIGHT if _is_right(case, given) else _WRONG
             finally:
                 os._exit(code)  # also when it raised: the supervisor's code must not go on in here
-        self._file = os.pidfd_open(self._pid)
+        self._file = os.pidfd_open(self.pid)
 
     def fileno(self) -> int:
         return self._file
@@ -57,8 +57,8 @@ class Comparison:
     def close(self) -> bool | None:
         """End it, and give its result: None when it has none, because it was over its limits or was not over."""
         os.close(self._file)
-        os.kill(self._pid, signal.SIGKILL)  # of a child that is not waited for: harmless when it has ended
-        _, status = os.waitpid(self._pid, 0)
+        os.kill(self.pid, signal.SIGKILL)  # of a child that is not waited for: harmless when it has ended
+        _, status = os.waitpid(self.pid, 0)
         return {_RIGHT: True, _WRONG: False}.get(os.waitstatus_to_exitcode(status))
 
 

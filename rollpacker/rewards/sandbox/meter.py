@@ -28,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +68,8 @@ class Meter:
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = tuple(pids)
+        self.left_out: Collection[int] = ()
+        """Processes of the trees that are not counted."""
         self._waited_ns: dict[str, int] = {}
         """By thread, also of those that have ended."""
         self._is_ready = False
@@ -108,6 +110,8 @@ class Meter:
         self._is_ready = False
         for pid in self._pids:
             for each in tree_of(pid):
+                if each in self.left_out:
+                    continue
                 try:
                     one_cpu_s, one_bytes, one_tasks = self._look_at(each)
                 except (OSError, IndexError, ValueError):

@@ -30,8 +30,7 @@ def run_tests(tests: CodeType, read: Callable[[], bytes], write: Callable[[bytes
         BaseException: What a test raised.
         RuntimeError: There are tests, and every one was skipped.
     """
-    solution = type(sys)(SOLUTION)
-    solution.__dict__["__getattr__"] = RpcClient(read, write).import_name
+    solution = _Solution(RpcClient(read, write))
     module = type(sys)(TESTS)
     sys.modules |= {SOLUTION: solution, TESTS: module, "pytest": _make_pytest()}
     exec(tests, module.__dict__)  # noqa: S102 the prompt file's tests, in a sandbox of their own
@@ -39,6 +38,20 @@ def run_tests(tests: CodeType, read: Callable[[], bytes], write: Callable[[bytes
     run.all()
     if run.num_skipped and not run.num_passed:
         raise RuntimeError("every test was skipped")
+
+
+class _Solution(type(sys)):  # type: ignore[misc]
+    """The module `solution`, whose names are the program's."""
+
+    def __init__(self, client: RpcClient) -> None:
+        super().__init__(SOLUTION)
+        self.__dict__["_client"] = client
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["_client"].import_name(name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self.__dict__["_client"].request("set_global", name, value)
 
 
 class _Run:

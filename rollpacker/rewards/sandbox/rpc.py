@@ -2,8 +2,10 @@
 
 A name that the tests import from `solution` is requested from the program: it is plain data, an error class of the same
 name and bases, or a `Remote`, a proxy of an object there. A call sends its arguments as plain data and returns plain
-data, or a `Remote` of any other object; changes of the arguments are applied in the tester too. Functions that the
-tests pass can be called back, and public attributes of objects that they pass can be read.
+data, or a `Remote` of any other object; a member of an enumeration that is a number or a text is that, and has a
+`Remote` for its other attributes. Changes of the arguments are applied in the tester too, and a result that is one of
+them is the same object here. Functions that the tests pass can be called back, and public attributes of objects that
+they pass can be read. A name that the tests set in `solution` is set in the program.
 
 Invariant: no code of the program runs in the tester, and no name of the program is there but those that the tests
 import. No value of the program decides a comparison with plain data, unless the tests use it as what plain data is not:
@@ -13,8 +15,9 @@ no number, text or container. What a test compares only with objects of the prog
 would under pytest.
 
 Messages are JSON: a request is `[verb, ...]`, a response `["value", value, arguments]` or `["raise", names, arguments,
-text, attributes]`. Each side handles requests while it waits for a response. The tester handles only calls of functions
-that it passed, and public attributes of objects that it passed.
+text, attributes]`; `arguments` are those by position, those by name, and at which position the result stands, if it
+does. Each side handles requests while it waits for a response. The tester handles only calls of functions that it
+passed, and public attributes of objects that it passed.
 """
 
 from __future__ import annotations
@@ -37,18 +40,23 @@ SOLUTION, TESTS = "solution", "test_solution"
 UNARY = (
     *("__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__"),
     *("__str__", "__repr__", "__int__", "__float__", "__index__", "__abs__", "__neg__", "__round__", "__call__"),
-    *("__hash__", "__enter__", "__exit__", "__copy__"),
+    *("__pos__", "__invert__", "__format__", "__bytes__", "__hash__", "__copy__"),
+    *("__enter__", "__exit__", "__aenter__", "__aexit__", "__aiter__"),
 )
 """Handled by the program for its objects, which does not see what the test compares the result with."""
 
 COMPARING = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__")
 """Handled by it only where both are its own objects, or the tests use the first as no plain data."""
 
+COMBINING = ("__add__", "__radd__", "__iadd__", "__mul__", "__rmul__", "__imul__")
+"""The same; with plain data the result may be an object."""
+
 COMPUTING = (
-    *("__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__", "__and__", "__or__"),
-    *("__xor__", "__matmul__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__"),
+    *("__sub__", "__truediv__", "__floordiv__", "__mod__", "__pow__", "__and__", "__or__", "__xor__", "__matmul__"),
+    *("__lshift__", "__rshift__", "__rsub__", "__rtruediv__", "__isub__", "__iand__", "__ior__", "__ixor__"),
 )
-"""The same; with plain data the result may be an object, which never becomes plain data by itself."""
+"""The same; the object never becomes plain data by itself: of the answer that it should be, it may have been told the
+difference."""
 
 _EXITS = ("SystemExit", "KeyboardInterrupt")
 """Errors that tests may expect though they are no `Exception`."""

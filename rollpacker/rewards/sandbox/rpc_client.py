@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from rollpacker.rewards.sandbox.rpc import (
+    COMBINING,
     COMPARING,
     COMPUTING,
     SOLUTION,
@@ -14,7 +15,7 @@ from rollpacker.rewards.sandbox.rpc import (
     builtin_error,
     error_of,
 )
-from rollpacker.rewards.sandbox.values import decode
+from rollpacker.rewards.sandbox.values import decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,11 +55,14 @@ class Remote:
         self.__dict__["_client"].request("set", self, name, value)
 
     def __instancecheck__(self, instance: object) -> bool:
-        is_theirs = isinstance(instance, Remote) or hasattr(type(instance), "_fields")
+        is_theirs = isinstance(instance, Remote | _Member) or hasattr(type(instance), "_fields")
         return is_theirs and self.__dict__["_client"].request("isinstance", instance, self) is True
 
     def __subclasscheck__(self, kind: object) -> bool:
         return isinstance(kind, Remote) and self.__dict__["_client"].request("issubclass", kind, self) is True
+
+    async def __anext__(self) -> Any:
+        return self.__dict__["_client"].request("anext", self)
 
     def __deepcopy__(self, _copied: object) -> Any:
         return self.__dict__["_client"].call(self, "__deepcopy__", (), {})
@@ -85,7 +89,8 @@ def _binary(name: str) -> Callable[[Remote, object], Any]:
         value = call(self, name, (other,), {})
         if not isinstance(value, Remote):
             return NotImplemented
-        value.__dict__["_is_told"] = True
+        if name in COMPUTING or self.__dict__["_is_told"]:
+            value.__dict__["_is_told"] = True
         return value
 
     return method
@@ -93,8 +98,35 @@ def _binary(name: str) -> Callable[[Remote, object], Any]:
 
 for _name in UNARY:
     setattr(Remote, _name, _unary(_name))
-for _name in (*COMPARING, *COMPUTING):
+for _name in (*COMPARING, *COMBINING, *COMPUTING):
     setattr(Remote, _name, _binary(_name))
+
+
+class _Member:
+    """A number or a text of the program that is a member of an enumeration there."""
+
+    __members__ = ()
+    remote: Remote
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.remote, name)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.remote, spec)
+
+    def __str__(self) -> str:
+        return str(self.remote)
+
+    def __repr__(self) -> str:
+        return repr(self.remote)
+
+
+class _Number(_Member, int):
+    pass
+
+
+class _Text(_Member, str):  # noqa: SLOT000 it has a `remote`
+    pass
 
 
 class RpcClient(Peer):
@@ -106,6 +138,7 @@ class RpcClient(Peer):
         super().__init__(read, write)
         self._error_types: dict[str, type[BaseException]] = {}
         self._remotes: dict[int, Remote] = {}
+        self._members: dict[int, _Member] = {}
         self._lock = RLock()
         """Held from a request to its response: tests may use several threads."""
 
@@ -129,7 +162,7 @@ class RpcClient(Peer):
     def request(self, verb: str, *given: object) -> Any:
         with self._lock:
             self._write(f'["{verb}"{"".join("," + self._encode(each) for each in given)}]'.encode())
-            return self._result(may_end_loop=False)[0]
+            return self._result(may_end_loop=verb == "anext")[0]
 
     def call(self, target: Remote, name: str, arguments: tuple[object, ...], named: dict[str, object]) -> Any:
         with self._lock:
@@ -137,11 +170,13 @@ class RpcClient(Peer):
             self._write(f'["call",{",".join(self._encode(each) for each in sent)}]'.encode())
             value, changed = self._result(may_end_loop=name == "__next__")
         match changed:
-            case [[*theirs], {**theirs_named}]:
+            case [[*theirs], {**theirs_named}, [*same]]:
                 for ours, their in zip(arguments, theirs, strict=False):
                     _apply_changes(ours, their)
                 for key, ours in named.items():
                     _apply_changes(ours, theirs_named.get(key))
+                if same:
+                    return arguments[same[0]]
         return value
 
     def _result(self, *, may_end_loop: bool) -> tuple[Any, Any]:
@@ -171,8 +206,12 @@ class RpcClient(Peer):
         return self._error_types[first]
 
     def _export_object(self, value: object) -> str:
+        if isinstance(value, _Member):
+            value = value.remote
         if isinstance(value, Remote):
             return f'{{"o":{value.__dict__["_number"]}}}'
+        if isinstance(value, int | str):
+            return encode(value)
         if _is_of_tests(value):
             return f'{{"y":{self._number_of(value)}}}'
         if not callable(value):
@@ -184,11 +223,20 @@ class RpcClient(Peer):
         match tag, number:
             case "y" | "k", int() if 0 <= number < len(self._exported):
                 return self._exported[number]
+            case "h", [plain, int(number)]:
+                return self._member(decode(plain), number)
             case "w", int():
                 return self._await(Remote(self, number))
             case "o", int():
                 return self._remotes.setdefault(number, Remote(self, number))
         raise ValueError(f"no value: {tag!r}")
+
+    def _member(self, plain: Any, number: int) -> _Member:
+        if number not in self._members:
+            member = _Number(plain) if isinstance(plain, int) else _Text(plain)
+            member.remote = Remote(self, number)
+            self._members[number] = member
+        return self._members[number]
 
     async def _await(self, coroutine: Remote) -> Any:
         return self.request("await", coroutine)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import builtins
 import sys
 
-from rollpacker.rewards.sandbox.rpc import COMPUTING, END, Peer, builtin_error, error_of
-from rollpacker.rewards.sandbox.values import decode
+from rollpacker.rewards.sandbox.rpc import COMBINING, COMPUTING, END, Peer, builtin_error, error_of
+from rollpacker.rewards.sandbox.values import decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class _RpcServer(Peer):
         for number, passed in self._passed.items():
             if value is passed:
                 return f'{{"{"y" if isinstance(value, Local) else "k"}":{number}}}'
+        if isinstance(value, int | str):  # a member of an enumeration
+            return f'{{"h":[{encode(value)},{self._number_of(value)}]}}'
         tag = "w" if type(value).__name__ == "coroutine" else "o"
         return f'{{"{tag}":{self._number_of(value)}}}'
 
@@ -60,6 +62,9 @@ class _RpcServer(Peer):
         match verb, given:
             case "global", [name]:
                 return _described(find_name(self._module, name)), None
+            case "set_global", [name, value]:
+                setattr(self._module, name, value)
+                return None, None
             case "get", [target, name]:
                 return getattr(target, name), None
             case "set", [target, name, value]:
@@ -71,10 +76,12 @@ class _RpcServer(Peer):
                 return issubclass(kind, base), None
             case "await", [coroutine]:
                 return self._loop().run_until_complete(coroutine), None
-            case "call", [target, "__call__", arguments, named]:
-                return target(*arguments, **named), [arguments, named]
+            case "anext", [iterator]:
+                return self._loop().run_until_complete(anext(iterator)), None
             case "call", [target, name, arguments, named]:
-                return _operation(name)(target, *arguments, **named), [arguments, named]
+                value = _operation(name)(target, *arguments, **named)
+                same = [index for index, each in enumerate(arguments) if each is value]
+                return value, [arguments, named, same[:1]]
         raise TypeError(verb)
 
     def _loop(self) -> Any:
@@ -133,7 +140,7 @@ def _operation(name: str) -> Any:
     bare = name.strip("_")
     if name in {"__copy__", "__deepcopy__"}:
         return getattr(copy, bare)
-    if name.startswith("__r") and f"__{bare[1:]}__" in COMPUTING:
+    if name.startswith("__r") and f"__{bare[1:]}__" in (*COMBINING, *COMPUTING):
         return lambda target, other: getattr(operator, f"__{bare[1:]}__")(other, target)
     if name in vars(operator) and name not in {"__doc__", "__name__"}:
         return vars(operator)[name]

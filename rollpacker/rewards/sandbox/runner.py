@@ -13,6 +13,7 @@ A frame on either pipe is a letter, the length in 4 bytes, and the body.
 
 from __future__ import annotations
 
+import gc
 import marshal
 import os
 import resource
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 _PRELUDE = ("collections", "functools", "heapq", "itertools", "math", "operator", "string")
 """Modules that function problems may use without an import, as the public graders allow; so are the names of `typing`,
 which the given signatures need."""
+
+_FILE = "solution.py"
+"""The program's name; in a sandbox also its file."""
 
 
 def serve(report_fd: int) -> None:
@@ -46,22 +50,27 @@ def serve(report_fd: int) -> None:
         sys.path.append(job["packages"])
     if job["stdin"] is not None:
         _make_streams(job["stdin"], job["stdout"])
+        with open(_FILE, "w", errors="replace") as file:  # noqa: PTH123 `pathlib` would be imported for it
+            file.write(job["source"])  # which `__file__` and processes that are spawned read
     _make_quitters()
     names = _prelude() if job["has_prelude"] else {}
     for name in [name for name in sys.modules if name.partition(".")[0] == "rollpacker"]:
         del sys.modules[name]
     _send(report_fd, "B", b"")
+    gc.freeze()  # what is here is not collected when each program ends
     pid = 0
     while (frame := _read(control)) is not None:
         if pid:
             os.waitpid(pid, 0)  # only now: the supervisor has measured it
         case = marshal.loads(frame[1])  # noqa: S302 of the supervisor
+        frame = None
         pid = os.fork()
         if pid == 0:
             try:
                 _run(job, case, names, control, report_fd)
             finally:
                 os._exit(1)
+        del case
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert ended is not None
         _send(report_fd, "E", b"%d" % (ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status))
@@ -72,28 +81,12 @@ def _run(job: dict[str, Any], case: dict[str, Any], names: dict[str, Any], contr
     resource.setrlimit(resource.RLIMIT_CPU, (case["cpu_s"], case["cpu_s"]))
     code = 0
     try:
-        match case["kind"]:
-            case "stdin":
-                os.close(control)
-                _give_input(case["input"], job["stdin"])
-                _execute(job["source"], "__main__", {})
-            case "call":
-                os.close(control)
-                function = rpc_server.find_name(_execute(job["source"], "solution", names), job["entry_point"])
-                _send(report_fd, "V", encode(function(*case["args"])).encode())
-            case "serve":
-                module = _execute(job["source"], "solution", names)
-                _send(report_fd, "M", b'["ready"]')
-                rpc_server.serve(module, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
-            case "test":
-                tests = _compile(case["source"], "test_solution.py")
-                mini_pytest.run_tests(tests, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
-                _send(report_fd, "V", b"null")
-        _finish()
-    except SystemExit as end:
-        code = _exit_code(end)
-        if case["kind"] != "stdin":
-            _send(report_fd, "R", b"SystemExit")
+        try:
+            _run_kind(job, case, names, control, report_fd)
+        except SystemExit as end:
+            code = _exit_code(end)
+            if case["kind"] != "stdin":
+                _send(report_fd, "R", b"SystemExit")
         _finish()
     except BaseException as error:  # noqa: BLE001 the process boundary; only its name is used
         code = 1
@@ -101,12 +94,32 @@ def _run(job: dict[str, Any], case: dict[str, Any], names: dict[str, Any], contr
     os._exit(code)
 
 
+def _run_kind(job: dict[str, Any], case: dict[str, Any], names: dict[str, Any], control: int, report_fd: int) -> None:
+    match case["kind"]:
+        case "stdin":
+            os.close(control)
+            _give_input(case.pop("input"), job["stdin"])  # which is no memory of the program's
+            _execute(job["source"], "__main__", {})
+        case "call":
+            os.close(control)
+            function = rpc_server.find_name(_execute(job["source"], "solution", names), job["entry_point"])
+            _send(report_fd, "V", encode(function(*case["args"])).encode())
+        case "serve":
+            module = _execute(job["source"], "solution", names)
+            _send(report_fd, "M", b'["ready"]')
+            rpc_server.serve(module, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
+        case "test":
+            tests = _compile(case["source"], "test_solution.py")
+            mini_pytest.run_tests(tests, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
+            _send(report_fd, "V", b"null")
+
+
 def _execute(source: str, name: str, names: dict[str, Any]) -> Any:
     module = type(sys)(name)
-    module.__dict__.update(names)
+    module.__dict__.update(names, __file__=_FILE)
     sys.modules[name] = module
-    sys.argv = ["solution.py"]
-    exec(_compile(source, "solution.py"), module.__dict__)  # noqa: S102 what the sandbox is for
+    sys.argv = [_FILE]
+    exec(_compile(source, _FILE), module.__dict__)  # noqa: S102 what the sandbox is for
     return module
 
 
@@ -148,12 +161,30 @@ def _give_input(text: bytes, path: str | None) -> None:
 
 
 def _finish() -> None:
-    """Do what the interpreter does at exit: wait for threads, call exit functions, flush."""
+    """Do what the interpreter does at exit: wait for threads, call exit functions, flush, and drop what is left.
+
+    A file that the program left open writes what it holds when it is dropped.
+    """
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()  # noqa: SLF001 as the interpreter calls it
     if "atexit" in sys.modules:
         sys.modules["atexit"]._run_exitfuncs()  # noqa: SLF001 as the interpreter calls it
-    sys.stdout.flush()
+    _flush(sys.stdout)
+    gc.collect()  # as the interpreter does before: files in a cycle then come behind what writes into them
+    names = getattr(sys.modules.get("__main__"), "__dict__", {})
+    for name in list(names):
+        if name != "__builtins__":
+            names[name] = None
+    gc.collect()
+    try:  # noqa: SIM105 `contextlib` would be imported for it
+        _flush(sys.__stdout__)
+    except ValueError:
+        pass  # it was detached, and is another file's
+
+
+def _flush(file: Any) -> None:
+    if file is not None and not getattr(file, "closed", False):
+        file.flush()
 
 
 def _exit_code(end: SystemExit) -> int:
@@ -180,22 +211,23 @@ def _read_message(control: int) -> bytes:
     frame = _read(control)
     if frame is None:
         os._exit(1)
-    return frame[1]
+    return bytes(frame[1])
 
 
-def _read(control: int) -> tuple[str, bytes] | None:
+def _read(control: int) -> tuple[str, bytearray] | None:
     head = _read_exactly(control, 5)
     if len(head) < 5:  # noqa: PLR2004 a letter and a length
         return None
     return chr(head[0]), _read_exactly(control, int.from_bytes(head[1:], "big"))
 
 
-def _read_exactly(control: int, num_bytes: int) -> bytes:
-    parts = []
-    while num_bytes and (part := os.read(control, min(num_bytes, 1 << 20))):
-        parts.append(part)
-        num_bytes -= len(part)
-    return b"".join(parts)
+def _read_exactly(control: int, num_bytes: int) -> bytearray:
+    """Without a second copy: an input counts as memory while it is read."""
+    body = bytearray(num_bytes)
+    left = memoryview(body)
+    while left and (num_read := os.readv(control, [left])):
+        left = left[num_read:]
+    return body[: num_bytes - len(left)] if left else body
 
 
 def _send(report_fd: int, letter: str, body: bytes) -> None:

@@ -69,12 +69,7 @@ class RunnerChannel:
 
     def next_frame(self) -> tuple[str, bytes] | None:
         reports = self._reports
-        if len(reports) < _HEAD_BYTES:
-            return None
-        end = _HEAD_BYTES + int.from_bytes(reports[1:_HEAD_BYTES], "big")
-        if end > self._most_bytes:
-            raise Failed("output")
-        if len(reports) < end:
+        if not (end := self._frame_end()):
             return None
         frame = chr(reports[0]), bytes(reports[_HEAD_BYTES:end])
         del reports[:end]
@@ -90,7 +85,7 @@ class RunnerChannel:
             except BrokenPipeError:
                 self._to_send.clear()  # the end of the reports follows
         self._read_into(self.output, self._sandbox.output)
-        if self._read_into(self._reports, self._sandbox.reports) == b"" and not self._reports:
+        if self._read_into(self._reports, self._sandbox.reports) == b"" and not self._frame_end():
             raise Failed("error")  # the runner is gone
 
     def drain(self) -> None:
@@ -100,6 +95,16 @@ class RunnerChannel:
 
     def kill(self) -> None:
         self._sandbox.kill()
+
+    def _frame_end(self) -> int:
+        """Give the end of the first frame, 0 where it has not come whole."""
+        reports = self._reports
+        if len(reports) < _HEAD_BYTES:
+            return 0
+        end = _HEAD_BYTES + int.from_bytes(reports[1:_HEAD_BYTES], "big")
+        if end > self._most_bytes:
+            raise Failed("output")
+        return end if end <= len(reports) else 0
 
     def _read_into(self, buffer: bytearray, file: int) -> bytes | None:
         """Give what was read: nothing at the end, None where there is nothing yet."""

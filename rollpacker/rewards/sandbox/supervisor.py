@@ -133,20 +133,24 @@ class _Channel:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def wait_for(self, other: comparison_process.Comparison, limit_s: float) -> None:
-        """Wait until a comparison is over, at most so long.
+    def wait_for(self, other: comparison_process.Comparison, limit_s: float, watch: _Watch) -> None:
+        """Wait until a comparison is over, at most so long, and check the limits of what is left of the program.
 
         Raises:
+            Failed: It exceeds one.
             Stopped: The worker cancelled the request.
         """
         ends_s = time.monotonic() + limit_s
         poll = select.poll()
         poll.register(self, select.POLLIN)
         poll.register(other, select.POLLIN)
-        while ready := poll.poll(max(0.0, ends_s - time.monotonic()) * 1000):
+        while (now_s := time.monotonic()) < ends_s:
+            watch.check(now_s)
+            ready = poll.poll(_WATCH_S * 1000)
             if any(file == other.fileno() for file, _ in ready):
                 return
-            self.take_stop()
+            if ready:
+                self.take_stop()
 
     def take_stop(self) -> None:
         """Read a message that the worker sent while a program runs."""
@@ -205,7 +209,7 @@ class _Scorer:
             limit_s = min(limits_s[min(index, len(limits_s) - 1)], case["time_limit_s"] or math.inf)
             memory_bytes = min(self._bounds.memory_bytes, (case["memory_limit_mb"] or math.inf) * (1 << 20))
             watch = _Watch(self._bounds, limit_s=limit_s, memory_bytes=memory_bytes)
-            given: bytes | None = None
+            shown = None
             try:
                 if case["kind"] == "assert":
                     if "tester" not in sandboxes:
@@ -213,15 +217,14 @@ class _Scorer:
                     self._run_assertions(program, sandboxes["tester"], case, watch)
                 else:
                     given = self._run_case(program, case, watch)
+                    if case.get("output", "") is None:
+                        shown = given
+                    else:
+                        self._compare(case, given, watch)
             except Failed:
                 runs.append((index, watch.stop(), False))
                 raise
-            time_s = watch.stop()
-            shown = given if case.get("output", "") is None else None
-            failure = None if given is None or shown is not None else self._compare(case, given)
-            runs.append((index, time_s, failure is None))
-            if failure is not None:
-                raise Failed(failure)
+            runs.append((index, watch.stop(), True))
         return shown
 
     def _open(self, job: dict[str, Any]) -> RunnerChannel:
@@ -272,19 +275,26 @@ class _Scorer:
             raise Failed("error")
         return bytes(program.output) if case["kind"] == "stdin" else answer
 
-    def _compare(self, case: dict[str, Any], given: bytes) -> str | None:
-        """Give the reason why an answer is not right, or None."""
+    def _compare(self, case: dict[str, Any], given: bytes, watch: _Watch) -> None:
+        """Compare an answer with the expected one; what the program left running is still bounded.
+
+        Raises:
+            Failed: It is not right.
+        """
+        watch.stop()
         result = comparison_process.result_at_once(case, given)
         if result is None:
             try:
                 comparison = comparison_process.Comparison(case, given)
             except OSError:  # the machine is out of processes
-                return "checker_crashed"
+                raise Failed("checker_crashed") from None
+            watch.leave_out(comparison.pid)
             try:
-                self._channel.wait_for(comparison, comparison_process.LIMIT_S)
+                self._channel.wait_for(comparison, comparison_process.LIMIT_S, watch)
             finally:
                 result = comparison.close()
-        return {True: None, False: "wrong_answer", None: "checker_crashed"}[result]
+        if not result:
+            raise Failed("checker_crashed" if result is None else "wrong_answer")
 
     def _run_assertions(
         self, program: RunnerChannel, tester: RunnerChannel, case: dict[str, Any], watch: _Watch
@@ -338,6 +348,7 @@ class _Watch:
         self._processes = bounds.processes
         self._meter: Meter | None = None
         self._looked_s = time.monotonic()
+        self._time_s: float | None = None
         self.cpu_s = math.ceil(limit_s) + 2
         """For the kernel to kill each process, should the supervisor be slow."""
 
@@ -357,12 +368,20 @@ class _Watch:
             raise Failed("memory")
         if usage.num_tasks > self._most_tasks:
             raise Failed("processes")
-        if usage.own_s > self._limit_s or usage.wall_s > _WALL_FACTOR * self._limit_s + _WALL_GRACE_S:
+        is_late = usage.own_s > self._limit_s or usage.wall_s > _WALL_FACTOR * self._limit_s + _WALL_GRACE_S
+        if is_late and self._time_s is None:
             raise Failed("timeout")
 
+    def leave_out(self, pid: int) -> None:
+        """Count neither the supervisor nor its child of this pid: with `rlimits` both are in the program's tree."""
+        assert self._meter is not None
+        self._meter.left_out = {os.getpid(), pid}
+
     def stop(self) -> float:
-        """Give the case's own time so far."""
-        return self._meter.read().own_s if self._meter else 0.0
+        """Stop the clock, once, and give the case's own time; its memory and processes can still be checked."""
+        if self._time_s is None:
+            self._time_s = self._meter.read().own_s if self._meter else 0.0
+        return self._time_s
 
 
 def _next_frame(

@@ -48,6 +48,8 @@ def encode(value: object, export: Callable[[object], str] | None = None, depth: 
         return "true"
     if value is False:
         return "false"
+    if export is not None and isinstance(value, str | int) and hasattr(type(value), "__members__"):
+        return export(value)
     if isinstance(value, str):
         return encode_basestring_ascii(str.__str__(value))
     if isinstance(value, int):
@@ -80,6 +82,8 @@ def encode(value: object, export: Callable[[object], str] | None = None, depth: 
         return f'{{"c":["{value.real}","{value.imag}"]}}'
     if isinstance(value, range):
         return f'{{"r":[{value.start},{value.stop},{value.step}]}}'
+    if isinstance(value, slice):
+        return f'{{"p":[{_items((value.start, value.stop, value.step), export, depth)}]}}'
     kind = type(value)
     if kind.__module__ == "collections" and kind.__name__ == "deque":
         return f'{{"l":[{_items(iter(value), export, depth)}]}}'  # type: ignore[call-overload]
@@ -184,6 +188,7 @@ _TAGS: dict[str, Callable[[Any, Any], object]] = {
     "a": lambda body, _restore: bytearray.fromhex(body),
     "c": lambda body, _restore: complex(float(body[0]), float(body[1])),
     "r": lambda body, _restore: range(*body),
+    "p": lambda body, restore: slice(*[decode(item, restore) for item in body]),
     "l": lambda body, restore: _deque([decode(item, restore) for item in body]),
     "n": lambda body, _restore: _number(body),
     "m": _mapping,

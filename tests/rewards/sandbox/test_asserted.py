@@ -208,6 +208,63 @@ for t in ts: t.start()
 for t in ts: t.join()
 assert c.n == 4
 """
+SEQUENCE = """
+class L:
+    def __init__(self, *v): self.v = v
+    def __getitem__(self, i): return self.v[i]
+    def __iadd__(self, x): self.v += (x,); return self
+    def __mul__(self, k): return L(*[x * k for x in self.v])
+    def __iter__(self): return iter(self.v)
+    def __len__(self): return len(self.v)
+def f(x): return x
+"""
+OPERATORS = """
+class N:
+    def __init__(self, x): self.x = x
+    def __lshift__(self, k): return N(self.x << k)
+    def __sub__(self, k): return N(self.x - k)
+    def __or__(self, k): return N(self.x | k)
+    def __invert__(self): return N(~self.x)
+    def __pos__(self): return N(abs(self.x))
+    def __format__(self, spec): return spec
+    def __bytes__(self): return bytes([self.x])
+"""
+ASYNC = """
+import pytest
+from solution import R, count
+async def test_a():
+    async with R() as r:
+        assert await r.get() == 3
+    assert r.is_closed and [x async for x in count(3)] == [0, 1, 2]
+    with pytest.raises(ZeroDivisionError):
+        async for x in count(0): pass
+"""
+ASYNC_PROGRAM = """
+class R:
+    is_closed = False
+    async def __aenter__(self): return self
+    async def __aexit__(self, *error): self.is_closed = True
+    async def get(self): return 3
+async def count(n):
+    1 / n
+    for x in range(n): yield x
+"""
+MEMBERS = """
+from http import HTTPStatus
+from solution import Level, Color, next_of, is_red
+assert Level.LOW == 1 and Level.LOW < Level.HIGH and Level.LOW + 1 == 2 and [Level.LOW] == [1]
+assert next_of(Level.LOW) is Level.HIGH and next_of(1).name == "HIGH" and isinstance(next_of(1), Level)
+assert Color.RED == "red" and Color.RED.value == "red" and Color("red") is Color.RED and repr(Color.RED) == "<Color.RED: 'red'>"
+assert Color.RED.upper() == "RED" and {Color.RED: 1}["red"] == 1 and is_red(Color.RED) and not is_red("red")
+assert next_of(HTTPStatus.CONTINUE - 99) == 2 and str(Color.RED) == "Color.RED" == f"{Color.RED}"
+"""
+MEMBERS_PROGRAM = """
+from enum import Enum, IntEnum
+class Level(IntEnum): LOW = 1; HIGH = 2
+class Color(str, Enum): RED = "red"
+def next_of(x): return Level(x + 1)
+def is_red(x): return x is Color.RED
+"""
 DOUBLE = "def f(x): return 2 * x"
 FEATURES = [
     ("from solution import P\ndef test_a():\n assert str(P(1)) == f'{P(1)}' == 'P1' and repr(P(2)) == 'P(2)'", POINT),
@@ -233,6 +290,27 @@ FEATURES = [
     ("assert f('aab').most_common(1) == [('a', 2)]", "from collections import Counter\ndef f(s): return Counter(s)"),
     ("assert kind_of(3) is int and issubclass(kind_of(3), int)", "def kind_of(x): return type(x)"),
     (THREADS, "class Tally:\n n = 0\n def up(self): self.n += 1"),
+    ("from solution import L\nassert L(1, 2, 3)[:2] == (1, 2) and f(slice(1, 2)) == slice(1, 2)", SEQUENCE),
+    ("from solution import L\na = L(1)\na += 2\nassert a.v == (1, 2) and len(a) == 2", SEQUENCE),
+    ("from solution import P\nassert repr(P(1) * 3) == 'P(3)' and str(P(1) * 3) == 'P3'", POINT),
+    ("from solution import L\nassert list(L(1, 2) * 3) == [3, 6] and len(L(1) * 2) == 1", SEQUENCE),
+    ("from solution import N\nassert (N(1) << 2).x == 4 and (~N(1)).x == -2 and (+N(-1)).x == 1", OPERATORS),
+    ("from solution import N\nassert f'{N(1):>3}' == '>3' and bytes(N(65)) == b'A'", OPERATORS),
+    ("from solution import N\nn = N(6)\nn -= 2\nn |= 1\nassert n.x == 5", OPERATORS),
+    (ASYNC, ASYNC_PROGRAM),
+    (MEMBERS, MEMBERS_PROGRAM),
+    (
+        "a, b = [2, 1], [2, 1]\nassert f(b, a) is a and a == [1, 2] and f(1, a) is not b",
+        "def f(x, y): y.sort(); return y",
+    ),
+    (
+        "import solution\nsolution.RATE = 3\nassert solution.f(2) == 6 and solution.RATE == 3",
+        "RATE = 1\ndef f(x): return RATE * x",
+    ),
+    (
+        "import solution\nsolution.now = lambda: 7\nassert f() == 7",
+        "from time import time as now\ndef f(): return now()",
+    ),
     (PYTEST, DOUBLE),
     (SKIPS, DOUBLE),
     (UNITTEST, DOUBLE),
@@ -253,6 +331,15 @@ WRONG = [
         "assert abs(f(2) - 4) < 1e-9",
         "class f:\n def __init__(s, x): 0\n def __sub__(s, o): return s\n def __abs__(s): return 0",
     ),
+    (
+        "x = f(2)\nx -= 4\nassert len(x) == 0",
+        "class f:\n def __init__(s, x): 0\n __sub__ = lambda s, o: f(0)\n __len__ = lambda s: 0",
+    ),
+    (
+        "assert f(2) == 4",
+        "from enum import IntEnum\nclass E(IntEnum):\n A = 3\n def __eq__(s, o): return True\ndef f(x): return E.A",
+    ),
+    ("a = [1]\nassert f(a) is a", "def f(x): return list(x)"),
     ("assert f(2) - 4 == 0", "class f:\n def __init__(s, x): 0\n def __sub__(s, o): return 0"),
     (
         "r = f(2)\nr.sort()\nassert r == [4] and 4 in r",

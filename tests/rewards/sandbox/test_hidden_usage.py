@@ -95,6 +95,32 @@ async def test_memory_that_no_process_shows_is_counted(name, tmp_path):
     assert verdict.reason == "memory"
 
 
+@pytest.mark.parametrize("isolation", ["bubblewrap", "rlimits"])
+async def test_what_a_program_leaves_running_is_held_to_its_limits_while_its_output_is_compared(isolation, tmp_path):
+    num_lines = 500_000
+    reference = write_prompts(
+        tmp_path, [{"id": "long", "test_cases": [{"input": "", "output": "1.5 2\n" * num_lines}]}]
+    )["long"]
+    program = (
+        "import os, time\nfor _ in range(4):\n  if os.fork() == 0:\n    parent = os.getppid()\n"
+        "    while os.getppid() == parent: time.sleep(0.001)\n    held = bytearray(<MB> << 20)\n    time.sleep(1000)\n"
+        f"print('1.50 2\\n' * {num_lines})"
+    )
+    async with Pool(**BOUNDS, isolation=isolation) as pool:
+        greedy, modest = await pool.score(
+            *(request_of(index, reference, program.replace("<MB>", each)) for index, each in enumerate(["100", "1"]))
+        )
+    assert (greedy.reason, modest.reason) == ("memory", "correct")
+
+
+async def test_an_input_is_no_memory_of_the_program_that_reads_it(tmp_path):
+    case = {"input": "12345678\n" * (2 << 20), "output": f"{2 << 20}", "memory_limit_mb": 64}
+    reference = write_prompts(tmp_path, [{"id": "large", "test_cases": [case]}])["large"]
+    async with Pool(num_workers=1) as pool:
+        (verdict,) = await pool.score(request_of(0, reference, "import sys\nprint(sum(1 for _ in sys.stdin))"))
+    assert verdict.reason == "correct"
+
+
 async def test_what_nobody_could_count_is_refused(tmp_path):
     one = write_prompts(tmp_path, [ONE])["one"]
     tried = "\ntry:\n    {}\nexcept (OSError, ValueError, AssertionError): print('ok')\nelse: print('allowed')"
@@ -162,6 +188,10 @@ NORMAL = {
     "no zombies, please": "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)",
     "a timer": (
         "import signal\nsignal.signal(signal.SIGALRM, lambda *a: None); signal.setitimer(0, 0.01); signal.pause()"
+    ),
+    "spawned processes": (
+        "import multiprocessing as m\ndef one(x): return 1\n"
+        "if __name__ == '__main__':\n  with m.get_context('spawn').Pool(2) as p: assert sum(p.map(one, 'ab')) == 2"
     ),
     "libraries in C": "import ssl, sqlite3, lzma, bz2, zlib, ctypes, decimal, hashlib, readline, curses, uuid",
 }

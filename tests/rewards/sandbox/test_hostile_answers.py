@@ -139,3 +139,15 @@ async def test_a_program_that_always_says_something_is_held_to_its_limits_none_t
             request_of(1, references["call"], chatter.replace("<letter>", "B"), limits_s=(0.3,)),
         )
     assert [verdict.reason for verdict in verdicts] == ["timeout"] * 2
+
+
+async def test_the_end_of_a_runner_is_noticed_behind_a_part_of_a_frame(tmp_path):
+    call = write_prompts(tmp_path, [CALL])["call"]
+    killer = (
+        "import os, signal, time\ndef f(x):\n  for file in range(3, 12):\n"
+        "    try: os.write(file, b'V\\0\\0\\xff\\xffabc')\n    except OSError: pass\n"
+        "  os.kill(os.getppid(), signal.SIGKILL)\n  time.sleep(1000)"
+    )
+    async with Pool(num_workers=1) as pool:
+        (verdict,) = await pool.score(request_of(0, call, killer, limits_s=(LONG_S,)))
+    assert verdict.reason == "error"

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import os
 import signal
 import tempfile
@@ -18,6 +19,7 @@ from rollpacker.launch.doctor.node import check_code_sandbox
 from rollpacker.rewards.processes import children_of, tree_of
 from rollpacker.rewards.sandbox import supervisor as supervision
 from rollpacker.rewards.sandbox import worker
+from rollpacker.rewards.sandbox.bubblewrap import Bounds
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
 from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
 
@@ -113,8 +115,10 @@ def test_a_comparison_that_finds_no_room_for_a_process_decides_nothing(monkeypat
     monkeypatch.setattr(os, "fork", no_room)
     scorer = supervision._Scorer(SimpleNamespace(bounds=None), channel=None)
     case = {"kind": "stdin", "output": "1"}
-    assert scorer._compare(case, b"1.0") == "checker_crashed"
-    assert scorer._compare(case, b"1") is None
+    watch = supervision._Watch(Bounds(**json.loads(SandboxSection().bounds_json())), limit_s=1.0, memory_bytes=1)
+    with pytest.raises(supervision.Failed, match="checker_crashed"):
+        scorer._compare(case, b"1.0", watch)
+    scorer._compare(case, b"1", watch)
 
 
 async def test_a_supervisor_that_says_nothing_costs_its_response_and_nothing_else(tmp_path, monkeypatch):

@@ -49,6 +49,24 @@ ENDS = {
         "assert subprocess.run([sys.executable, '-c', 'exit(3)']).returncode == 3\nprint(input())"
     ),
 }
+ENDS_OF_STREAMS = {
+    "closed": "import sys; print(input()); sys.stdout.close()",
+    "flushed, and none": "import sys; print(input()); sys.stdout.flush(); sys.stdout = None",
+    "left open, by the name": "f = open('/dev/stdout', 'w'); f.write(input())",
+    "left open, by the number": "f = open(1, 'w'); print(input(), file=f)",
+    "left open, by the system": "import os; f = os.fdopen(1, 'w'); f.write(input())",
+    "left open in a cycle": "f = open(1, 'w'); f.write(input()); c = [f]; c.append(c)",
+    "left open in a function that exits": "def main():\n    f = open(1, 'w'); f.write(input())\n    exit()\nmain()",
+    "replaced, and written": (
+        "import io, sys; out, sys.stdout = sys.stdout, io.StringIO(); print(input()); out.write(sys.stdout.getvalue())"
+    ),
+    "detached": "import io, sys; sys.stdout = io.TextIOWrapper(sys.stdout.detach()); print(input())",
+    "without a flag of its end": (
+        "import sys\nclass Out:\n    write, flush = sys.stdout.write, sys.stdout.flush\n"
+        "sys.stdout = Out(); print(input())"
+    ),
+    "written by an object's end": "class A:\n    def __del__(self): print(self.word)\na = A(); a.word = input()",
+}
 GUARD = "import os\nif not os.fstat(0).st_size: raise SystemExit\n"
 
 
@@ -58,6 +76,7 @@ async def test_streams_can_be_opened_by_name_and_exit_ends_a_program_well(isolat
     programs = {f"read {how}": source for how, source in READ.items()}
     programs |= {f"written {how}": source.format("open(0).read()") for how, source in WRITTEN.items()}
     programs |= {f"ends by {how}": GUARD + source for how, source in ENDS.items()}
+    programs |= {f"a stream {how}": GUARD + source for how, source in ENDS_OF_STREAMS.items()}
     async with Pool(num_workers=2, isolation=isolation) as pool:
         verdicts = await pool.score(
             *(request_of(index, references["echo"], source) for index, source in enumerate(programs.values()))
@@ -74,8 +93,18 @@ async def test_exit_with_a_code_is_an_error_and_in_a_function_no_value(tmp_path)
             request_of(1, references["echo"], "print(open(0).read()); quit('no')"),
             request_of(2, references["plus"], "def f(x): exit()"),
             request_of(3, references["plus"], "def f(x): return x + 1 + len(open('/dev/stdin').read())"),
+            request_of(4, references["plus"], "import sys\ndef f(x):\n    sys.stdout.close()\n    return x + 1"),
         )
-    assert [verdict.reason for verdict in verdicts] == ["error", "error", "error", "correct"]
+    assert [verdict.reason for verdict in verdicts] == ["error", "error", "error", "correct", "correct"]
+
+
+async def test_a_program_has_a_file_that_it_can_read(tmp_path):
+    program = "import os\nprint(os.path.basename(__file__), open(__file__).read())"
+    case = {"input": "", "output": f"solution.py {program}"}
+    reference = write_prompts(tmp_path, [{"id": "own", "test_cases": [case]}])["own"]
+    async with Pool(num_workers=1) as pool:
+        (verdict,) = await pool.score(request_of(0, reference, program))
+    assert verdict.reason == "correct"
 
 
 async def test_what_a_program_makes_of_the_files_of_its_streams_harms_only_itself(tmp_path):
