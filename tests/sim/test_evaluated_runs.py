@@ -207,6 +207,17 @@ def test_a_run_that_is_to_end_before_it_has_ended_evaluates_what_it_has(tmp_path
     assert read_frame(run_dir, "evaluations")["step"].max() == 4
 
 
+def test_an_evaluation_that_no_checkpoint_knows_of_stays_until_it_is_made_once_more(
+    tmp_path: Path, held_out: list[str]
+) -> None:
+    run_dir = train(tmp_path / "run", "run.num_steps=3")  # its last checkpoint comes before the first evaluation
+    for _ in range(2):
+        train(run_dir, *held_out, "run.num_steps=3")
+        assert read_frame(run_dir, "evaluations")["step"].tolist() == [3, 3]
+    train(run_dir, *held_out)
+    assert read_frame(run_dir, "evaluations")["step"].tolist() == [3, 3, 4, 4, 5, 5]
+
+
 def test_where_nothing_beats_the_first_model_there_is_no_best_checkpoint(tmp_path: Path, held_out: list[str]) -> None:
     drift = "workload.solve_rate_drift_per_step=-0.3"
     run_dir = train(tmp_path / "run", *held_out, "run.keep_best=true", "workload.solve_rate=0.9", drift)

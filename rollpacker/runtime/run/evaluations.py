@@ -1,8 +1,8 @@
 """What becomes of an evaluation that is over: its tables, its curves, a line on the screen, and the best checkpoint.
 
-Invariant: the tables hold the evaluations that the run's checkpoint knows of. One that was cut, or made after the
-checkpoint that a later attempt resumes, is taken back and made again. An attempt that evaluates nothing only takes back
-those of policies after the checkpoint's.
+Invariant: the tables hold evaluations of policies up to the one that the run goes on from; those of later ones are
+taken back as an attempt begins. One that is made once more, because the checkpoint does not know of it, takes the
+other's place when it is over, and not before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Evaluations:
 
     Args:
         config: Of the run.
-        last_step: Of the last evaluation that stays; later ones are taken back.
+        last_step: That the attempt goes on from; evaluations of later ones are taken back.
         texts: Reads responses.
         note: Shows a person a line.
         is_modelled: Whether the run's times are a model's.
@@ -55,10 +55,7 @@ class Evaluations:
         for problem in mend_tables(folder, EVALUATION_TABLES):
             note(problem)
         self._writer = MetricsWriter(folder, EVALUATION_TABLES)
-        self._writer.truncate_after(last_step)
-        self.best_step, self._best = self._best_so_far()
-        """Of earlier attempts: after how many steps their best score was, and that; None without one."""
-        self._first = self._first_rewards()
+        self._take_back(last_step + 1)
 
     def close(self) -> None:
         self._writer.close()
@@ -75,8 +72,10 @@ class Evaluations:
         """
         texts = self._texts.of_evaluation(record)
         section = self._config.evaluation
-        tables = evaluation_tables(record, section, texts, self._first, is_modelled=self._is_modelled)
         by_set = scored_by_set(record, section)
+        if self._writer.last_step == record.begin.step:
+            self._take_back(record.begin.step)
+        tables = evaluation_tables(record, section, texts, self._first, is_modelled=self._is_modelled)
         for rule in section.rules:
             if not num_missing(record, rule, by_set[rule.name]):
                 self._first.setdefault(rule.name, rewards_of(by_set[rule.name]))
@@ -87,6 +86,13 @@ class Evaluations:
         is_best = score is not None and (self._best is None or score > self._best)
         self._best = score if is_best else self._best
         return rows, tables["evaluation_responses"], is_best
+
+    def _take_back(self, step: int) -> None:
+        """Drop the evaluations of a step and of all later ones."""
+        self._writer.truncate_after(step - 1)
+        self.best_step, self._best = self._best_so_far()
+        """Of earlier attempts: after how many steps their best score was, and that; None without one."""
+        self._first = self._first_rewards()
 
     def of_step(self, step: int) -> tuple[Sequence[Row], Sequence[Row]]:
         """The rows that the tables have of one evaluation, as `record` returns them; none without it."""

@@ -248,14 +248,11 @@ class _Opening:
 
     def _open_evaluations(self, texts: TextKeeper) -> Evaluations | None:
         """Open their tables where there are any, or will be, and take back what this attempt makes again."""
-        first_step, checkpoint = self._attempt.first_step, self._attempt.checkpoint
-        machine = (checkpoint.scheduler.get("evaluation") if checkpoint else None) or {}
-        makes_any = self._config.evaluation.path is not None
-        if not (makes_any or (self._config.run.dir / EVALUATION_FOLDER).is_dir()):
+        if self._config.evaluation.path is None and not (self._config.run.dir / EVALUATION_FOLDER).is_dir():
             return None
         evaluations = Evaluations(
             self._config,
-            first_step - 1 if makes_any and machine.get("last") != first_step else first_step,
+            self._attempt.first_step,
             texts=texts,
             note=self._progress.note,
             is_modelled=self._is_modelled,
