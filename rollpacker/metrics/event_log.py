@@ -128,10 +128,10 @@ def attempt_path(run_dir: Path, attempt: int) -> Path:
 
 
 def attempt_paths(run_dir: Path) -> tuple[Path, ...]:
-    """Return the logs that a run has, in the order of its attempts."""
-    return tuple(
-        sorted((run_dir / EVENTS_FOLDER).glob("attempt-*.jsonl"), key=lambda path: (len(path.name), path.name))
-    )
+    """Return the logs that a run has, in the order of its attempts; files of other names, such as copies, are none."""
+    found = (run_dir / EVENTS_FOLDER).glob("attempt-*.jsonl")
+    logs = (path for path in found if path.stem.removeprefix("attempt-").isdecimal())
+    return tuple(sorted(logs, key=lambda path: (len(path.name), path.name)))
 
 
 def read_event_log(path: Path) -> EventLog:

@@ -258,3 +258,11 @@ def test_a_full_disk_ends_the_log_and_what_was_written_stays_readable(small_disk
     log = read_event_log(path)
     assert log.records[0].now == 0.0
     assert not log.is_torn
+
+
+def test_copies_of_a_log_are_none_of_a_runs_attempts(tmp_path):
+    folder = tmp_path / "events"
+    folder.mkdir()
+    for name in ("attempt-010", "attempt-009", "attempt-009-old", "attempt-xyz", "attempt-"):
+        (folder / f"{name}.jsonl").touch()
+    assert [path.stem for path in attempt_paths(tmp_path)] == ["attempt-009", "attempt-010"]
