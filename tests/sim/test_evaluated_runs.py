@@ -200,6 +200,18 @@ def test_a_resumed_run_marks_the_best_checkpoint_that_an_attempt_left_without_it
     assert (best / "meta.json").is_file()
 
 
+def test_a_resumed_run_marks_the_best_of_the_checkpoints_that_are_left(tmp_path: Path, held_out: list[str]) -> None:
+    words = [*held_out, "run.keep_best=true", "run.best_by=math-new", "run.keep_checkpoints=3"]
+    words += ["workload.solve_rate=0.9", "workload.solve_rate_drift_per_step=-0.15"]
+    words += ["evaluation.every_steps=1", "evaluation.at_start=false"]
+    best = train(tmp_path / "run", *words, "run.num_steps=3") / "checkpoints" / "best"
+    assert best.readlink().name == "step-000001"
+    best.unlink()
+    train(tmp_path / "run", *words)
+    assert best.readlink().name == "step-000001"
+    assert (best / "meta.json").is_file()
+
+
 def test_a_run_that_is_to_end_before_it_has_ended_evaluates_what_it_has(tmp_path: Path, held_out: list[str]) -> None:
     run_dir = train(tmp_path / "run", *held_out, "run.num_steps=4")
     train(run_dir, *held_out, "run.num_steps=2")

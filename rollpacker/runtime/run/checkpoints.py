@@ -116,6 +116,7 @@ class CheckpointStore:
 
     def __init__(self, run_dir: Path, *, keep: int) -> None:
         self._root = run_dir / "checkpoints"
+        self._best = self._root / _BEST
         self._keep = keep
 
     def steps(self) -> list[int]:
@@ -143,16 +144,19 @@ class CheckpointStore:
         return _load(self.folder(step), step, fingerprint)
 
     def set_aside(self, broken: BrokenCheckpoint) -> Path:
-        """Rename a broken checkpoint, so that it is not found again; returns its new folder."""
+        """Rename a broken checkpoint, so that it is not found again; returns its new folder. It is no more the best."""
         first = self._root / f"broken-{broken.folder.name}"
         more = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
         kept = next(path for path in itertools.chain([first], more) if not path.exists())
+        if self.best_step() == broken.step:
+            with storage_errors(self._best):
+                self._best.unlink()
         with storage_errors(kept):
             broken.folder.rename(kept)
         return kept
 
     def remove_unfinished(self) -> None:
-        """Delete checkpoints that were not completely written, and those that are too old."""
+        """Delete checkpoints that were not completely written, and those that `hide_old` found too old."""
         remove_temporaries(self._root)
 
     async def save(
@@ -168,35 +172,36 @@ class CheckpointStore:
         final = self.folder(meta.step)
         await _in_thread(self.remove_unfinished)
         with publish_folder(final) as folder:
-            (folder / "trainer").mkdir()
-            await trainer.save(folder / "trainer")
-            (folder / "scheduler.json").write_bytes(_to_json(scheduler))
-            (folder / "order.json").write_bytes(_to_json(order))
-            if rollouts is not None:
-                save_rollouts(folder, rollouts)
             with storage_errors(final):
+                (folder / "trainer").mkdir()
+            await trainer.save(folder / "trainer")
+            with storage_errors(final):
+                (folder / "scheduler.json").write_bytes(_to_json(scheduler))
+                (folder / "order.json").write_bytes(_to_json(order))
+                if rollouts is not None:
+                    save_rollouts(folder, rollouts)
                 await _in_thread(lambda: _complete(folder, meta))
         await _in_thread(lambda: make_durable([final]))
-        self._hide_old()
+        self.hide_old()
         await _in_thread(self.remove_unfinished)
 
     def mark_best(self, step: int) -> None:
-        """Point the link `best` at the checkpoint of a step, and keep it until another one is better."""
-        link = self._root / _BEST
+        """Point the link `best` at the checkpoint of a step, if there is one, and keep it until another is better."""
+        if step not in self.steps():
+            return
         fresh = self._root / f"{_BEST}-{step}"
-        with storage_errors(link):
+        with storage_errors(self._best):
             fresh.unlink(missing_ok=True)
             fresh.symlink_to(self.folder(step).name)
-            fresh.replace(link)
-        self._hide_old()
+            fresh.replace(self._best)
+        self.hide_old()
 
     def best_step(self) -> int | None:
         """The step of the checkpoint with the best held-out score; None where none is marked."""
-        best = self._root / _BEST
-        name = _NAME.fullmatch(best.readlink().name) if best.is_symlink() else None
+        name = _NAME.fullmatch(self._best.readlink().name) if self._best.is_symlink() else None
         return int(name[1]) if name else None
 
-    def _hide_old(self) -> None:
+    def hide_old(self) -> None:
         """Take the name of checkpoints that are too old; `remove_unfinished` deletes them."""
         best = self.best_step()
         for step in self.steps()[: -self._keep]:

@@ -44,6 +44,13 @@ class Evaluations:
         is_modelled: Whether the run's times are a model's.
     """
 
+    best_step: int | None
+    """After how many steps the best score so far was, when the attempt began; None without one."""
+    _best: float | None
+    """The best score so far."""
+    _first: dict[str, Rewards]
+    """Of the first evaluation of each set."""
+
     def __init__(
         self, config: RunConfig, last_step: int, *, texts: TextKeeper, note: Callable[[str], None], is_modelled: bool
     ) -> None:
@@ -52,7 +59,7 @@ class Evaluations:
         self._note = note
         self._is_modelled = is_modelled
         folder = config.run.dir / EVALUATION_FOLDER
-        for problem in mend_tables(folder, EVALUATION_TABLES):
+        for problem in mend_tables(folder, EVALUATION_TABLES, first_step=last_step + 1):
             note(problem)
         self._writer = MetricsWriter(folder, EVALUATION_TABLES)
         self._take_back(last_step + 1)
@@ -91,7 +98,6 @@ class Evaluations:
         """Drop the evaluations of a step and of all later ones."""
         self._writer.truncate_after(step - 1)
         self.best_step, self._best = self._best_so_far()
-        """Of earlier attempts: after how many steps their best score was, and that; None without one."""
         self._first = self._first_rewards()
 
     def of_step(self, step: int) -> tuple[Sequence[Row], Sequence[Row]]:

@@ -63,8 +63,8 @@ class TrainingRun:
     async def begin(self) -> None:
         """Start the run's clock and listen to the engines."""
         evaluations = self._outputs.evaluations
-        if self.config.run.keep_best and evaluations and evaluations.best_step == self._first_step > 0:
-            self._saver.mark_best(self._first_step)  # an attempt may end between its checkpoint and the mark
+        if self.config.run.keep_best and evaluations and evaluations.best_step:
+            self._saver.mark_best(evaluations.best_step)  # an attempt may end before the mark, or a better one break
         self._clock.start()
         self._outputs.interval_log.take()  # what came before the first step
         await self._driver.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker.core.errors import StorageFailed
+from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointMeta, CheckpointStore
 from rollpacker.runtime.run.file_checksums import END_BYTES, find_change, record_files
 from tests.cli.inputs import tree_of
@@ -31,6 +34,16 @@ class WritingTrainer:
             (folder / name).write_bytes(name.encode() * 100)
 
 
+class TrainerInTheWay(WritingTrainer):
+    """Leaves a folder where a file of the checkpoint comes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def save(self, folder: Path) -> None:
+        (folder.parent / self._name).mkdir()
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> CheckpointStore:
     """Two checkpoints, after the steps 2 and 3."""
@@ -40,8 +53,14 @@ def store(tmp_path: Path) -> CheckpointStore:
     return store
 
 
-async def save(store: CheckpointStore, step: int) -> None:
-    await store.save(replace(META, step=step), scheduler={"a": 1}, order={"b": 2}, trainer=WritingTrainer())
+async def save(store: CheckpointStore, step: int, trainer: WritingTrainer | None = None) -> None:
+    await store.save(
+        replace(META, step=step),
+        scheduler={"a": 1},
+        order={"b": 2},
+        rollouts=RequestBook(),
+        trainer=trainer or WritingTrainer(),
+    )
 
 
 class SlowDisk:
@@ -211,6 +230,54 @@ def test_one_that_is_too_old_is_deleted_also_when_another_one_became_the_best(
     assert store.steps() == [4, 5]
     asyncio.run(save(store, 6))
     assert names_in(tmp_path) == ["best", "step-000005", "step-000006"]
+
+
+def test_a_broken_checkpoint_that_was_the_best_is_not_marked_any_more_nor_is_one_that_takes_its_place(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    store.mark_best(3)
+    store.set_aside(broken_one(store, tmp_path / "checkpoints" / "step-000003"))
+    assert store.best_step() is None
+    asyncio.run(save(store, 3))
+    assert names_in(tmp_path) == ["broken-step-000003", "step-000002", "step-000003"]
+
+
+def test_the_best_checkpoint_stays_marked_when_another_one_is_broken(store: CheckpointStore, tmp_path: Path) -> None:
+    store.mark_best(2)
+    store.set_aside(broken_one(store, tmp_path / "checkpoints" / "step-000003"))
+    assert store.best_step() == 2
+
+
+def test_a_checkpoint_that_is_not_there_cannot_be_the_best(store: CheckpointStore, tmp_path: Path) -> None:
+    store.mark_best(1)
+    assert names_in(tmp_path) == ["step-000002", "step-000003"]
+
+
+@pytest.mark.parametrize("name", ["scheduler.json", "order.json", "rollouts.json", "rollouts.npz", "meta.json"])
+def test_a_file_of_a_checkpoint_that_cannot_be_written_is_told_with_how_to_go_on(
+    store: CheckpointStore, tmp_path: Path, name: str
+) -> None:
+    before = tree_of(tmp_path)
+    with pytest.raises(StorageFailed, match=r"(?s)step-000004 could not be written: .*run\.resume=auto"):
+        asyncio.run(save(store, 4, TrainerInTheWay(name)))
+    assert tree_of(tmp_path) == before
+
+
+def test_a_disk_without_room_for_the_trainers_folder_is_told_with_how_to_go_on(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = os.mkdir
+
+    def make_unless_full(path: Path, *words: object) -> None:
+        if Path(path).name == "trainer":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        make(path, *words)
+
+    monkeypatch.setattr(os, "mkdir", make_unless_full)
+    before = tree_of(tmp_path)
+    with pytest.raises(StorageFailed, match=r"step-000004 could not be written: the disk is full \(ENOSPC\)"):
+        asyncio.run(save(store, 4))
+    assert tree_of(tmp_path) == before
 
 
 async def test_a_slow_disk_does_not_block_the_event_loop(
