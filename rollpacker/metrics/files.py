@@ -1,8 +1,9 @@
 """Writes files and folders atomically: no reader ever sees half of one.
 
 Invariant: a name without the prefix `.tmp-` is complete. Everything is written under a temporary name in the same
-folder and renamed, which POSIX makes atomic; after a kill only temporaries are left, and `remove_temporaries` clears
-them. `durable=True` also survives a power failure (file and folder reach the disk before the call returns).
+folder and renamed, which POSIX makes atomic; after a kill only temporaries are left, and the folder's writer clears
+them with `remove_temporaries`. `durable=True` also survives a power failure (file and folder reach the disk before the
+call returns).
 
 Every OSError on the way becomes `StorageFailed` with the path, what it means, and what to do.
 """
@@ -150,14 +151,16 @@ def remove_folder(folder: Path) -> None:
             _delete(aside)
 
 
-def remove_temporaries(folder: Path) -> int:
+def remove_temporaries(folder: Path, *names: str) -> int:
     """Delete what killed writers left directly in a folder; returns how many. Only the folder's one writer may call.
 
+    With `names` only what was to get one of them: in a folder that has other writers, too.
     A folder that something still writes to is deleted as far as possible; the rest is left for the next call.
     """
     if not folder.is_dir():
         return 0
-    stale = sorted(folder.glob(f"{TEMPORARY_PREFIX}*"))
+    found = folder.glob(f"{TEMPORARY_PREFIX}*")
+    stale = sorted(path for path in found if not names or path.name.split("-", 2)[-1] in names)
     with storage_errors(folder):
         for path in stale:
             _delete(path, as_far_as_possible=True)

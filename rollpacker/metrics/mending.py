@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 import warnings
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
 _PART_NAME = re.compile(r"steps?-(\d{6,})(?:-(\d{6,}))?\.parquet")
 
 
-def mend_tables(folder: Path, tables: Mapping[str, TableSchema] = TABLES) -> list[str]:
+def mend_tables(
+    folder: Path, tables: Mapping[str, TableSchema] = TABLES, *, first_step: int = sys.maxsize
+) -> list[str]:
     """Set aside what cannot be read of some tables; gives what a person should know of it, in sentences.
 
-    Only the one writer of the tables may call, before it opens them.
+    Only the one writer of the tables may call, before it opens them and takes back the steps from `first_step`: parts
+    that hold only such steps may be as they are.
 
     Raises:
         DataError: A newer version wrote them.
@@ -48,12 +52,14 @@ def mend_tables(folder: Path, tables: Mapping[str, TableSchema] = TABLES) -> lis
         manifest = Manifest(parts=_parts_by_name(folder, tables), num_truncations=1)
         if manifest.parts or problem == "was damaged":
             notes.append(f"{folder / MANIFEST} {problem}; it was made again from the parts beside it.")
-    broken = {part: problem for part in manifest.parts if (problem := _problem_of(folder, tables, part))}
+    kept = [part for part in manifest.parts if part.first < first_step]
+    broken = {part: problem for part in kept if (problem := _problem_of(folder, tables, part))}
     for part, told in broken.items():
         for table in tables:
             if (folder / table / part.file_name).exists():
                 _move(folder / table / part.file_name, aside / table / part.file_name)
-        steps = f"step {part.first}" if part.first == part.last else f"steps {part.first} to {part.last}"
+        last = min(part.last, first_step - 1)
+        steps = f"step {last}" if part.first == last else f"steps {part.first} to {last}"
         notes.append(f"The tables go on without {steps}: {told}. What is left of them is kept in {aside}.")
     if notes:
         whole = tuple(part for part in manifest.parts if part not in broken)
@@ -72,7 +78,7 @@ def _problem_of(folder: Path, tables: Mapping[str, TableSchema], part: Part) -> 
         except FileNotFoundError:
             return f"{path} is missing"
         except DamagedTables as error:
-            return error.problem
+            return error.problem.rstrip(".")  # pyarrow's sentences end with one
         if index == 0:
             steps = rows["step"].to_pylist()
             if not steps or (steps[0], steps[-1]) != (part.first, part.last):

@@ -99,6 +99,15 @@ def test_temporaries_of_a_killed_writer_are_removed_and_nothing_else(tmp_path: P
     assert remove_temporaries(tmp_path / "missing") == 0
 
 
+def test_of_a_folder_with_several_writers_only_temporaries_of_the_given_names_are_removed(tmp_path: Path) -> None:
+    for name in ("status.json", "report.html", "my-model"):
+        (tmp_path / f"{TEMPORARY_PREFIX}0a1b2c3d-{name}").touch()
+    (tmp_path / f"{TEMPORARY_PREFIX}0a1b2c3d-model").mkdir()
+    assert remove_temporaries(tmp_path, "status.json", "model") == 2
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == [f"{TEMPORARY_PREFIX}0a1b2c3d-{name}" for name in ("my-model", "report.html")]
+
+
 def test_a_temporary_that_something_still_writes_to_is_left_for_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_step_that_cannot_be_read_is_set_aside_with_its_files_and_the_others_c
     (note,) = go_on(run_dir)
     assert f"without step {STEPS_PER_MERGED_PART + 1}: {folder / table / name} is" in note
     assert f"kept in {folder / 'broken-001'}" in note
+    assert ".." not in note
     assert steps_of(run_dir) == [step for step in range(NUM_STEPS + 1) if step != STEPS_PER_MERGED_PART + 1]
     assert {each: (folder / "broken-001" / each / name).read_bytes() for each in damaged} == damaged
 
@@ -97,6 +98,26 @@ def test_a_part_of_many_steps_is_set_aside_as_one(run_dir: Path, damage: Callabl
     (note,) = go_on(run_dir)
     assert f"without steps 0 to {STEPS_PER_MERGED_PART - 1}" in note
     assert steps_of(run_dir) == list(range(STEPS_PER_MERGED_PART, NUM_STEPS + 1))
+
+
+@pytest.mark.parametrize("damage", [cut, empty, overwrite, Path.unlink])
+def test_steps_that_are_made_again_are_not_told_as_lost(run_dir: Path, damage: Callable[[Path], None]) -> None:
+    first_step = STEPS_PER_MERGED_PART + 2
+    for step in (first_step - 1, first_step):
+        damage(run_dir / "metrics" / "steps" / f"step-{step:06d}.parquet")
+    (note,) = mend_tables(run_dir / "metrics", first_step=first_step)
+    assert f"without step {first_step - 1}: " in note
+    writer = MetricsWriter(run_dir / "metrics")
+    writer.truncate_after(first_step - 1)
+    writer.write_step(first_step, make_rows(first_step))
+    writer.close()
+    assert steps_of(run_dir) == [*range(first_step - 1), first_step]
+
+
+def test_of_a_part_that_is_made_again_from_its_middle_only_the_steps_before_are_told_as_lost(run_dir: Path) -> None:
+    cut(run_dir / "metrics" / "steps" / f"steps-000000-{STEPS_PER_MERGED_PART - 1:06d}.parquet")
+    (note,) = mend_tables(run_dir / "metrics", first_step=10)
+    assert "without steps 0 to 9: " in note
 
 
 def test_all_parts_may_be_broken(run_dir: Path) -> None:

@@ -201,6 +201,57 @@ def test_tables_that_cannot_be_read_are_told_and_kept_and_the_run_goes_on(run_di
     assert [row["step"] for row in read_table(run_dir, "steps").to_pylist()] == [3, 4]
 
 
+def test_a_damaged_step_that_the_run_makes_again_is_not_told_as_lost(trained, run_dir, capsys):
+    shutil.rmtree(step_folder(run_dir, 3))
+    halve(run_dir / "metrics" / "steps" / "step-000002.parquet")
+    pipeline.run(config_of(run_dir, "run.progress=plain"))
+    assert "go on without" not in capsys.readouterr().out
+    assert parquet_of(run_dir) == parquet_of(trained)
+
+
+def leave_before_the_first_manifest(metrics: Path) -> None:
+    shutil.rmtree(metrics / "intervals")
+    (metrics / "manifest.json").unlink()
+
+
+def take_all_steps_back(metrics: Path) -> None:
+    (metrics / "manifest.json").write_text('{"schema_version": 1, "num_truncations": 1, "parts": []}')
+
+
+@pytest.mark.parametrize("leave", [leave_before_the_first_manifest, take_all_steps_back])
+def test_a_kill_in_the_first_write_of_the_tables_leaves_the_folder_free_for_any_configuration(run_dir, leave):
+    shutil.rmtree(run_dir / "checkpoints")
+    leave(run_dir / "metrics")
+    pipeline.run(config_of(run_dir, "run.seed=8", "run.num_steps=2"))
+    assert [row["step"] for row in read_table(run_dir, "steps").to_pylist()] == [0, 1]
+
+
+@pytest.mark.parametrize("damage", [remove, halve, make_a_list])
+def test_steps_whose_manifest_is_lost_are_not_trained_over(run_dir, damage):
+    shutil.rmtree(run_dir / "checkpoints")
+    damage(run_dir / "metrics" / "manifest.json")
+    with pytest.raises(CheckpointError, match="holds another run"):
+        validate(config_of(run_dir, "run.seed=8"), ModelledRunFacts)
+
+
+def test_a_resumed_run_removes_what_a_killed_attempt_left_half_written_and_nothing_of_other_writers(run_dir):
+    left = [run_dir / f".tmp-0a1b2c3d-{name}" for name in ("status.json", "run.json", "config.yaml")]
+    left.append(run_dir / "events" / ".tmp-0a1b2c3d-attempt-001.jsonl")
+    others = [run_dir / f".tmp-0a1b2c3d-{name}" for name in ("job.json", "report.html")]
+    for file in (*left, *others):
+        file.touch()
+    (run_dir / ".tmp-0a1b2c3d-model").mkdir()
+    pipeline.run(config_of(run_dir))
+    assert sorted(run_dir.rglob(".tmp-*")) == others
+
+
+def test_a_checkpoint_that_became_too_old_when_an_attempt_was_killed_is_removed_by_the_next_one(run_dir):
+    shutil.copytree(step_folder(run_dir, 2), step_folder(run_dir, 1))
+    pipeline.run(config_of(run_dir))
+    names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert names == ["step-000002", "step-000003"]
+
+
 def test_a_lost_manifest_costs_no_step(run_dir):
     (run_dir / "metrics" / "manifest.json").unlink()
     pipeline.run(config_of(run_dir, "run.num_steps=4"))

@@ -18,6 +18,7 @@ from rollpacker.core.errors import ConfigError, DeadlineExceeded, UserError
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.runtime.run.preflight import validate
+from rollpacker.runtime.run.progress import format_duration
 from rollpacker.sim.run_facts import ModelledRunFacts
 from tests.sim.composed import config_of
 
@@ -64,6 +65,17 @@ def test_a_run_leaves_the_configuration_of_its_last_attempt_beside_its_tables(tm
 def run_dir(tmp_path_factory):
     """A run of the default system, to look at."""
     return train(tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_the_last_line_of_a_resumed_run_has_the_steps_and_the_time_of_its_own_attempt(tmp_path, capsys):
+    words = ("run.checkpoint_every_steps=2", "run.progress=plain", "run.resume=auto")
+    for num_steps in (2, 3):
+        train(tmp_path / "x", f"run.num_steps={num_steps}", *words)
+    steps = read_frame(tmp_path / "x", "steps")
+    lines = [line for line in capsys.readouterr().out.splitlines() if " steps in " in line]
+    for line, of_attempt in zip(lines, (steps[:2], steps[2:]), strict=True):
+        taken = format_duration(of_attempt["step_time_s"].sum())
+        assert line.startswith(f"{len(of_attempt)} steps in {taken}, ")
 
 
 @pytest.mark.parametrize(("system", "hash_seed"), [("verl", "1"), ("rollpacker", "2")])

@@ -12,11 +12,13 @@ from typing import IO, TYPE_CHECKING
 
 from rollpacker.config.record import CONFIG_FILE, to_record
 from rollpacker.core.errors import ConfigError
-from rollpacker.metrics.event_log import attempt_paths
-from rollpacker.metrics.files import make_private_folder, storage_errors, write_atomically
+from rollpacker.metrics.event_log import EVENTS_FOLDER, attempt_paths
+from rollpacker.metrics.files import make_private_folder, remove_temporaries, storage_errors, write_atomically
 from rollpacker.runtime.job.preemption import steps_in_words
 from rollpacker.runtime.run.checkpoints import Checkpoint, CheckpointStore
-from rollpacker.runtime.run.run_folder import RunIdentity, find_resumable, identify_run
+from rollpacker.runtime.run.exporting import MODEL_FOLDER
+from rollpacker.runtime.run.run_folder import RUN_FILE, RunIdentity, find_resumable, identify_run
+from rollpacker.runtime.run.status import STATUS_FILE
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -88,12 +90,14 @@ def begin_attempt(config: RunConfig, note: Callable[[str], None]) -> RunAttempt:
     """Find what to resume in a locked folder, and record the configuration there; `note` reports what is set aside."""
     run_dir = config.run.dir
     found = find_resumable(config)
+    _remove_temporaries(run_dir)
     identity = identify_run(config, note)
     write_atomically(run_dir / CONFIG_FILE, to_record(config).encode())
     checkpoints = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
     for broken in found.broken:
         kept = checkpoints.set_aside(broken)
         note(f"The checkpoint of step {broken.step} is broken: {broken.problem}. It is kept as {kept}.")
+    checkpoints.hide_old()  # an attempt that was killed before it did so may have made the last one
     number = _next_attempt(run_dir)
     attempt = RunAttempt(
         number=number,
@@ -106,6 +110,12 @@ def begin_attempt(config: RunConfig, note: Callable[[str], None]) -> RunAttempt:
         again = steps_in_words(found.broken[0].step - attempt.first_step)
         note(f"The run goes on from the checkpoint of step {attempt.first_step}. Done again: {again}.")
     return attempt
+
+
+def _remove_temporaries(run_dir: Path) -> None:
+    """Delete what a killed attempt left; reports, exports and the launcher write into the run's folder, too."""
+    remove_temporaries(run_dir, RUN_FILE, CONFIG_FILE, STATUS_FILE, MODEL_FOLDER)
+    remove_temporaries(run_dir / EVENTS_FOLDER)
 
 
 def _next_attempt(run_dir: Path) -> int:

@@ -118,6 +118,8 @@ async def _opened(
         except StepInterrupted:
             raise preemption.leave(first_step, num_steps) from None
         await run.begin()
+        if backend.is_modelled:
+            progress.clock_was_set()
         try:
             yield run
         except (PolicyDiverged, RepeatedFailure, WrongSampling) as error:
@@ -230,7 +232,7 @@ class _Opening:
     def _open_tables(self) -> tuple[MetricsWriter, Tracker]:
         config, run_dir = self._config, self._config.run.dir
         self._stack.callback(self._attempt.checkpoints.remove_unfinished)  # when no actor writes any more
-        for note in mend_tables(run_dir / "metrics"):
+        for note in mend_tables(run_dir / "metrics", first_step=self._attempt.first_step):
             self._progress.note(note)
         metrics = MetricsWriter(run_dir / "metrics")
         self._stack.callback(metrics.close)

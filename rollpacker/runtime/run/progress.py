@@ -62,6 +62,9 @@ class Progress:
     def resume(self, finished_steps: int) -> None:
         """Note how many steps earlier attempts have finished."""
 
+    def clock_was_set(self) -> None:
+        """Count time from now on: the clock of a modelled run was set to the time at which it goes on."""
+
     def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
         """Show a step: its row of the `steps` table, and those of the `domains` table."""
 
@@ -108,6 +111,9 @@ class _ShownProgress(Progress):
 
     def resume(self, finished_steps: int) -> None:
         self._history.num_before = finished_steps
+
+    def clock_was_set(self) -> None:
+        self._history.began_at_s = self._now()
 
     def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
         self._history.finish_step(row, domains, self._now())

@@ -11,6 +11,7 @@ counts as the new run's. A `run.json` that is lost is restored from a checkpoint
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import uuid
 from dataclasses import dataclass
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
 
 RUN_FILE = "run.json"
 
-_STEPS = "metrics/steps/step*.parquet"
-"""As `rollpacker.metrics.tables` names them, which loads pyarrow: too slow for a look."""
+_TABLES, _MANIFEST = "metrics", "manifest.json"
+_ENDS = ("steps", "intervals")
+"""The tables that are written first and last. All as `rollpacker.metrics.tables` names them, which loads pyarrow: too
+slow for a look."""
 
 _RECORDS = (
     *("config.yaml", "accounts", "evaluation", "events", "logs/attempt-*"),
@@ -138,7 +141,16 @@ def _other_jobs(run_dir: Path) -> list[Path]:
 
 def _has_trained(run_dir: Path) -> bool:
     """True when the folder holds a step, in a checkpoint or in the tables."""
-    return bool(CheckpointStore(run_dir, keep=1).steps()) or any(run_dir.glob(_STEPS))
+    return bool(CheckpointStore(run_dir, keep=1).steps()) or _has_steps(run_dir / _TABLES)
+
+
+def _has_steps(tables: Path) -> bool:
+    """True when the manifest names a step; where it is lost, when the first and the last table have a part of one."""
+    try:
+        return bool(json.loads(read_bytes(tables / _MANIFEST))["parts"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        first, last = ({path.name for path in (tables / table).glob("step*.parquet")} for table in _ENDS)
+        return not first.isdisjoint(last)
 
 
 def _read_identity(run_dir: Path) -> RunIdentity:
