@@ -53,14 +53,14 @@ class Parameter:
 
 
 PARAMETERS: Sequence[Parameter] = (
-    Parameter(key="rollout_start_s", start=44.83, low=0.1, high=60.0),
-    Parameter(key="step_overhead_s", start=0.002892, low=5e-4, high=0.05),
-    Parameter(key="sequence_overhead_s", start=9.461e-5, low=1e-6, high=2e-3),
-    Parameter(key="training_efficiency", start=0.5321, low=0.2, high=0.6),
-    Parameter(key="training_sequence_overhead_s", start=0.163, low=1e-3, high=1.0),
-    Parameter(key="weight_sync_efficiency", start=0.02988, low=0.005, high=0.9),
+    Parameter(key="rollout_start_s", start=48.19, low=0.1, high=60.0),
+    Parameter(key="step_overhead_s", start=0.0034, low=5e-4, high=0.05),
+    Parameter(key="sequence_overhead_s", start=5.276e-5, low=1e-6, high=2e-3),
+    Parameter(key="training_efficiency", start=0.5586, low=0.2, high=0.6),
+    Parameter(key="training_sequence_overhead_s", start=0.1723, low=1e-3, high=1.0),
+    Parameter(key="weight_sync_efficiency", start=0.03013, low=0.005, high=0.9),
     Parameter(key="reward_cores_per_node", start=16, low=2, high=256, is_whole=True),
-    Parameter(key="rule_time_s", start=0.01598, low=1e-3, high=0.2),
+    Parameter(key="rule_time_s", start=0.0161, low=1e-3, high=0.2),
 )
 """Of one node type, for all models, systems and exhibits alike. Bounds are what such hardware may plausibly have.
 Starts are where earlier rounds ended: a fit of no round gives `conf/hardware/h800.yaml` again, one of more goes on."""

@@ -145,7 +145,7 @@ def test_a_step_that_loses_all_workers_while_engines_are_lent_takes_little_longe
 
 
 def test_requests_move_to_a_worker_that_comes_when_all_of_them_run(tmp_path, alone):
-    room = ("engine.max_num_seqs=32", "elastic.modelled.num_workers=1", "elastic.modelled.start_s=60")
+    room = ("engine.max_num_seqs=32", "elastic.modelled.num_workers=1", "elastic.modelled.start_s=52")
     words = (*WORKERS, *room, "run.num_steps=1", "elastic.balance_gain_s=0.1")
     moving, staying = (steps_of(tmp_path / str(most), *words, f"elastic.max_moves={most}") for most in (2, 0))
     assert staying["tokens_of_members"][0] == 0
