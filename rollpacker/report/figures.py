@@ -149,7 +149,7 @@ def one_step(pictures: Mapping[str, RoundPicture]) -> Markup:
 
 
 def _one_step_of(name: str, picture: RoundPicture, longest_s: float, most: int) -> Plot:
-    actors, engines = _actor_rows(picture), evenly(picture.engines, MOST_ENGINES)
+    actors, engines = actor_rows(picture), evenly(picture.engines, MOST_ENGINES)
     labels = [actor for actor, _ in actors] + [row.engine for row in engines]
     pixel_s = longest_s / WIDTHS["wide"]
     spans = [(number, actor, span) for number, (actor, spans) in enumerate(actors) for span in spans]
@@ -202,7 +202,7 @@ def _step_title(name: str, picture: RoundPicture, num_shown: int) -> str:
     return title + (f", {num_shown} of {len(picture.engines)} engines" if num_shown < len(picture.engines) else "")
 
 
-def _actor_rows(picture: RoundPicture) -> list[tuple[str, list[tuple[str, float, float]]]]:
+def actor_rows(picture: RoundPicture) -> list[tuple[str, list[tuple[str, float, float]]]]:
     """Driver first, then the trainer, then the others by name."""
     rows: dict[str, list[tuple[str, float, float]]] = {}
     for actor, activity, began_s, ended_s in sorted(picture.actors, key=lambda each: (each[0], each[2])):

@@ -40,6 +40,8 @@ class HeldOut(NamedTuple):
     scores: pd.DataFrame
     of_pass: pd.DataFrame
     texts: pd.DataFrame
+    alone_s: float
+    """Seconds of evaluations in rounds of their own, which are part of no step."""
 
 
 def read_held_out(run_dir: Path) -> HeldOut:
@@ -49,9 +51,12 @@ def read_held_out(run_dir: Path) -> HeldOut:
         if has_evaluations(run_dir):
             scores, of_pass = read_frame(run_dir, "evaluations"), read_frame(run_dir, "pass_at_k")
         samples = read_newest_samples(run_dir)
+    alone_s = (
+        float(scores.loc[scores["mode"] == "alone"].groupby("step")["time_s"].first().sum()) if len(scores) else 0.0
+    )
     scores = scores.dropna(subset=["reward_mean"]) if len(scores) else scores  # a set that was cut has none
     newest = samples.groupby("kind", sort=False).head(NUM_TEXTS // 2)
-    return HeldOut(scores, of_pass, newest)
+    return HeldOut(scores, of_pass, newest, alone_s)
 
 
 def section(runs: Sequence[ShownRun]) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def _facts_of(runs: Sequence[ShownRun]) -> list[tuple[str, list[str]]]:
 
 def _facts(story: RunStory) -> dict[str, str]:
     steps, status = story.steps, story.status
-    degrees = " and ".join(map(str, sorted(set(steps["tensor_parallel"]))))
+    degrees = " and ".join(map(str, sorted({*steps["tensor_parallel"], *_degrees_at_first(steps)})))
     facts = {"system": story.tables.system}
     facts |= _settings(story, degrees) if story.config else {"engines": f"TP {degrees}"}
     if status:
@@ -250,6 +250,11 @@ def _settings(story: RunStory, degrees: str) -> dict[str, str]:
     }
 
 
+def _degrees_at_first(steps: pd.DataFrame) -> pd.Series[int]:
+    """The degree of tensor parallelism that each round began with: its tail may have had another."""
+    return steps["escalated_from"].fillna(steps["tensor_parallel"]).astype(int)
+
+
 def _scored_by(reward: Mapping[str, Any]) -> str:
     """The reward of most domains, then those of single ones."""
     own = reward.get("function") or reward.get("url") or " + ".join(reward.get("parts") or ()) or reward.get("name")
@@ -284,7 +289,7 @@ def _techniques(story: RunStory) -> dict[str, str]:
     for name, is_configured, has_acted in (
         ("adaptive limits for programs", system.get("reward") == "scheduled", bool(kinds & {"sandbox", "modelled"})),
         ("length history", system.get("length_history"), (steps["num_prompts_deferred_at_once"] > 0).any()),
-        ("parallelism planner", system.get("planner"), steps["tensor_parallel"].nunique() > 1),
+        ("parallelism planner", system.get("planner"), _degrees_at_first(steps).nunique() > 1),
         ("draft tokens", system.get("speculative_decoding"), (steps["draft_tokens_accepted"] > 0).any()),
         ("stream trainer", system.get("stream"), (steps["tokens_streamed"] > 0).any()),
     ):
@@ -298,11 +303,17 @@ def _time(runs: Sequence[ShownRun]) -> dict[str, Any]:
     inside = [stage for stage in used if stage != "checkpoint"]
     means = {run.name: run.story.stages[used].sum() / len(run.story.steps) for run in runs}
     whole = {name: float(values[inside].sum()) for name, values in means.items()}
+    evaluations = {run.name: run.story.held_out.alone_s / len(run.story.steps) for run in runs}
+    between = [
+        *(["checkpoint"] if "checkpoint" in used else []),
+        *(["evaluation"] if any(evaluations.values()) else []),
+    ]
     rows = []
-    for stage in (*inside, "step", *(["checkpoint"] if "checkpoint" in used else [])):
-        values = [whole[run.name] if stage == "step" else float(means[run.name][stage]) for run in runs]
+    for stage in (*inside, "step", *between):
+        by_name = {"step": whole, "evaluation": evaluations}.get(stage)
+        values = [by_name[run.name] if by_name else float(means[run.name][stage]) for run in runs]
         shares = [
-            "" if stage == "checkpoint" else share(value / whole[run.name] if whole[run.name] else 0.0)
+            "" if stage in between else share(value / whole[run.name] if whole[run.name] else 0.0)
             for run, value in zip(runs, values, strict=True)
         ]
         rows.append((stage, list(zip(values, shares, strict=True)), _times(values) if len(runs) > 1 else ""))
@@ -338,8 +349,15 @@ def _round_notes(runs: Sequence[ShownRun]) -> dict[str, dict[int, str]]:
 def _activities(runs: Sequence[ShownRun]) -> dict[str, Any]:
     pictures = {run.name: run.story.picture for run in runs}
     uses = {run.name: run.story.engines for run in runs}
-    drawn = {figures.stage_of(each[1]) for picture in pictures.values() for each in picture.actors}
-    drawn |= {figures.stage_of(each[0]) for one in pictures.values() for row in one.engines for each in row.others}
+    drawn = {
+        figures.stage_of(activity)
+        for picture in pictures.values()
+        for spans in (
+            *(spans for _, spans in figures.actor_rows(picture)),
+            *(row.others for row in figures.evenly(picture.engines, figures.MOST_ENGINES)),
+        )
+        for activity, _, _ in spans
+    }
     did = {stage for of_run in uses.values() for use in of_run.values() for stage, value in use.parts.items() if value}
     return {
         "drawn_stages": [stage for stage in STAGE_STYLES if stage in drawn | {"requests"}],

@@ -22,6 +22,7 @@ from rollpacker.launch.accounts import Accounts, accounts_of
 from rollpacker.paths import real_path
 from rollpacker.report.environments import EnvironmentWaits
 from rollpacker.report.held_out import HeldOut, read_held_out
+from rollpacker.report.presence import Presence, Spans
 from rollpacker.report.waits import Wait, Waits
 from rollpacker.runtime.run.status import STATUS_FILE, RunStatus, read_status
 from rollpacker.timeline.run_tables import RunTables, StepTables, open_run
@@ -71,13 +72,14 @@ class RoundPicture:
 
 @dataclass(slots=True)
 class EngineUse:
-    """How an engine spent its time, summed over the steps in which it was there."""
+    """How an engine spent the part of the steps in which it was there and had started."""
 
-    num_steps: int = 0
     present_s: float = 0.0
     generating_s: float = 0.0
     """Had at least one request."""
     asleep_s: float = 0.0
+    fetching_s: float = 0.0
+    """Of a rollout worker: fetched the policy."""
     loading_s: float = 0.0
     idle_in_rollout_s: float = 0.0
     """While others generated or rewards were awaited."""
@@ -88,6 +90,7 @@ class EngineUse:
         known = {
             "requests": self.generating_s,
             "asleep": self.asleep_s,
+            "catching_up": self.fetching_s,
             "weight_sync": self.loading_s,
             "idle": self.idle_in_rollout_s,
         }
@@ -183,7 +186,9 @@ def read_story(run_dir: Path, step: int | None = None) -> RunStory:
     chosen = _typical_step(tables.steps) if step is None else step
     if step is not None and step not in set(tables.steps["step"]):
         tables = open_run(run_dir, (step, step))  # raises with the steps that there are
-    waits, environments, gathered = Waits(), EnvironmentWaits(), _Gathered()
+    accounts = accounts_of(tables)
+    presence = Presence(tables.logged, accounts)
+    waits, environments, gathered = Waits(presence), EnvironmentWaits(), _Gathered(presence)
     for part in tables.parts():
         stretches = stretches_of(part)
         gathered.take(part, stretches, chosen)
@@ -203,7 +208,7 @@ def read_story(run_dir: Path, step: int | None = None) -> RunStory:
         domains=pd.concat(gathered.domains, ignore_index=True),
         picture=gathered.picture,
         held_out=read_held_out(run_dir),
-        accounts=accounts_of(tables),
+        accounts=accounts,
         waits=waits.worst(float(tables.steps["step_time_s"].mean())),
         environments=environments,
         engines=gathered.engines,
@@ -227,7 +232,8 @@ def _record_of(run_dir: Path) -> tuple[Mapping[str, Any], str]:
 
 
 class _Gathered:
-    def __init__(self) -> None:
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
         self.stages: list[pd.DataFrame] = []
         self.domains: list[pd.DataFrame] = []
         self.waste: list[pd.DataFrame] = []
@@ -255,40 +261,55 @@ class _Gathered:
             self.picture = _picture(part, stretches, chosen)
 
     def _use_engines(self, part: StepTables, stretches: pd.DataFrame) -> None:
-        intervals = part.intervals[part.intervals["role"].isin(ENGINE_ROLES)]
-        there = _spans(intervals, "actor", "started_at_s", "ended_at_s")
-        asleep, loading = (
+        intervals = pd.concat([part.intervals, part.later_intervals]) if part.is_async else part.intervals
+        intervals = intervals[intervals["role"].isin(ENGINE_ROLES) & (intervals["activity"] != "starting")]
+        own = _spans(intervals, "actor", "started_at_s", "ended_at_s")
+        asleep, fetching, loading = (
             _spans(intervals[intervals["activity"] == activity], "actor", "started_at_s", "ended_at_s")
-            for activity in ("asleep", "load_weights")
+            for activity in ("asleep", "catching_up", "load_weights")
         )
-        requests = _spans(stretches, "engine", "began_s", "ended_s")
-        steps = part.steps.set_index("step")
-        ended = steps["finished_at_s"]
-        began = ended - steps["step_time_s"]
-        complete = began + steps["rollout_time_s"] + steps["exposed_reward_time_s"]
-        for step, engine in sorted({*requests, *there}):
-            if step not in ended.index:
-                continue
-            began_s, complete_s, ended_s = float(began[step]), float(complete[step]), float(ended[step])
-            mine, sleeping = requests.get((step, engine), NO_SPANS), asleep.get((step, engine), NO_SPANS)
-            busy_early_s = covered(mine, began_s, complete_s) + covered(sleeping, began_s, complete_s)
-            use = self.engines.setdefault(engine, EngineUse())
-            use.num_steps += 1
-            use.present_s += ended_s - began_s
-            use.generating_s += covered(mine, began_s, ended_s)
-            use.asleep_s += covered(sleeping, began_s, ended_s)
-            use.loading_s += float(np.diff(loading.get((step, engine), NO_SPANS)).sum())
-            use.idle_in_rollout_s += max(0.0, complete_s - began_s - busy_early_s)
+        requests = _spans(stretches, ["step", "engine"], "began_s", "ended_s")
+        engines = sorted({*own, *(engine for _, engine in requests)})
+        for row in part.steps.to_dict("records"):
+            ended_s = float(row["finished_at_s"])
+            began_s = ended_s - float(row["step_time_s"])
+            complete_s = began_s + float(row["rollout_time_s"]) + float(row["exposed_reward_time_s"])
+            for engine in engines:
+                mine = requests.get((row["step"], engine), NO_SPANS)
+                sleeps, fetches, loads = (spans.get(engine, NO_SPANS) for spans in (asleep, fetching, loading))
+                lives = self._presence.of(engine)
+                lives = _hull(own.get(engine, NO_SPANS)) if lives is None else lives
+                there = np.concatenate([lives, sleeps, fetches, loads])  # weights come before it joins
+                busy = np.concatenate([sleeps, fetches, loads, mine])
+                use = self.engines.setdefault(engine, EngineUse())
+                use.present_s += covered(there, began_s, ended_s)
+                use.generating_s += _covered_by_both(mine, there, began_s, ended_s)
+                use.asleep_s += covered(sleeps, began_s, ended_s)
+                use.fetching_s += covered(fetches, began_s, ended_s)
+                use.loading_s += covered(loads, began_s, ended_s)
+                use.idle_in_rollout_s += covered(there, began_s, complete_s)
+                use.idle_in_rollout_s -= _covered_by_both(busy, there, began_s, complete_s)
 
 
-NO_SPANS: Final[npt.NDArray[np.float64]] = np.empty((0, 2))
+NO_SPANS: Final[Spans] = np.empty((0, 2))
 
 
-def _spans(rows: pd.DataFrame, engine: str, began: str, ended: str) -> dict[tuple[int, str], npt.NDArray[np.float64]]:
-    """Beginnings and ends by step and engine."""
+def _spans(rows: pd.DataFrame, key: str | list[str], began: str, ended: str) -> dict[Any, Spans]:
+    """Beginnings and ends by the values of one column or several."""
     spans = rows[[began, ended]].to_numpy(dtype=float)
-    places: Any = rows.groupby(["step", engine]).indices
+    places: Any = rows.groupby(key).indices
     return {key: spans[mine] for key, mine in places.items()}
+
+
+def _covered_by_both(one: Spans, other: Spans, first_s: float, last_s: float) -> float:
+    """Like `covered`, of the time that both cover: some requests of a lost engine are missed only later."""
+    either = np.concatenate([one, other])
+    return covered(one, first_s, last_s) + covered(other, first_s, last_s) - covered(either, first_s, last_s)
+
+
+def _hull(spans: Spans) -> Spans:
+    """One span from the first beginning to the last end."""
+    return np.array([[spans.min(), spans.max()]]) if len(spans) else NO_SPANS
 
 
 def stage_seconds(part: StepTables) -> pd.DataFrame:

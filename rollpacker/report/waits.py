@@ -25,9 +25,10 @@ from rollpacker.timeline.run_tables import ASYNC
 from rollpacker.timeline.stretches import ENVIRONMENT, MIGRATIONS, MOVES, covered, request_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
+    from rollpacker.report.presence import Presence, Spans
     from rollpacker.timeline.run_tables import RunTables, StepTables
 
     Row = dict[Any, Any]
@@ -71,12 +72,23 @@ MOST_OF_THE_BATCH = 0.95
 
 SAME_EVERY_STEP: frozenset[Kind] = frozenset({"start", "weight_sync", "hand_over", "checkpoint"})
 
+SAME_MOMENT = 0.1
+"""Share of the longest wait within which requests came to an engine together."""
+
+MUCH_LESS = 0.25
+"""Share of the longest wait that is no start of an engine: where prompts are processed in turn, it is half of it."""
+
+ALWAYS: Spans = np.array([[-np.inf, np.inf]])
+
 SHORTEST_SHARE = 1e-3
 """Of the mean step; shorter ones are left out."""
 
 
-_COLUMNS = ["step", "engine", "prompt", "sample", "domain", "length_tokens", "queue_time_s", "finished_at_s"]
-_COLUMNS += ["scored_at_s", "reward_time_s", "reward_reason", "finish_reason", "num_turns", "environment_time_s"]
+_COLUMNS = [
+    *("step", "engine", "prompt", "sample", "domain", "length_tokens", "placed_at_s", "queue_time_s"),
+    *("finished_at_s", "scored_at_s", "reward_time_s", "reward_reason", "finish_reason", "num_turns"),
+    "environment_time_s",
+]
 """Of `responses`, what waits are made from: to take every column apart step by step costs more than all else here."""
 
 
@@ -99,7 +111,8 @@ class Wait:
 class Waits:
     """Collects waits step by step."""
 
-    def __init__(self) -> None:
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
         self._found: dict[Kind, list[Wait]] = defaultdict(list)
 
     def add(self, part: StepTables, stretches: pd.DataFrame) -> None:
@@ -126,7 +139,7 @@ class Waits:
             if step in responses:
                 mine = responses[step]
                 found += [
-                    *_tail(row, mine, of_engines.get(step, stretches.iloc[:0]), during),
+                    *_tail(row, mine, of_engines.get(step, stretches.iloc[:0]), during, self._presence),
                     *_rewards(row, mine, during),
                     *([] if part.is_async else _first_pass(row, mine)),
                 ]
@@ -186,7 +199,9 @@ def _worst_first(wait: Wait) -> tuple[float, int, str]:
     return -wait.duration_s, wait.step, wait.kind
 
 
-def _tail(step: Row, accepted: pd.DataFrame, stretches: pd.DataFrame, intervals: pd.DataFrame) -> Iterator[Wait]:
+def _tail(
+    step: Row, accepted: pd.DataFrame, stretches: pd.DataFrame, intervals: pd.DataFrame, presence: Presence
+) -> Iterator[Wait]:
     began_s = float(step["finished_at_s"]) - float(step["step_time_s"])
     ended_s = accepted["ended_s"].clip(lower=began_s)
     most_s = float(np.quantile(ended_s.to_numpy(), MOST_OF_THE_BATCH, method="higher"))
@@ -202,8 +217,11 @@ def _tail(step: Row, accepted: pd.DataFrame, stretches: pd.DataFrame, intervals:
     resting = intervals[(intervals["role"] == "engine") & (intervals["activity"] == "asleep")]
     asleep = resting[resting["started_at_s"] < last_s]
     num_lent = asleep["actor"].nunique()
-    num_engines = stretches["engine"].nunique() - num_lent
-    idle = num_engines - _busy_engines(stretches[~stretches["engine"].isin(asleep["actor"])], most_s, last_s)
+    awake = stretches[~stretches["engine"].isin(asleep["actor"])]
+    lives = _lives_at(last_s, awake["engine"].unique(), presence)
+    num_engines = len(lives)
+    busy = _busy_engines(awake[awake["engine"].isin(lives)], most_s, last_s)
+    idle = max(0.0, _mean_open(lives, most_s, last_s) - busy)
     standing = f" {idle:.0f} of {plural(num_engines, 'engine')} were idle then (mean)." if num_engines > 1 else ""
     if num_lent:
         standing += f" {num_lent} more had been lent to the trainer."
@@ -217,13 +235,25 @@ def _tail(step: Row, accepted: pd.DataFrame, stretches: pd.DataFrame, intervals:
     )
 
 
+def _lives_at(at_s: float, engines: Iterable[str], presence: Presence) -> dict[str, Spans]:
+    """Of the engines that were there at a moment, when they were; one of which it is not known always was."""
+    known = {engine: presence.of(engine) for engine in engines}
+    lives = {engine: ALWAYS if spans is None else spans for engine, spans in known.items()}
+    return {engine: spans for engine, spans in lives.items() if ((spans[:, 0] <= at_s) & (at_s <= spans[:, 1])).any()}
+
+
 def _busy_engines(stretches: pd.DataFrame, first_s: float, last_s: float) -> float:
     """How many engines had a request between two moments, on average."""
-    if last_s <= first_s:
-        return float(stretches["engine"].nunique())
     spans = stretches[["began_s", "ended_s"]].to_numpy(dtype=float)
     by_engine = stretches.groupby("engine").indices
-    return sum(covered(spans[mine], first_s, last_s) for mine in by_engine.values()) / (last_s - first_s)
+    return _mean_open({str(engine): spans[mine] for engine, mine in by_engine.items()}, first_s, last_s)
+
+
+def _mean_open(spans: Mapping[str, Spans], first_s: float, last_s: float) -> float:
+    """How many engines had a span open between two moments, on average."""
+    if last_s <= first_s:
+        return float(len(spans))
+    return sum(covered(of_engine, first_s, last_s) for of_engine in spans.values()) / (last_s - first_s)
 
 
 def _rewards(step: Row, accepted: pd.DataFrame, intervals: pd.DataFrame) -> Iterator[Wait]:
@@ -257,7 +287,7 @@ def _rewards(step: Row, accepted: pd.DataFrame, intervals: pd.DataFrame) -> Iter
 
 
 def _first_pass(step: Row, accepted: pd.DataFrame) -> Iterator[Wait]:
-    """The longest wait of a trained response at its engine, or of all of them where they waited alike."""
+    """The longest wait of a trained response at its engine: for a place, unless those that came with it waited too."""
     queued_s = accepted["queue_time_s"]
     longest: Any = queued_s.idxmax()
     row: Any = accepted.loc[longest]
@@ -267,11 +297,23 @@ def _first_pass(step: Row, accepted: pd.DataFrame) -> Iterator[Wait]:
         why = f"Engines took {seconds(median_s)} (median) from a request to their first forward pass for it."
         yield Wait(kind="start", step=number, duration_s=median_s, who="all requests", why=why)
         return
+    came_s = (accepted["placed_at_s"] - row["placed_at_s"]).abs()
+    others = accepted[(accepted["engine"] == row["engine"]) & (came_s <= SAME_MOMENT * longest_s)].drop(index=longest)
+    others_s = float(others["queue_time_s"].median())  # nan of none
+    batch = f"the median of its batch is {seconds(median_s)}"
+    if others_s < MUCH_LESS * longest_s:
+        why = (
+            f"{row['prompt']} #{row['sample']} waited at {row['engine']} for a place, {seconds(others_s)} (median) "
+            f"those that came with it; {batch}."
+        )
+        yield Wait(kind="queue", step=number, duration_s=longest_s, who="one response", why=why)
+        return
+    together = f", and {seconds(others_s)} (median) for those that came with it" if len(others) else ""
     why = (
-        f"{row['prompt']} #{row['sample']} waited at {row['engine']} for a place; the median of its batch is "
-        f"{seconds(median_s)}."
+        f"{row['engine']} took {seconds(longest_s)} to its first forward pass for {row['prompt']} #{row['sample']}"
+        f"{together}; {batch}."
     )
-    yield Wait(kind="queue", step=number, duration_s=longest_s, who="one response", why=why)
+    yield Wait(kind="start", step=number, duration_s=longest_s, who="requests that came together", why=why)
 
 
 def _move(step: Row, responses: pd.DataFrame, moved: pd.DataFrame) -> Iterator[Wait]:
@@ -312,7 +354,7 @@ def _stages(step: Row, intervals: pd.DataFrame) -> Iterator[Wait]:
     yield Wait(
         kind="weight_sync",
         step=number,
-        duration_s=float(step["weight_sync_time_s"]),
+        duration_s=float(step["weight_sync_time_s"]) - float(step["switch_time_s"]),
         who="all engines",
         why=f"New weights were sent, {per_engine} to each engine{speed}{transfer}.",
     )

@@ -7,8 +7,11 @@ logged after that one's beginning does not count, for the tables do not hold it 
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,6 +56,26 @@ class LoggedMoments:
     """In order."""
     steps: frozenset[int]
     """Those that were begun."""
+
+    def lives(self) -> dict[str, list[tuple[float, float]]]:
+        """When each of the run's own engines was there; the last ones without an end.
+
+        An attempt begins without the engines of the one before, and in a change all engines give way to others.
+        """
+        lives: dict[str, list[tuple[float, float]]] = {}
+        joined_at_s: dict[str, float] = {}
+        begins = [(attempt.began_at_s, None) for attempt in self.attempts]
+        for at_s, moment in heapq.merge(begins, ((each.at_s, each) for each in self.moments), key=itemgetter(0)):
+            if moment is not None and moment.what == "joined" and moment.engine is not None:
+                joined_at_s.setdefault(moment.engine, at_s)
+            elif moment is None or moment.what != "lent":
+                gone = list(joined_at_s) if moment is None or moment.engine is None else [moment.engine]
+                for engine in gone:
+                    if engine in joined_at_s:
+                        lives.setdefault(engine, []).append((joined_at_s.pop(engine), at_s))
+        for engine, since_s in joined_at_s.items():
+            lives.setdefault(engine, []).append((since_s, math.inf))
+        return lives
 
 
 _EVENTS = ("EngineJoined", "EngineLost", "EngineRetired", "StepStarted")

@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollpacker.metrics.event_log import attempt_path
+from rollpacker.metrics.tables import read_frame
 from rollpacker.report import figures
 from rollpacker.report.page import render
 from rollpacker.report.story import read_story
+from rollpacker.report.style import STAGES as STAGE_STYLES
 from rollpacker.report.words import count, digits, plural, seconds, share, size
 from tests.analysis.written_runs import forget_steps
 from tests.timeline.runs import modelled_run, run_with_lost_engines
@@ -209,12 +211,16 @@ def test_a_run_that_is_older_than_stages_and_ages_of_tokens_is_shown(runs, tmp_p
     assert "by age" not in text
 
 
-def test_held_out_scores_are_drawn_with_the_training_reward_in_grey_and_listed(tmp_path):
-    held_out = tmp_path / "new.jsonl"
+def held_out_words(folder):
+    """Two steps, evaluated before and after, on a set of four prompts."""
+    path = folder / "new.jsonl"
     line = {"id": "q", "domain": "math", "prompt": "New?", "ground_truth": "1"}
-    held_out.write_text("".join(json.dumps(line | {"id": f"q{number}"}) + "\n" for number in range(4)))
-    words = [f"evaluation.path={held_out}", "evaluation.every_steps=2", "evaluation.num_samples=2", "run.num_steps=2"]
-    story = read_story(modelled_run(tmp_path / "run", "system=verl", *words))
+    path.write_text("".join(json.dumps(line | {"id": f"q{number}"}) + "\n" for number in range(4)))
+    return [f"evaluation.path={path}", "evaluation.every_steps=2", "evaluation.num_samples=2", "run.num_steps=2"]
+
+
+def test_held_out_scores_are_drawn_with_the_training_reward_in_grey_and_listed(tmp_path):
+    story = read_story(modelled_run(tmp_path / "run", "system=verl", *held_out_words(tmp_path)))
     page = render([story])
     text = Reader(page).text
     scores = story.held_out.scores
@@ -255,6 +261,43 @@ def test_a_technique_that_never_acted_is_not_listed_as_used(runs):
     copied.steps["tokens_streamed"] = 0
     text = Reader(render([copied])).text
     assert "configured, never acted stream trainer" in text
+
+
+def test_a_planner_acted_where_rounds_began_with_several_degrees_not_where_all_ended_with_one(runs):
+    story = read_story(runs["rollpacker"])
+    config = {**story.config, "system": {**story.config["system"], "planner": True}}
+    for began, acted in (([1, 2, 2, 2, 2], True), ([1, 1, 1, 1, 1], False)):
+        steps = story.steps.assign(tensor_parallel=2, escalated_from=[1.0 if each == 1 else None for each in began])
+        text = Reader(render([replace(story, steps=steps, config=config)])).text
+        assert ("configured, never acted parallelism planner" not in text) == acted
+        assert "rounds ran with TP 1 and 2" in text
+
+
+def test_evaluations_in_rounds_of_their_own_have_a_row_where_the_time_went(tmp_path):
+    found = set()
+    for when in ("alone", "fill"):
+        words = ("system=verl", f"evaluation.when={when}", "run.num_steps=4")
+        run_dir = modelled_run(tmp_path / when, *held_out_words(tmp_path), *words)
+        steps, scores = read_frame(run_dir, "steps"), read_frame(run_dir, "evaluations")
+        found |= set(scores["mode"])
+        alone_s = scores.loc[scores["mode"] == "alone", "time_s"].sum()
+        assert f"evaluations, between steps {seconds(alone_s / len(steps))} " in Reader(page_of(run_dir)).text
+    assert found == {"alone", "fill"}
+
+
+def test_a_run_that_is_never_evaluated_has_no_row_of_evaluations(runs):
+    assert "evaluations, between steps" not in page_of(runs["verl"])
+
+
+def test_the_legend_of_one_step_names_only_what_is_drawn(runs):
+    story = read_story(runs["verl"])
+    picture = story.picture
+    at_once = ("driver", "quiesce", picture.began_s, picture.began_s)
+    took = ("driver", "quiesce", picture.began_s, picture.began_s + 1.0)
+    for span, is_drawn in ((at_once, False), (took, True)):
+        page = render([replace(story, picture=replace(picture, actors=(*picture.actors, span)))])
+        legend = page.partition("One step, actor by actor")[2].partition("<svg")[0]
+        assert (STAGE_STYLES["suspend"][0] in legend) == is_drawn
 
 
 def test_two_runs_have_the_colours_of_their_systems_and_never_the_same_one(runs, again):

@@ -1,8 +1,10 @@
 """What a page says, as numbers, held against the tables that it was made from."""
 
 import re
+import shutil
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -10,9 +12,10 @@ from rollpacker import pipeline
 from rollpacker.config.compose import compose
 from rollpacker.metrics.tables import read_frame
 from rollpacker.report import figures
+from rollpacker.report.presence import Presence
 from rollpacker.report.story import STAGES, read_story, stage_seconds
 from rollpacker.report.style import STAGES as STAGE_STYLES
-from rollpacker.report.waits import Waits, _busy_engines
+from rollpacker.report.waits import Waits, _busy_engines, _first_pass
 from rollpacker.timeline.stretches import stretches_of
 from tests.sim.test_environment import RUN
 from tests.timeline.runs import modelled_run, run_with_lost_engines
@@ -33,6 +36,18 @@ def broken(tmp_path_factory):
     return read_story(run_with_lost_engines(tmp_path_factory.mktemp("broken")))
 
 
+ESCALATED = (
+    *("system=verl", "system.planner=true", "system.escalate_tail=true", "model=qwen2.5-14b"),
+    *("engine.degrees=[1,2]", "run.num_steps=2"),
+)
+"""In the first round two larger engines take the place of four, and generate the second, too."""
+
+
+@pytest.fixture(scope="module")
+def escalated(tmp_path_factory):
+    return read_story(modelled_run(tmp_path_factory.mktemp("escalated"), *ESCALATED))
+
+
 def test_the_stages_of_a_step_add_up_to_its_time_and_its_checkpoint(story):
     whole = story.steps["step_time_s"] + story.steps["checkpoint_time_s"]
     assert list(story.stages.columns) == list(STAGES)
@@ -47,6 +62,35 @@ def test_what_an_engine_did_adds_up_to_the_time_that_it_was_there(story):
         assert use.present_s == pytest.approx(story.total_s)
         assert parts == pytest.approx(use.present_s, rel=0.02)  # aborts take some milliseconds after the round
     assert sum(use.asleep_s > 0 for use in story.engines.values()) >= 2
+
+
+def test_an_engine_is_there_only_until_another_takes_its_gpus(escalated):
+    assert escalated.steps["escalated_from"].notna().tolist() == [True, False]
+    gpu_s = {
+        engine: use.present_s * (2 if engine.startswith("engine-tp2") else 1)
+        for engine, use in escalated.engines.items()
+    }
+    assert len(gpu_s) == 4 + 2
+    switching_s = 4 * 2.0  # of four GPUs
+    assert 4 * escalated.total_s - switching_s < sum(gpu_s.values()) < 4 * escalated.total_s
+    for use in escalated.engines.values():
+        assert sum(use.parts.values()) == pytest.approx(use.present_s, rel=0.02)
+
+
+def test_without_event_logs_an_engine_is_there_from_its_first_to_its_last_row(escalated, tmp_path):
+    run_dir = shutil.copytree(escalated.tables.run_dir, tmp_path / "run")
+    shutil.rmtree(run_dir / "events")
+    found = read_story(run_dir)
+    assert found.notes
+    assert found.engines.keys() == escalated.engines.keys()
+    for engine, use in found.engines.items():
+        assert escalated.engines[engine].present_s - 1 <= use.present_s <= found.total_s + 1e-6
+
+
+def test_engines_that_others_replaced_are_not_idle_while_the_last_responses_are_generated(escalated):
+    tail = next(wait for wait in escalated.waits if wait.kind == "tail" and wait.step == 0)
+    num_idle, num_engines = map(int, re.search(r"(\d+) of (\d+) engines? were idle then", tail.why).groups())
+    assert 0 <= num_idle < num_engines == 2
 
 
 def test_tokens_are_trained_or_wasted_in_one_of_two_ways(story):
@@ -90,7 +134,7 @@ def test_what_is_waited_for_after_the_last_turn_is_environments_unless_they_had_
         assert wait.duration_s == story.steps.set_index("step").loc[wait.step, "exposed_reward_time_s"] > 0
 
     for part in story.tables.parts():
-        early, waits = part.intervals.copy(), Waits()
+        early, waits = part.intervals.copy(), Waits(Presence(story.tables.logged, story.accounts))
         early.loc[early["role"] == "environment", "ended_at_s"] -= 1000
         waits.add(replace(part, intervals=early), stretches_of(part))
         kinds = {wait.kind for wait in waits.worst(1.0)}
@@ -105,7 +149,7 @@ def test_a_wait_for_requests_in_flight_is_a_stage_and_a_wait_and_drawn(story):
     before, after = stage_seconds(part), stage_seconds(longer)
     assert (after["suspend"] == 7.0).all()
     assert after["other"].tolist() == pytest.approx(before["other"].tolist())
-    waits = Waits()
+    waits = Waits(Presence(story.tables.logged, story.accounts))
     waits.add(longer, stretches_of(longer))
     assert {wait.duration_s for wait in waits.worst(1.0) if wait.kind == "suspend"} == {7.0}
     spans = (("driver", "quiesce", story.picture.began_s, story.picture.ended_s),)
@@ -119,6 +163,40 @@ def test_an_engine_is_busy_only_while_it_has_a_request():
         columns=["engine", "began_s", "ended_s"],
     )
     assert _busy_engines(stretches, 10.0, 20.0) == pytest.approx((1 + 1 + 5) / 10)
+
+
+@pytest.mark.parametrize(
+    ("queued_s", "kind", "said"),
+    [
+        ([40, 40, 40, 40, 0, 0, 0, 0, 0, 0], "start", "engine-0 took 40 s to its first forward pass for p0 #0"),
+        ([40, 30, 20, 10, 0, 0, 0, 0, 0, 0], "start", "20 s (median) for those that came with it"),
+        ([40, 1, 1, 1, 0, 0, 0, 0, 0, 0], "queue", "p0 #0 waited at engine-0 for a place, 1.0 s (median) those"),
+        ([40] * 10, "start", "Engines took 40 s (median)"),
+    ],
+)
+def test_a_response_waited_for_a_place_only_where_those_that_came_with_it_had_one(queued_s, kind, said):
+    """Four come at once, and the others one by one, later or to another engine."""
+    accepted = pd.DataFrame(
+        {
+            "prompt": "p0",
+            "sample": range(10),
+            "engine": ["engine-0"] * 7 + ["engine-1"] * 3,
+            "placed_at_s": [*[0.0] * 4, 50.0, 51.0, 52.0, *[0.0] * 3],
+            "queue_time_s": np.array(queued_s, dtype=float),
+        }
+    )
+    (wait,) = _first_pass({"step": 0}, accepted)
+    assert (wait.kind, wait.duration_s) == (kind, 40)
+    assert said in wait.why
+
+
+def test_a_change_of_engines_is_no_wait_for_weights(story):
+    part, waits = next(story.tables.parts()), Waits(Presence(story.tables.logged, story.accounts))
+    switched = part.steps.assign(switch_time_s=3.0, weight_sync_time_s=part.steps["weight_sync_time_s"] + 3.0)
+    waits.add(replace(part, steps=switched), stretches_of(part))
+    found = {wait.kind: wait for wait in waits.worst(1.0)}
+    assert found["switch"].duration_s == 3.0
+    assert found["weight_sync"].duration_s == pytest.approx(part.steps["weight_sync_time_s"].max())
 
 
 def test_waits_come_worst_first_and_what_is_alike_in_every_step_once(story):

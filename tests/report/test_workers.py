@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from rollpacker.metrics.tables import read_frame
 from rollpacker.report.page import render
 from rollpacker.report.story import read_story
 from tests.timeline.runs import modelled_run
@@ -36,6 +37,21 @@ def test_an_engine_of_a_worker_is_drawn_once_with_its_requests_and_what_else_it_
     assert len(row.times_s)
     assert [activity for activity, *_ in row.others] == ["catching_up"]
     assert "e0_1-r0.0, a worker fetching the policy: 2.8 s" in render([story])
+
+
+def test_an_engine_of_a_worker_is_there_while_it_serves_and_its_fetches_are_not_idle_time(run_dir):
+    story = read_story(run_dir)
+    until_s = float(story.steps["finished_at_s"].iloc[-1])
+    assert story.accounts.workers
+    for life in story.accounts.workers:
+        use = story.engines[f"{life['worker']}.0"]
+        left_s = min(life["left_at_s"], until_s)
+        pulls = read_frame(run_dir, "intervals").query("activity == 'catching_up' and actor == @life['worker'] + '.0'")
+        fetched_s = (pulls["ended_at_s"].clip(upper=left_s) - pulls["started_at_s"]).sum()
+        assert use.fetching_s == pytest.approx(fetched_s)
+        assert fetched_s > 0
+        assert use.present_s == pytest.approx(left_s - pulls["started_at_s"].min(), abs=0.1)
+        assert sum(use.parts.values()) == pytest.approx(use.present_s, rel=0.02)
 
 
 def test_a_run_without_workers_has_no_such_section(tmp_path):

@@ -1,0 +1,36 @@
+"""When each engine of a run was there: one of its own from joining to leaving, one of a worker while that served.
+
+The event logs know it. Of an engine about which they say nothing, it is not known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from rollpacker.core.ids import EngineId, worker_of
+
+if TYPE_CHECKING:
+    from rollpacker.launch.accounts import Accounts
+    from rollpacker.timeline.moments import LoggedMoments
+
+Spans = npt.NDArray[np.float64]
+"""A row is a beginning and an end, in seconds since the run began."""
+
+
+class Presence:
+    """Answers for any engine; `accounts` is of rollout workers."""
+
+    def __init__(self, logged: LoggedMoments, accounts: Accounts | None) -> None:
+        self._lives = logged.lives()
+        for row in accounts.workers if accounts else ():
+            lives = self._lives.setdefault(row["worker"], [])
+            if row["serving_at_s"] is not None:
+                lives.append((row["serving_at_s"], np.inf if row["left_at_s"] is None else row["left_at_s"]))
+
+    def of(self, engine: str) -> Spans | None:
+        """Its lives; None where they are not known."""
+        name = worker_of(EngineId(engine)) or engine
+        return np.array(self._lives[name]).reshape(-1, 2) if name in self._lives else None
