@@ -14,8 +14,9 @@ TRACE_FILE = "trace.json.gz"
 HELP = CommandHelp(
     purpose=(
         "Write a trace of a run, finished or not, from its tables and event logs: every request on its engine, "
-        "migrations as arrows, trainer, rewards and driver, rounds and steps, lost engines, and how many requests ran "
-        "and waited. Open it at ui.perfetto.dev or chrome://tracing. Forty steps on 64 GPUs take some seconds."
+        "migrations and turns as arrows, trainer, rewards and driver, rounds and steps, lost engines, and how many "
+        "requests ran and waited. Open it at ui.perfetto.dev or chrome://tracing. Forty steps on 64 GPUs take some "
+        "seconds."
     ),
     usage="RUN [steps=FIRST:LAST] [out=FILE]",
     arguments=(
@@ -55,7 +56,7 @@ def run(arguments: Arguments) -> None:
     size = "" if is_stream(out) else f", {out.stat().st_size / 1e6:.1f} MB"
     console.print(
         f"{out}: {plural(summary.num_steps, 'step')} ({kind}), {summary.num_tracks:,} tracks, "
-        f"{summary.num_slices:,} slices, {summary.num_flows:,} migrations{size}. "
+        f"{summary.num_slices:,} slices, {plural(summary.num_migrations, 'migration')}{size}. "
         "Open it at https://ui.perfetto.dev (nothing is uploaded) or chrome://tracing.",
         soft_wrap=True,
     )

@@ -27,7 +27,16 @@ import numpy as np
 import pandas as pd
 
 from rollpacker.metrics.outputs import open_output
-from rollpacker.timeline.stretches import ENVIRONMENT, GOES_ON, MOVES, concurrency, lanes, natural_order, stretches_of
+from rollpacker.timeline.stretches import (
+    ENVIRONMENT,
+    GOES_ON,
+    MIGRATIONS,
+    MOVES,
+    concurrency,
+    lanes,
+    natural_order,
+    stretches_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,7 +82,8 @@ class TraceSummary:
     num_steps: int
     num_tracks: int
     num_slices: int
-    num_flows: int
+    num_migrations: int
+    """Flows of requests that left an engine for another, without those of turns of an environment."""
     num_instants: int
     num_counters: int
 
@@ -173,7 +183,7 @@ class _Trace:
             num_steps=len(self._run.steps),
             num_tracks=self._tracks.num_threads,
             num_slices=self._num["X"],
-            num_flows=self._num["f"],
+            num_migrations=self._num["migrations"],
             num_instants=self._num["i"],
             num_counters=self._num["C"],
         )
@@ -195,8 +205,10 @@ class _Trace:
 
     def _flow(self, origin: _Place, left: int, target: _Place, came: int, name: str) -> Iterator[Event]:
         number = self._num["f"] + 1
+        category = "migration" if name in MIGRATIONS else name
+        self._num["migrations"] += name in MIGRATIONS
         for phase, place, at in (("s", origin, left), ("f", target, came)):
-            yield self._event(phase, place, name, at, bp="e", id=number, cat="migration")
+            yield self._event(phase, place, name, at, bp="e", id=number, cat=category)
 
     # Tables in ----------------------------------------------------------------------------------------------------
 
@@ -302,7 +314,7 @@ class _Trace:
                 places[number] = self._tracks.thread(engine, f"requests {lane + 1}")
             yield from self._engine_counters(engine, stretches.iloc[mine])
         yield from self._request_slices(tables.responses, stretches, places, begins, ends)
-        yield from self._migrations(stretches, places, begins, ends)
+        yield from self._moves(stretches, places, begins, ends)
 
     def _request_slices(
         self,
@@ -326,7 +338,7 @@ class _Trace:
             if first_pass[number] - began > SHORTEST_WAIT_SHARE * (ended - began):
                 yield self._slice(place, "waits", "wait", began, first_pass[number])
 
-    def _migrations(
+    def _moves(
         self, stretches: pd.DataFrame, places: Sequence[_Place | None], begins: Integers, ends: Integers
     ) -> Iterator[Event]:
         moved = stretches[stretches["end"].isin(MOVES)]
@@ -401,19 +413,9 @@ class _Trace:
 def _facts(row: dict[Any, Any]) -> dict[str, object]:
     """What a viewer shows of a step."""
     names = (
-        "round_kind",
-        "num_prompts",
-        "num_responses_launched",
-        "num_aborted",
-        "tokens_generated",
-        "tokens_trained",
-        "bubble_ratio",
-        "num_preemptions",
-        "tensor_parallel",
-        "num_engines_lent",
-        "num_engines_lost",
-        "reward_mean",
-        "loss",
+        *("round_kind", "num_prompts", "num_responses_launched", "num_aborted", "tokens_generated", "tokens_trained"),
+        *("bubble_ratio", "num_preemptions", "tensor_parallel", "num_engines_lent", "num_engines_lost"),
+        *("reward_mean", "loss"),
     )
     return {name: row[name] for name in names if row[name] == row[name] and row[name] is not None}
 

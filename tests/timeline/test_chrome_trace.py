@@ -92,7 +92,7 @@ def test_every_response_is_a_slice_on_its_engine_and_every_migration_an_arrow(st
     )
     expected = Counter((row.engine, f"{row.prompt} #{row.sample}", row.finish_reason) for row in responses.itertuples())
     assert found == expected
-    assert len(flows) == summary.num_flows == (intervals["activity"] == "evicted").sum() > 0
+    assert len(flows) == summary.num_migrations == (intervals["activity"] == "evicted").sum() > 0
     assert summary.num_slices == sum(map(len, threads.values()))
 
 
@@ -209,8 +209,10 @@ def test_an_arrow_leads_to_the_next_turn_and_none_from_one_step_to_the_next(tmp_
     stretches = pd.concat(stretches_of(part) for part in open_run(tmp_path / "run").parts())
     turned = set(stretches.loc[stretches["end"] == "turn", "request"])
     assert (stretches.loc[stretches["request"].isin(turned), "end"] == GOES_ON).any()
-    _, flows = check(trace_of(tmp_path / "run", tmp_path / "trace.json")[0])
-    assert {event["name"] for ends in flows.values() for event in ends.values()} == {"turn"}
+    trace, summary = trace_of(tmp_path / "run", tmp_path / "trace.json")
+    _, flows = check(trace)
+    assert {(event["name"], event["cat"]) for ends in flows.values() for event in ends.values()} == {("turn", "turn")}
+    assert summary.num_migrations == 0
 
 
 def test_lost_engines_their_successors_and_the_next_attempt_are_instants(broken, tmp_path):
