@@ -80,12 +80,17 @@ def summarise(outcomes: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def speedup_by_rho(outcomes: pd.DataFrame, system: str, num_gpus: int) -> dict[float, float]:
-    """Mean paired speedup of a system's best setting at each rho that was tried for it and for plain batching."""
-    own = outcomes[(outcomes["system"] == system) & (outcomes["num_gpus"] == num_gpus)]
+def speedup_by_rho(outcomes: pd.DataFrame, num_gpus: int) -> tuple[str, dict[float, float]]:
+    """Find the racing system whose rho was varied, and its best setting's mean speedup at each rho.
+
+    The speedup is paired: a rho that was not tried for plain batching, too, is left out.
+    """
+    racing = outcomes[outcomes["eta"].notna() & (outcomes["num_gpus"] == num_gpus)]
+    system = str(racing.groupby("system", sort=False)["rho"].nunique().idxmax())
+    own = racing[racing["system"] == system]
     means = own.groupby(["rho", "tensor_parallel", "eta"])[["step_time_s", "speedup"]].mean().dropna()
     best = means.loc[means.groupby("rho")["step_time_s"].idxmin(), "speedup"]
-    return {float(rho): float(speedup) for (rho, *_), speedup in best.items()}
+    return system, {float(rho): float(speedup) for (rho, *_), speedup in best.items()}
 
 
 def advise(summaries: pd.DataFrame, *, baseline: str, num_gpus: int, rho: float) -> Advice:
@@ -211,7 +216,7 @@ def _why_gpus(chosen: Row, alike: pd.DataFrame) -> tuple[int, str]:
     fastest = alike[alike["num_gpus"] != num_gpus].groupby("num_gpus")["first_step_time_s"].min()
     times: dict[int, float] = (fastest / chosen["first_step_time_s"]).to_dict()
     if not times:
-        return num_gpus, "no other number was tried."
+        return num_gpus, f"no other number was tried with {chosen['system']}."
     said = "; ".join(f"{other} take {ratio:.2f} times as long a step" for other, ratio in times.items())
     fewer = [other for other, ratio in times.items() if other < num_gpus and ratio <= HALF_IS_ENOUGH]
     more = [other for other, ratio in times.items() if other > num_gpus and ratio <= DOUBLE_PAYS]

@@ -10,11 +10,15 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, color_of, label_of, save_figure, use_style
 
 HEIGHT_INCHES = 3.1
+BARS_FIT = 7
+"""Bars whose labels do not touch in a panel of 4/7 of a figure's width."""
+
 WORDS_FIT_FROM = 3
 """Bars under which a name of two words fits on one line."""
 
@@ -37,14 +41,22 @@ def best_degree(trials: pd.DataFrame) -> pd.DataFrame:
 def draw(trials: pd.DataFrame, lengths: pd.DataFrame, stem: Path) -> tuple[Path, Path]:
     """Write the figure as PNG and PDF."""
     use_style()
-    figure, (times, tails) = plt.subplots(
-        1, 2, figsize=(FIGURE_WIDTH_INCHES, HEIGHT_INCHES), width_ratios=(4, 3), layout="constrained"
-    )
-    _draw_times(times, best_degree(trials))
-    _draw_lengths(tails, lengths)
+    figure = figure_of(trials, lengths)
     paths = save_figure(figure, stem)
     plt.close(figure)
     return paths
+
+
+def figure_of(trials: pd.DataFrame, lengths: pd.DataFrame) -> Figure:
+    """Draw both panels, that of the step times as wide as its bars need."""
+    shown = best_degree(trials)
+    num_bars = shown.groupby(["system", "eta"], dropna=False).ngroups
+    times_inches, tails_inches = FIGURE_WIDTH_INCHES * 4 / 7 * max(1, num_bars / BARS_FIT), FIGURE_WIDTH_INCHES * 3 / 7
+    figure: Figure = plt.figure(figsize=(times_inches + tails_inches, HEIGHT_INCHES), layout="constrained")
+    times, tails = figure.subplots(1, 2, width_ratios=(times_inches, tails_inches))
+    _draw_times(times, shown)
+    _draw_lengths(tails, lengths)
+    return figure
 
 
 def _draw_times(axes: Axes, trials: pd.DataFrame) -> None:
@@ -126,6 +138,7 @@ def _draw_lengths(axes: Axes, lengths: pd.DataFrame) -> None:
     axes.set_xlim(left=max(1.0, float(lengths["length_tokens"].quantile(0.1))), right=limit * 1.3)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens:,.0f}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("response length in tokens")
     axes.set_title("Share that is longer (modelled)")
     if lengths["domain"].nunique() > 1:

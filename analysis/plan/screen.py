@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     import pandas as pd
     from rich.console import RenderableType
@@ -38,12 +38,11 @@ def show(console: Terminal, outcomes: pd.DataFrame, lengths: LengthFacts, space:
     """
     from rich.text import Text
 
-    from rollpacker.analysis.plan.advice import advise, speedup_by_rho, summarise
+    from rollpacker.analysis.plan.advice import advise, summarise
     from rollpacker.cli.screen import facts, heading
 
     summaries = summarise(outcomes)
     advice = advise(summaries, baseline=space.baseline, num_gpus=space.num_gpus, rho=space.rho)
-    ranges = speedup_by_rho(outcomes, space.racing[-1], space.num_gpus)
     console.print(heading(f"MODELLED, not measured: {_question(space.bases[space.baseline], space)}"))
     for table in _tables(summaries, space, console.width):
         console.print(table)
@@ -52,7 +51,7 @@ def show(console: Terminal, outcomes: pd.DataFrame, lengths: LengthFacts, space:
         *advice.reasons.items(),
     ]
     console.print(heading("Suggestion"), facts(suggestion), "", sep="\n")
-    uncertain = _uncertainty(space, lengths, ranges, outcomes, num_left_out)
+    uncertain = _uncertainty(space, lengths, outcomes, num_left_out)
     console.print(heading("How sure this is"), facts(uncertain), "", sep="\n")
 
 
@@ -130,24 +129,20 @@ _CELLS: dict[str, Callable[[Any], str]] = {
 
 
 def _uncertainty(
-    space: Space,
-    lengths: LengthFacts,
-    ranges: Mapping[float, float],
-    outcomes: pd.DataFrame,
-    num_left_out: int,
+    space: Space, lengths: LengthFacts, outcomes: pd.DataFrame, num_left_out: int
 ) -> Iterator[tuple[str, str]]:
+    from rollpacker.analysis.plan.advice import speedup_by_rho
+
+    varied, ranges = speedup_by_rho(outcomes, space.num_gpus)
     yield "model", _cost_model(space.bases[space.baseline], space.num_gpus)
     yield "lengths", _about_lengths(lengths)
     if lengths.names_prompts:
         yield "correlation", "Lengths are correlated within a prompt as the file has them."
     elif len(ranges) > 1:
         said = ", ".join(f"{speedup:.2f} x at {rho:g}" for rho, speedup in ranges.items())
-        yield "correlation", f"rho, of lengths within a prompt, is a guess. Speedup: {said}."
+        yield "correlation", f"rho, of lengths within a prompt, is a guess. Speedup of {varied}: {said}."
     else:
-        yield (
-            "correlation",
-            f"rho={next(iter(ranges), 0):g}, of lengths within a prompt, is a guess, and was not varied.",
-        )
+        yield "correlation", f"rho={space.rho:g}, of lengths within a prompt, is a guess, and was not varied."
     num_steps = outcomes["num_steps"]
     text = f"{len(outcomes)} modelled runs of 4 to {num_steps.max()} steps, {num_steps.sum()} in all; "
     text += "± is the standard deviation over seeds. From coarse to fine: eta and GPUs were tried at the best TP only."

@@ -2,9 +2,9 @@
 
     degrees   every system at each degree of tensor parallelism that fits, the largest first, one seed
     eta       systems that race at the other speculation factors, at their best degree, one seed
-    gpus      the first and the last system on half and twice the GPUs, at their best degree and factor, one seed
+    gpus      the baseline and the fastest system that races on half and twice the GPUs, at their best, one seed
     seeds     the best degree of each system with every factor, further seeds: mean and spread
-    rho       the same two, at other correlations of the lengths within a prompt, one seed
+    rho       the baseline and the fastest that races, at other correlations of the lengths within a prompt, one seed
 
 So a few dozen runs stand for a grid of hundreds. Degrees and factors away from the best ones are not tried.
 The search is deterministic and has no clock: it hands over trials, and gets the step times of those that ran.
@@ -63,18 +63,21 @@ StepTimes = Mapping[Trial, float]
 def search(space: Space, model: Callable[[Stage], StepTimes]) -> None:
     """Ask `model` for one stage after the other."""
     times: dict[Trial, float] = {}
-    ends = (space.baseline, list(space.bases)[-1])
 
     def trial(setting: Setting, seed: int = 0) -> Trial:
         return Trial(setting, seed, steps_of(space.bases[setting.system], setting.eta))
 
-    def fastest(system: str) -> Setting:
-        """A system's setting of the least mean step time, on the GPUs of the question."""
+    def fastest(*systems: str) -> Setting:
+        """Of some systems, the setting of the least mean step time, on the GPUs of the question."""
         by_setting: dict[Setting, list[float]] = {}
         for each, step_time_s in times.items():
-            if (each.setting.system, each.setting.num_gpus) == (system, space.num_gpus):
+            if each.setting.system in systems and each.setting.num_gpus == space.num_gpus:
                 by_setting.setdefault(each.setting, []).append(step_time_s)
         return min(by_setting, key=lambda setting: fmean(by_setting[setting]))
+
+    def compared() -> tuple[Setting, Setting]:
+        """What the advice is about, as far as it is known: plain batching, and the fastest that races."""
+        return fastest(space.baseline), fastest(*space.racing)
 
     degrees = space.degrees_by_gpus[space.num_gpus]
     first = [
@@ -89,9 +92,9 @@ def search(space: Space, model: Callable[[Stage], StepTimes]) -> None:
 
     best = {system: fastest(system) for system in space.bases}
     elsewhere = [
-        best[system]._replace(num_gpus=num_gpus, tensor_parallel=nearest_degree(degrees, best[system].tensor_parallel))
+        each._replace(num_gpus=num_gpus, tensor_parallel=nearest_degree(degrees, each.tensor_parallel))
         for num_gpus, degrees in space.degrees_by_gpus.items()
-        for system in ends
+        for each in compared()
         if num_gpus != space.num_gpus
     ]
     times |= model(Stage(name="gpus", trials=tuple(map(trial, elsewhere))))
@@ -106,7 +109,7 @@ def search(space: Space, model: Callable[[Stage], StepTimes]) -> None:
     times |= model(Stage(name="seeds", trials=tuple(repeats), num_needed=len(space.bases)))
 
     if space.varies_rho:
-        varied = [trial(fastest(system)._replace(rho=rho)) for rho in RHOS if rho != space.rho for system in ends]
+        varied = [trial(each._replace(rho=rho)) for rho in RHOS if rho != space.rho for each in compared()]
         model(Stage(name="rho", trials=tuple(varied)))
 
 

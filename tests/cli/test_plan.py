@@ -44,7 +44,7 @@ def test_a_small_plan_prints_an_answer_and_writes_what_it_is_made_of(workdir, ca
     assert "100 responses, the longest 3,000 tokens" in printed
     assert "So few say little of the tail: its top 1 % is 1 responses." in printed
     assert "give or take" in printed
-    assert "rho, of lengths within a prompt, is a guess. Speedup:" in printed
+    assert "rho, of lengths within a prompt, is a guess. Speedup of rollpacker:" in printed
     trials, drawn = (pd.read_parquet(workdir / "plan" / f"{name}.parquet") for name in ("plan", "lengths"))
     assert trials["modelled"].all()
     assert drawn["modelled"].all()

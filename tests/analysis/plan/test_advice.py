@@ -137,4 +137,11 @@ def test_the_range_of_the_speedup_over_rho_compares_within_each_rho():
         outcomes("rollpacker", 100, eta=1.25, rho=0.6),
         outcomes("verl", 300, rho=0.3),
     )
-    assert speedup_by_rho(found, "rollpacker", 32) == {0.0: 1.25, 0.6: 3.0}
+    assert speedup_by_rho(found, 32) == ("rollpacker", {0.0: 1.25, 0.6: 3.0})
+
+
+def test_the_range_over_rho_is_of_the_system_that_was_varied_wherever_it_stands_among_them():
+    varied = (outcomes("rollpacker", 100, eta=1.25), outcomes("rollpacker", 150, eta=1.25, rho=0.6))
+    plain = (outcomes("verl", 200), outcomes("verl", 300, rho=0.6))
+    for others in ((outcomes("ours", 120, eta=1.25), *varied), (*varied, outcomes("ours", 120, eta=1.25))):
+        assert speedup_by_rho(with_speedups(*plain, *others), 32) == ("rollpacker", {0.3: 2.0, 0.6: 2.0})

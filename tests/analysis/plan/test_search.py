@@ -62,6 +62,22 @@ def test_each_stage_builds_on_the_best_of_the_stage_before(space):
     assert {trial.setting.rho for trial in rho.trials} == {0.0, 0.6}
 
 
+@pytest.mark.parametrize("last", ["rlhfuse", "tail"])
+def test_gpus_and_rho_are_varied_with_the_fastest_system_that_races_wherever_it_stands(space, last):
+    """Of which the advice is: rlhfuse is faster and does not race, tail races and is slower."""
+    more = replace(space, bases={**space.bases, last: compose([*WORDS, f"system={last}"])})
+    stages: dict[str, Stage] = {}
+
+    def model(stage: Stage) -> StepTimes:
+        stages[stage.name] = stage
+        times = {"verl": 200.0, "rollpacker": 100.0, "rlhfuse": 50.0, "tail": 150.0}
+        return {trial: times[trial.setting.system] for trial in stage.trials}
+
+    search(more, model)
+    for name in ("gpus", "rho"):
+        assert {trial.setting.system for trial in stages[name].trials} == {"verl", "rollpacker"}
+
+
 def test_no_trial_is_asked_for_twice_and_their_number_is_known_beforehand(space):
     for one in (space, replace(space, varies_rho=False), replace(space, rho=0.5), replace(space, num_seeds=1)):
         trials = [trial for stage in stages_of(one) for trial in stage.trials]
