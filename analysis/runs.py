@@ -116,7 +116,9 @@ class Run:
     @property
     def tensor_parallel(self) -> int:
         """Of the engines that the run began with."""
-        return int(self.steps["tensor_parallel"].iloc[0])
+        first = self.steps.iloc[0]
+        degree = first["tensor_parallel"] if pd.isna(first["escalated_from"]) else first["escalated_from"]
+        return int(degree)
 
     @property
     def processor_s(self) -> float | None:

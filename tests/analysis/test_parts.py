@@ -27,6 +27,14 @@ def test_runs_below_a_folder_that_is_called_checkpoints_are_found(tmp_path):
     assert list(find_runs(folder)) == [folder / "a"]
 
 
+def test_a_run_has_the_gpus_that_it_began_with_although_its_first_round_ended_on_larger_engines(tmp_path):
+    degrees = {"tensor_parallel": [8, 2], "escalated_from": [2, None]}
+    write_run(tmp_path / "x", "ours", [10, 10], config={"engine": {"num_engines": 4}}, **degrees)
+    (run,), _ = read_runs(list(find_runs(tmp_path)))
+    assert (run.tensor_parallel, run.num_gpus) == (2, 8)
+    assert run.within(1, 2).tensor_parallel == 2
+
+
 def test_rounds_are_told_by_the_share_at_which_engines_were_lent(tmp_path):
     for share, long_step_s in (("0.2", 30.0), ("None", 20.0)):
         times = [5.0, 5.0, 5.0, 5.0, long_step_s]
