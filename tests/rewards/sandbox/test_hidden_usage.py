@@ -191,7 +191,8 @@ NORMAL = {
     ),
     "spawned processes": (
         "import multiprocessing as m\ndef one(x): return 1\n"
-        "if __name__ == '__main__':\n  with m.get_context('spawn').Pool(2) as p: assert sum(p.map(one, 'ab')) == 2"
+        "if __name__ == '__main__':\n  with m.get_context('spawn').Pool(2) as p: assert sum(p.map(one, 'ab')) == 2\n"
+        "else: print = len"  # they run the program, too
     ),
     "libraries in C": "import ssl, sqlite3, lzma, bz2, zlib, ctypes, decimal, hashlib, readline, curses, uuid",
 }
