@@ -212,7 +212,11 @@ def left_alone(work: Work, samples: Sequence[Sample]) -> str:
 
     policy = make_policy(work)
     # Only now: the ranks of a busy machine take their time to meet.
-    parallel_state.update_pg_timeout(timedelta(seconds=1), parallel_state.get_tensor_model_parallel_group())
+    for group in (
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_tensor_and_context_parallel_group(),
+    ):
+        parallel_state.update_pg_timeout(timedelta(seconds=1), group)
     if policy.rank == 1:
         return ""
     try:
