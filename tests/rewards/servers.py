@@ -27,7 +27,10 @@ def reward_server(answer):
         def log_message(self, *_arguments):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # more than connect at once: of those beyond it some are reset
+
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
