@@ -123,7 +123,7 @@ def _draw_lengths(axes: Axes, lengths: pd.DataFrame) -> None:
         )
     axes.axvline(limit, color="#444444", linestyle="--", linewidth=1)
     axes.annotate(
-        "limit",
+        f"limit {limit:,}",
         (limit, 1),
         xycoords=("data", "axes fraction"),
         xytext=(-3, -2),

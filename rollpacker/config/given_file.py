@@ -131,7 +131,7 @@ def _read(root: Root[BaseModel], path: Path) -> GivenFile:
 
 def _input_paths(root: Root[BaseModel]) -> frozenset[str]:
     """The keys that name what is read; also where an entry of a list is {path: PATH}."""
-    keys = [key.name for key in legal_keys(root.schema).values() if key.kind.startswith("a path")]
+    keys = [key.name for key in legal_keys(root.schema).values() if key.is_path]
     return frozenset({*keys, *(f"{key}.path" for key in keys)} - {"run.dir"})
 
 

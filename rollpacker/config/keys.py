@@ -64,6 +64,11 @@ class Key:
         return _docs(self.section).get(self.name.rpartition(".")[2], "")
 
     @property
+    def is_path(self) -> bool:
+        """True when it names files or folders: one, or a list of them."""
+        return self.kind.startswith("a path")
+
+    @property
     def legal(self) -> str:
         """What is allowed, as the end of a sentence."""
         return self._sentence(self.bounds)
