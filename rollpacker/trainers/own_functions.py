@@ -118,7 +118,8 @@ def main(sources: Sequence[str]) -> None:
         loss, advantage = sources
         reads = _try_loss(loss) if loss else ()
         if advantage:
-            own_advantage(advantage)([0.0, 1.0, 1.0, 0.5])
+            for rewards in ([0.0, 1.0, 1.0, 0.5], [1.0] * 4):  # groups of equal rewards are the commonest
+                own_advantage(advantage)(rewards)
     except UnusableFunction as error:
         problem = str(error)
     except ConfigError as error:

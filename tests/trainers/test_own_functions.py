@@ -52,6 +52,9 @@ MODULE = """
     def too_few(rewards):
         return rewards[1:]
 
+    def of_a_spread_group(rewards):
+        return [(reward - 1) / (max(rewards) - min(rewards)) for reward in rewards]
+
     import atexit
     atexit.register(print, "bye")
 """
@@ -109,6 +112,7 @@ def test_functions_that_can_be_used_are_found_so(source):
         ("loss", "infinite", "its losses are"),
         ("loss", "ends", "its process ended"),
         ("advantage", "too_few", "it returned"),
+        ("advantage", "of_a_spread_group", "it raised ZeroDivisionError"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_a_mistake_that_says_why(source, key, name, says):
