@@ -66,7 +66,7 @@ def _holds(config: RunConfig, needed: OnlyWith) -> bool:
 
 def _beyond_the_end(config: RunConfig) -> Iterator[str]:
     warmup, steps = config.trainer.warmup_steps, config.run.num_steps
-    if warmup >= steps > 0:
+    if warmup > steps > 0:
         yield (
             f"trainer.warmup_steps={warmup} with run.num_steps={steps}: the run ends before its learning rate is "
             f"trainer.learning_rate={config.trainer.learning_rate:g}."

@@ -48,9 +48,9 @@ _NAMES_ELSEWHERE = {
     "trainer.advantage": "adv_estimator advantage_estimator",
     "trainer.turn_discount": "step_reward_gamma",
     "trainer.turn_weight": "step_reward_weight step_advantage_w",
-    "trainer.num_minibatches": "ppo_mini_batch_size mini_batch_size gradient_accumulation_steps",
+    "trainer.num_minibatches": "ppo_mini_batch_size mini_batch_size",
     "trainer.max_tokens_per_microbatch": "ppo_max_token_len_per_gpu micro_train_batch_size micro_batch_size "
-    "ppo_micro_batch_size_per_gpu max_tokens_per_gpu",
+    "ppo_micro_batch_size_per_gpu max_tokens_per_gpu gradient_accumulation_steps",
     "trainer.pipeline_parallel": "pipeline_model_parallel_size",
     "trainer.context_parallel": "context_parallel_size ring_attn_size ulysses_sequence_parallel_size",
     "trainer.context_parallel_above": "dynamic_context_parallel hybrid_context_parallel",

@@ -33,7 +33,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """The end-of-sequence token was sampled; it is the response's last token."""
     LENGTH = "length"
-    """The response reached `max_response_tokens`."""
+    """The response reached `max_response_tokens`; of an environment's, it was cut there, by it, or at `max_turns`."""
     ABORTED = "aborted"
     """Ordered to stop; the response holds what was generated until then."""
 

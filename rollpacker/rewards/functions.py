@@ -9,7 +9,7 @@ A function takes any of these parameters, by name:
 * `response`: the text, decoded without special tokens;
 * `ground_truth`: the line's answer as text; empty where it has none;
 * `row`: the line's other fields, a dict;
-* `is_truncated`: whether the response ended at the length limit.
+* `is_truncated`: whether the response was cut, at the length limit or in its environment.
 
 It returns a number; or a pair of a number and a reason, a word in snake_case; or a dict of `score`, perhaps a `reason`,
 and other numbers, which the tables keep as its parts. It may be `async`. A module may have a function

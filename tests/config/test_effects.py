@@ -17,6 +17,10 @@ BASE = ["model.path=m", "data.path=p.jsonl", "run.dir=r"]
 SIM = ["backend=sim", "hardware=h800", "workload=math", "reward=modelled", "model=qwen2.5-7b"]
 
 
+def test_a_warm_up_that_ends_with_the_run_has_its_effect() -> None:
+    assert keys_without_effect(compose([*BASE, "run.num_steps=5", "trainer.warmup_steps=5"])) == ()
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

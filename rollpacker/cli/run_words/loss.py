@@ -23,8 +23,10 @@ def loss_words(config: RunConfig) -> str:
     """How tokens are weighted, what corrects the engines' log-probabilities, and how sampling is tested."""
     trainer, objective = config.trainer, config.objective
     high, low = f"{trainer.mismatch_high:g}", f"{trainer.mismatch_low:g}"
+    loss = LOSSES.get(objective.loss or "")
+    reads_behaviour = loss is None or loss.anchor == "behaviour"
     corrections = {
-        "none": "not corrected",
+        "none": "left to the loss" if reads_behaviour else "not corrected",
         "token_truncate": f"a token's loss is multiplied by trainer/engine probability, at most {high}",
         "token_mask": f"a token's loss is multiplied by trainer/engine probability, by 0 outside of {low} to {high}",
         "sequence_truncate": f"a token's loss is multiplied by the product of its response's ratios, at most {high}",
@@ -33,8 +35,8 @@ def loss_words(config: RunConfig) -> str:
         "are left out",
     }
     mismatch = objective.mismatch or "none"
-    source = "" if trainer.mismatch is not None else f", by default with engine={config.engine.name}"
-    loss = LOSSES.get(objective.loss or "")
+    reason = f"loss={objective.loss}" if reads_behaviour else f"engine={config.engine.name}"
+    source = "" if trainer.mismatch is not None else f", by default with {reason}"
     lines = [
         f"{_NORMALISATIONS[trainer.loss_normalisation]} (loss_normalisation={trainer.loss_normalisation})",
         f"{loss.words if loss else 'a function of your own'} (loss={objective.loss}"

@@ -77,8 +77,8 @@ class TrainerSection(Section):
     topr_weights: Annotated[tuple[Number, Number], OnlyWith("trainer.loss", "topr")] = (1.0, 1.0)
     """Factors of tokens with a positive and with a negative advantage."""
     entropy_coefficient: Number = Field(0.0, ge=0)
-    """Weight of an entropy bonus: the mean entropy of the policy's distributions is taken off the loss. 0 computes no
-    gradient of it."""
+    """Weight of an entropy bonus: the entropy of the policy's distribution at each token is taken off its loss, and
+    divided as that is (`loss_normalisation`). 0 computes no gradient of it."""
     kl_coefficient: Number = Field(0.0, ge=0)
     """Weight of the KL penalty to the initial policy; 0 loads no reference."""
     kl_in: Literal["loss", "reward"] = "loss"
@@ -129,8 +129,9 @@ class TrainerSection(Section):
     surprisal_stop_z: Annotated[Positive | None, REAL_RUN, NOT_IN_FINGERPRINT] = 12.0
     """End the run there, before anything learned from such tokens is published or saved. null never ends it."""
     mask_truncated: Flag = False
-    """Over-long filtering (DAPO): a response that was cut at `max_response_tokens` is left out of the loss. Its reward
-    still counts in its group's advantages, and it counts in what the loss is divided by, but for `token_mean`."""
+    """Over-long filtering (DAPO): a response that was cut is left out of the loss: at `max_response_tokens`, and with
+    environments at `environment.max_turns` and by its environment, too. Its reward still counts in its group's
+    advantages, and it counts in what the loss is divided by, but for `token_mean`."""
     num_minibatches: Count = Field(1, ge=1)
     """Optimizer updates per step; 1 is strictly on-policy. Divides `rollout.num_prompts`."""
     max_tokens_per_microbatch: Annotated[Count, NOT_IN_FINGERPRINT] = Field(16384, ge=1)

@@ -31,7 +31,8 @@ def test_every_token_counts_the_same_by_default():
         (["trainer.mismatch=sequence_mask"], "its response's mean ratio, by 0 outside of 0.5 to 2"),
         (["trainer.mismatch=sequence_truncate"], "the product of its response's ratios, at most 2"),
         (["trainer.mismatch=k3_mask"], "further than 0.01 nats per token"),
-        (["engine=vllm", "trainer.loss=tis"], "not corrected (mismatch=none, by default with engine=vllm)"),
+        (["engine=vllm", "trainer.loss=tis"], "left to the loss (mismatch=none, by default with loss=tis)"),
+        (["engine=vllm", "trainer.loss=own.py:f"], "left to the loss (mismatch=none, by default with loss=own.py:f)"),
     ],
 )
 def test_the_correction_follows_the_engine_unless_it_is_named(words, said):
