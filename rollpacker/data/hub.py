@@ -3,32 +3,40 @@
     Qwen/Qwen2.5-7B-Instruct  ->  Qwen/Qwen2.5-7B-Instruct@COMMIT
 
 Invariant: what follows sees commits only, so every process of a run, and every later attempt, reads the same files: a
-name without a revision is the commit that the record of its run has, whatever the branch has become. Only a model is
-downloaded, and only where the caller says so.
+name without a revision is the commit that the record of its run has under the same key, whatever the branch has become.
+Only a model is downloaded, and only where the caller says so.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from rollpacker.config.hub_names import HubName, parse_hub_name
+from rollpacker.config.keys import value_at
 from rollpacker.config.mistakes import collected, raise_mistakes
 from rollpacker.config.record import read_record
 from rollpacker.core.errors import DataError, ModelError, UserError, WorldError
 from rollpacker.data.weight_files import weight_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from rollpacker.config.schema import RunConfig
     from rollpacker.config.sections.data import PromptFile
     from rollpacker.config.sections.model import ModelSection, PolicySection
 
 _Named = TypeVar("_Named", "ModelSection", "PolicySection", "PromptFile")
 _Model = TypeVar("_Model", "ModelSection", "PolicySection")
+_Place = tuple[str, str, str]
+"""The key of the configuration that has a name, its repository, and what is named inside."""
+
+_KINDS: Final[dict[str, Literal["model", "dataset"]]] = {
+    **dict.fromkeys(("model.path", "reward.judge.model.path"), "model"),
+    **dict.fromkeys(("data.path", "evaluation.path"), "dataset"),
+}
+"""What each key names."""
 
 _UNUSED = ("*.pth", "*.pt", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "original/*")
 """Files of a model's repository that no run reads."""
@@ -47,14 +55,17 @@ def with_pinned_names(config: RunConfig, *, can_download: bool) -> RunConfig:
         UserError: The cache lacks what is named, and it may not be downloaded.
         WorldError: A download failed.
     """
-    recorded = {(name.kind, name.repository): name for name in _recorded_names(config.run.dir)}
+    recorded = _recorded_commits(config.run.dir)
     mistakes: list[UserError] = []
 
     def pinned(key: str, section: _Named, *, may_download: bool) -> _Named:
         path = section.path
         with collected(mistakes):
-            if section.hub_name is not None:
-                path = Path(str(_pinned(key, section.hub_name, recorded, may_download=may_download)))
+            if (name := section.hub_name) is not None:
+                commits = recorded[key, name.repository, name.inside]
+                commit = commits.pop(0) if commits else None  # a list may have the same file of two revisions
+                name = replace(name, revision=name.revision or commit)
+                path = Path(str(_pinned(key, name, may_download=may_download)))
         return section.model_copy(update={"path": path})
 
     def pinned_model(key: str, section: _Model) -> _Model:
@@ -76,9 +87,7 @@ def with_pinned_names(config: RunConfig, *, can_download: bool) -> RunConfig:
     return config.model_copy(update=given)
 
 
-def _pinned(key: str, name: HubName, recorded: dict[Any, HubName], *, may_download: bool) -> HubName:
-    if name.revision is None:
-        name = replace(recorded.get((name.kind, name.repository), name), inside=name.inside)
+def _pinned(key: str, name: HubName, *, may_download: bool) -> HubName:
     snapshot = name.snapshot
     if snapshot is not None and _is_whole(name, snapshot):
         return name.at(snapshot)
@@ -129,21 +138,18 @@ def _download(name: HubName) -> Path:
     return found
 
 
-def _recorded_names(run_dir: Path) -> Iterator[HubName]:
-    """The pinned names that the record of a run has; none where it is broken, which the check of `run.dir` reports."""
+def _recorded_commits(run_dir: Path) -> defaultdict[_Place, list[str]]:
+    """Those in the record of a run, in its order; none where it is broken, which the check of `run.dir` reports."""
+    commits: defaultdict[_Place, list[str]] = defaultdict(list)
     try:
         record = read_record(run_dir) or {}
     except DataError:
-        return
-    judge = (record.get("reward") or {}).get("judge") or {}
-    given = [(record.get(section) or {}).get("path") for section in ("data", "evaluation")]
-    files: Iterable[Any] = [file for each in given for file in (each if isinstance(each, list) else [each])]
-    yield from _parsed("model", [(record.get("model") or {}).get("path"), (judge.get("model") or {}).get("path")])
-    yield from _parsed("dataset", [file.get("path") if isinstance(file, dict) else file for file in files])
-
-
-def _parsed(kind: Any, paths: Iterable[object]) -> Iterator[HubName]:
-    for path in paths:
-        name = parse_hub_name(Path(path), kind) if isinstance(path, str) else None
-        if name is not None and name.revision is not None:
-            yield name
+        return commits
+    for key, kind in _KINDS.items():
+        value = value_at(record, key)
+        for file in value if isinstance(value, list) else [value]:
+            path = file.get("path") if isinstance(file, dict) else file
+            name = parse_hub_name(Path(path), kind) if isinstance(path, str) else None
+            if name is not None and name.revision is not None:
+                commits[key, name.repository, name.inside].append(name.revision)
+    return commits

@@ -39,6 +39,14 @@ def error_of(config):
     return str(caught.value)
 
 
+def recorded(config):
+    """Pin the names of a run that begins, and record them."""
+    begun = with_pinned_names(config, can_download=False)
+    begun.run.dir.mkdir(parents=True)
+    (begun.run.dir / CONFIG_FILE).write_text(to_yaml(begun))
+    return begun
+
+
 def test_a_model_by_name_is_pinned_to_the_commit_that_the_cache_has(cache):
     snapshot = write_cached(cache, "model", "Qwen/Tiny", WEIGHTS, OLD)
     config = with_pinned_names(run_config(), can_download=False)
@@ -48,13 +56,28 @@ def test_a_model_by_name_is_pinned_to_the_commit_that_the_cache_has(cache):
 
 def test_a_run_resumes_with_the_commit_that_it_recorded(cache):
     write_cached(cache, "model", "Qwen/Tiny", WEIGHTS, OLD)
-    begun = with_pinned_names(run_config(), can_download=False)
-    Path("runs/x").mkdir(parents=True)
-    Path("runs/x", CONFIG_FILE).write_text(to_yaml(begun))
+    begun = recorded(run_config())
     write_cached(cache, "model", "Qwen/Tiny", WEIGHTS, NEW)
     assert with_pinned_names(run_config(), can_download=False) == begun
     other = with_pinned_names(run_config("run.dir=runs/y"), can_download=False)
     assert str(other.model.path) == f"Qwen/Tiny@{NEW}"
+
+
+def test_a_name_without_a_revision_keeps_the_commit_of_its_own_key_beside_other_revisions(cache):
+    write_cached(cache, "model", "Qwen/Tiny", WEIGHTS, NEW)
+    write_cached(cache, "model", "Qwen/Tiny", WEIGHTS, OLD)
+    for commit in (NEW, OLD):
+        write_cached(cache, "dataset", "o/d", {"t.jsonl": "", "u.jsonl": ""}, commit)
+    words = [
+        f"data.path=[hf://o/d@{NEW}/t.jsonl,hf://o/d/t.jsonl,hf://o/d/u.jsonl]",
+        f"evaluation.path=hf://o/d@{NEW}/u.jsonl",
+        "reward.domains.qa=judge",
+        f"reward.judge.model.path=Qwen/Tiny@{NEW}",
+    ]
+    begun = recorded(run_config(*words))
+    assert str(begun.model.path) == f"Qwen/Tiny@{OLD}"
+    assert [file.hub_name.revision for file in begun.data.path] == [NEW, OLD, OLD]
+    assert with_pinned_names(run_config(*words), can_download=False) == begun
 
 
 def test_data_by_name_is_read_from_the_cache(cache, tmp_path):
