@@ -6,6 +6,9 @@ A folder is one of three:
     dataset_dict.json    several splits, each in a folder of that kind
     anything else        a folder of tables and JSON lines, such as a repository of the Hub; the split of a file is the
                          beginning of its name (train-00000-of-00003.parquet), or the folder of numbered files
+
+Invariant: no file of data is left out unsaid, and no row is read twice. A packed file (.gz) belongs to a split as
+others do, and is refused with it; so are files of two formats.
 """
 
 from __future__ import annotations
@@ -24,15 +27,23 @@ if TYPE_CHECKING:
     from rollpacker.config.sections.data import PromptFile
 
 _SUFFIXES = frozenset({".parquet", ".arrow", ".csv", ".jsonl", ".ndjson"})
-_SHARD = re.compile(r"[-_.]?\d*(-of-\d+(-[0-9a-f]{16})?)?$")
+_PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip"})
+_SHARD = re.compile(r"([-_.]?\d*-of-\d+(-[0-9a-f]{16})?|[-_.]\d*)$")
 """What the name of one of several files ends with."""
+_NUMBERED = frozenset(
+    {"train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation"}
+    | {"part", "shard", "chunk"}
+)
+"""Names that take numbers without a sign between, as test2.jsonl; aime24.jsonl is a split of its own. The first are
+those of `datasets` (SPLIT_KEYWORDS of its data_files.py)."""
 
 
 def data_files(file: PromptFile) -> tuple[Path, ...]:
     """List the files, in the order in which they are read.
 
     Raises:
-        DataError: The folder has none, or several splits or data sets of which none is chosen.
+        DataError: The folder has none, or several splits or data sets of which none is chosen; or the split has packed
+            files, or several formats.
     """
     path = file.location
     if not path.is_dir():
@@ -83,10 +94,9 @@ def _found_files(path: Path, file: PromptFile) -> tuple[Path, ...]:
     by_place: dict[tuple[Path, str], list[Path]] = {}
     for found in sorted(path.rglob("*")):
         hidden = any(part.startswith(".") for part in found.relative_to(path).parts)
-        if found.suffix in _SUFFIXES and found.is_file() and not hidden:
-            name = _SHARD.sub("", found.stem)
-            place = (found.parent, name) if name else (found.parent.parent, found.parent.name)
-            by_place.setdefault(place, []).append(found)
+        bare = found.with_suffix("") if found.suffix in _PACKED else found
+        if bare.suffix in _SUFFIXES and found.is_file() and not hidden:
+            by_place.setdefault(_place(path, bare), []).append(found)
     if not by_place:
         raise DataError(
             f"The folder {path} holds no data",
@@ -102,7 +112,36 @@ def _found_files(path: Path, file: PromptFile) -> tuple[Path, ...]:
             f"Name its folder: {path / next(name for name in names if name != '.')}",
         )
     chosen = _choose(path, sorted({name for _, name in by_place}), file)
-    return tuple(found for (_, name), files in by_place.items() if name == chosen for found in files)
+    files = tuple(found for (_, name), files in by_place.items() if name == chosen for found in files)
+    _check_formats(files)
+    return files
+
+
+def _place(path: Path, found: Path) -> tuple[Path, str]:
+    """The folder below `path` that a file's split lies in, and the split's name."""
+    name = _SHARD.sub("", found.stem)
+    bare = name.rstrip("0123456789")
+    if not bare:
+        return (path, path.absolute().name) if found.parent == path else (found.parent.parent, found.parent.name)
+    return found.parent, bare if bare in _NUMBERED else name
+
+
+def _check_formats(files: Sequence[Path]) -> None:
+    for found in files:
+        if found.suffix in _PACKED:
+            raise DataError(
+                f"{found} is packed",
+                f"Allowed: files whose names end with {', '.join(sorted(_SUFFIXES))}",
+                "Unpack it, or move it out of the folder",
+            )
+    kinds = {found.suffix: found for found in files}
+    if len(kinds) > 1:
+        first, second = list(kinds.values())[:2]
+        raise DataError(
+            f"{first} and {second.name} are one split in two formats, and may have the same rows",
+            "Allowed: files of one format",
+            f"Name the file that is meant: {first}",
+        )
 
 
 def _choose(path: Path, splits: Sequence[str], file: PromptFile) -> str:

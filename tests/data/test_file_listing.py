@@ -1,0 +1,79 @@
+"""Which files of a folder are read, and which folders are refused."""
+
+import pytest
+
+from rollpacker.config.sections.data import PromptFile
+from rollpacker.core.errors import DataError
+from rollpacker.data.file_listing import data_files
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def write(*names):
+        for name in names:
+            file = tmp_path / "set" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+        return tmp_path / "set"
+
+    return write
+
+
+def names_of(folder, split=None):
+    return [str(file.relative_to(folder)) for file in data_files(PromptFile(path=folder, split=split))]
+
+
+def error_of(folder, split=None):
+    with pytest.raises(DataError) as caught:
+        names_of(folder, split)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["test.jsonl", "test2.jsonl", "test6.jsonl"],
+        ["part-1.csv", "part-2.csv", "part3.csv"],
+        ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
+        ["math00000-of-00002.parquet", "math00001-of-00002.parquet"],
+        ["train/0000.parquet", "train/0001.parquet"],
+        ["0.jsonl", "1.jsonl"],
+        ["aime24.jsonl"],
+    ],
+    ids=lambda names: names[0],
+)
+def test_files_of_one_split_are_read_in_the_order_of_their_names(folder, names):
+    assert names_of(folder(*names, "README.md", ".cache/x.jsonl")) == names
+
+
+def test_numbers_behind_a_name_of_its_own_are_part_of_it(folder):
+    path = folder("aime24.jsonl", "aime25.jsonl", "math.jsonl", "math500.jsonl")
+    assert "Its splits: aime24, aime25, math, math500\n" in error_of(path)
+    assert names_of(path, "math") == ["math.jsonl"]
+
+
+def test_numbered_files_beside_a_named_one_are_a_split_called_as_their_folder(folder):
+    path = folder("0000.jsonl", "1.jsonl", "more.jsonl")
+    assert "Its splits: more, set\n" in error_of(path)
+    assert names_of(path, "set") == ["0000.jsonl", "1.jsonl"]
+
+
+def test_numbered_files_beside_a_folder_are_a_data_set_of_their_own(folder):
+    path = folder("0000.jsonl", "a/train.jsonl")
+    message = error_of(path)
+    assert "holds several data sets: ., a\n" in message
+    assert f"Name its folder: {path}/a" in message
+
+
+def test_a_packed_file_is_of_a_split_and_refused_with_it(folder):
+    path = folder("train.jsonl.gz", "test.jsonl")
+    assert "Its splits: test, train\n" in error_of(path)
+    assert names_of(path, "test") == ["test.jsonl"]
+    assert "train.jsonl.gz is packed" in error_of(path, "train")
+    assert "train.jsonl.gz is packed" in error_of(folder("train-2.jsonl"), "train")
+
+
+def test_two_formats_of_one_split_are_refused_since_their_rows_may_be_the_same(folder):
+    path = folder("train.csv", "train.jsonl", "test.jsonl")
+    assert "train.csv and train.jsonl are one split in two formats" in error_of(path, "train")
+    assert names_of(path, "test") == ["test.jsonl"]
