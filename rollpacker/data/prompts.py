@@ -9,15 +9,17 @@ and of their rows. A row (see `rows`) has
   for an LLM judge, `rubric`, `reference_answer` or both. Environments, functions and servers may need none, so that
   whether a row has what its reward needs is checked with the rewards (`rollpacker.rewards.factory.check_references`).
 
-Where there are test cases, `ground_truth` is ignored; beside a `rubric` it is the reference answer. Other fields are
-kept as the prompt's `row`, for the reward; of these, `tools` go to the chat template. Test cases are checked here and
-not kept: the prompt holds where its line lies.
+A field that is null is missing, so that a table may mix rows of several kinds. Where there are test cases,
+`ground_truth` is ignored; beside a `rubric` it is the reference answer. Other fields are kept as the prompt's `row`,
+for the reward; of these, `tools` go to the chat template. Test cases are checked here and not kept: the prompt holds
+where its line lies.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +48,9 @@ def load_prompts(files: Iterable[PromptFile]) -> tuple[Prompt, ...]:
         DataError: A file cannot be read, is empty, or has a wrong row; the message names the row.
     """
     prompts: dict[str, Prompt] = {}
+    repeats = Counter[str]()
     for file in files:
-        for line, prompt in _read_file(file):
+        for line, prompt in _read_file(file, repeats):
             first = prompts.setdefault(prompt.key, prompt)
             if first is not prompt:
                 raise line.error(
@@ -63,8 +66,8 @@ def _place(place: Place | None, here: Place) -> str:
     return str(place).removeprefix(f"{here.path}, ")
 
 
-def _read_file(file: PromptFile) -> Iterator[tuple[JsonLine, Prompt]]:
-    for line in read_prompt_rows(file):
+def _read_file(file: PromptFile, repeats: Counter[str]) -> Iterator[tuple[JsonLine, Prompt]]:
+    for line in read_prompt_rows(file, repeats):
         yield line, _read_prompt(line, file.domain, file.prompt_suffix)
 
 
@@ -76,7 +79,7 @@ def _read_prompt(line: JsonLine, default_domain: str | None, suffix: str | None)
     domain = _read_text(line, "domain") if has_domain else str(default_domain)
     line.refuse_unprintable("domain", domain)
     text = None
-    if "messages" in line.fields:
+    if is_filled(line.fields.get("messages")):
         messages = _read_messages(line)
     elif "prompt" not in line.fields:
         raise line.missing(["messages", "prompt"])
@@ -120,6 +123,9 @@ def _read_reference(line: JsonLine) -> Reference:
     code_fields, judge_fields = (
         [name for name in names if is_filled(line.fields.get(name))] for names in (CODE_FIELDS, JUDGE_FIELDS)
     )
+    has_answer = is_filled(line.fields.get("ground_truth"))
+    if has_answer or judge_fields:
+        code_fields = [name for name in code_fields if line.fields[name] != []]
     if code_fields and judge_fields:
         raise line.error(
             f"the line has both test cases (`{code_fields[0]}`) and `{judge_fields[0]}`",
@@ -137,12 +143,13 @@ def _read_reference(line: JsonLine) -> Reference:
     if judge_fields:
         rubric = _read_text(line, "rubric") if "rubric" in judge_fields else None
         answer = _read_text(line, "reference_answer") if "reference_answer" in judge_fields else None
-        if answer is None and is_filled(line.fields.get("ground_truth")):
+        if answer is None and has_answer:
             answer = _read_ground_truth(line)
         return JudgeReference(rubric=rubric, answer=answer)
-    if "ground_truth" not in line.fields:
+    if not has_answer:
         references = ["ground_truth", "test_cases", "rubric"]
-        if line.misspelt(references, similarity=0.8):  # a field of an environment may be called `ground`
+        # a field of an environment may be called `ground`
+        if "ground_truth" not in line.fields and line.misspelt(references, similarity=0.8):
             raise line.missing(references)
         return AnswerReference(text="")
     return AnswerReference(text=_read_ground_truth(line).strip())

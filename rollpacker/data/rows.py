@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rollpacker.data.file_listing import data_files
 from rollpacker.data.jsonl import JsonLine, read_json_lines, shown
 from rollpacker.data.table_formats import read_table, table_format
-from rollpacker.data.test_cases import CODE_FIELDS
+from rollpacker.data.test_cases import CODE_FIELDS, is_filled
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterator, Mapping
 
     from rollpacker.config.sections.data import PromptFile
@@ -48,19 +48,23 @@ def read_rows(file: PromptFile, *, kind: str = "prompt file") -> Iterator[JsonLi
         yield from read_table(path, kind=kind) if table_format(path) else read_json_lines(path, kind=kind)
 
 
-def read_prompt_rows(file: PromptFile) -> Iterator[JsonLine]:
+def read_prompt_rows(file: PromptFile, repeats: Counter[str]) -> Iterator[JsonLine]:
     """Yield the rows of a file with the fields of prompts.
+
+    Args:
+        file: Of prompts.
+        repeats: How often each made id was made before, in this file or another; it is counted on.
 
     Raises:
         DataError: As above; or a column is missing, or the ground truth has no mark.
     """
     columns: Mapping[str, str] = file.columns
-    has_ids, repeats = True, Counter[str]()
+    has_ids = True
     for index, row in enumerate(replace(row, file=file) for row in read_rows(file)):
         if index == 0 and not columns and _is_verl(row):
             columns = {name: column for name, column in _OF_VERL.items() if name != "domain" or file.domain is None}
         line = row.with_columns(columns) if columns else row
-        if isinstance(line.fields.get("prompt"), list) and "messages" not in line.fields and _holds_objects(line):
+        if not is_filled(line.fields.get("messages")) and _holds_objects(line):
             line = _with(line, messages=line.fields["prompt"])
         if file.answer_after is not None:
             line = _with(line, ground_truth=_answer(line, file.answer_after))
@@ -79,7 +83,7 @@ def _is_verl(row: JsonLine) -> bool:
 
 
 def _holds_objects(line: JsonLine) -> bool:
-    prompt = line.fields["prompt"]
+    prompt = line.fields.get("prompt")
     return isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
 
 

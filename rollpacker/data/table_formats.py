@@ -53,6 +53,12 @@ def read_table(path: Path, *, kind: str) -> Iterator[JsonLine]:
                 ) from error
             where = f" after row {number}" if number else ""
             raise _broken(path, kind, f"cannot be read as {form}{where}: {error}") from error
+        except OverflowError as error:
+            raise DataError(
+                f"The {kind} {path} has a time that Python cannot hold" + (f", after row {number}" if number else ""),
+                "Allowed: times of the years 1 to 9999",
+                "Correct it, or leave out the column",
+            ) from error
         except OSError as error:
             if error.errno is not None:
                 raise
@@ -98,13 +104,19 @@ def _with_shortest_decimals(batch: Any) -> Any:
 
 
 def _retyped(kind: Any, number: Any) -> Any:
-    """A type with another one for float32, also in lists and objects."""
+    """A type with another one for float32, also in lists, maps and objects."""
     import pyarrow as pa
 
     if pa.types.is_float32(kind):
         return number
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_retyped(kind.value_type, number)))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        values = kind.value_field.with_type(_retyped(kind.value_type, number))
+        if pa.types.is_fixed_size_list(kind):
+            return pa.list_(values, kind.list_size)
+        return pa.large_list(values) if pa.types.is_large_list(kind) else pa.list_(values)
+    if pa.types.is_map(kind):
+        key, item = (each.with_type(_retyped(each.type, number)) for each in (kind.key_field, kind.item_field))
+        return pa.map_(key, item, keys_sorted=kind.keys_sorted)
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_retyped(field.type, number)) for field in kind])
     return kind

@@ -12,6 +12,7 @@ from rollpacker.config.sections.data import DataSection, PromptFile
 from rollpacker.core.errors import DataError
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.test_cases import load_test_cases
+from rollpacker.protocols.references import AnswerReference, JudgeReference
 from tests.data.files import write_parquet, write_saved, write_saved_splits
 
 GSM8K = [
@@ -38,6 +39,12 @@ VERL = {
 
 def write_csv(path):
     path.write_text('id,domain,prompt,ground_truth\n1,math,"6 x 7,\nplease",42\n2,math,2 x 7,14\n')
+    return path
+
+
+def write_arrow(path, table):
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
+        file.write_table(table)
     return path
 
 
@@ -105,10 +112,8 @@ def test_shards_with_a_digest_in_their_names_are_one_split(tmp_path):
 
 
 def test_an_arrow_file_with_an_index_and_a_csv_are_read(tmp_path):
-    table = pa.Table.from_pylist(OURS)
-    with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
-        file.write_table(table)
-    assert answers(load_prompts([PromptFile(path=tmp_path / "x.arrow")])) == ["42", "14"]
+    path = write_arrow(tmp_path / "x.arrow", pa.Table.from_pylist(OURS))
+    assert answers(load_prompts([PromptFile(path=path)])) == ["42", "14"]
     first, _ = load_prompts([PromptFile(path=write_csv(tmp_path / "x.csv"))])
     assert (first.text, first.reference.text) == ("6 x 7,\nplease", "42")
 
@@ -137,6 +142,22 @@ def test_numbers_of_float32_are_the_decimals_that_were_written(tmp_path):
     assert load_prompts([PromptFile(path=tmp_path / "x.parquet", columns={"ground_truth": "extra.score"})])
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "read"),
+    [
+        (pa.large_list(pa.float32()), [0.1], [0.1]),
+        (pa.list_(pa.float32(), 2), [0.1, 0.2], [0.1, 0.2]),
+        (pa.map_(pa.string(), pa.float32()), {"a": 0.1}, [["a", 0.1]]),
+        (pa.large_list(pa.list_(pa.map_(pa.float32(), pa.int8()), 1)), [[{0.1: 1}]], [[[[0.1, 1]]]]),
+    ],
+    ids=str,
+)
+def test_numbers_of_float32_are_decimals_in_lists_and_maps_of_every_kind(tmp_path, kind, value, read):
+    columns = {"prompt": ["a", "b"], "domain": ["math"] * 2, "ground_truth": ["1"] * 2}
+    path = write_arrow(tmp_path / "x.arrow", pa.table(columns | {"extra": pa.array([value, None], kind)}))
+    assert [prompt.row for prompt in load_prompts([PromptFile(path=path)])] == [{"extra": read}, {"extra": None}]
+
+
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_the_schema_of_verl_is_recognised(tmp_path, form):
     rows = [VERL, {**VERL, "prompt": [{"role": "user", "content": "2 x 7"}]}]
@@ -156,6 +177,12 @@ def test_made_ids_stay_when_the_rows_move_and_count_equal_rows(tmp_path):
     assert len(set(keys)) == 3
     moved = write_parquet(tmp_path / "b", rows[::-1])
     assert {prompt.key for prompt in load_prompts([PromptFile(path=moved, **LIKE_GSM8K)])} == set(keys)
+
+
+def test_made_ids_count_equal_rows_of_several_files(tmp_path):
+    files = [write_parquet(tmp_path / name, GSM8K) for name in ("a.parquet", "b.parquet")]
+    keys = [prompt.key for prompt in load_prompts([PromptFile(path=file, **LIKE_GSM8K) for file in files])]
+    assert keys[2:] == [f"{key}-2" for key in keys[:2]]
 
 
 def test_what_json_does_not_have_becomes_text_or_nothing(tmp_path):
@@ -185,6 +212,39 @@ def test_nulls_with_which_tables_fill_messages_do_not_reach_the_template(tmp_pat
         {"role": "tool", "content": "2"},
     )
     assert prompt.row == {"tools": [{"name": "add"}]}
+
+
+def test_a_table_mixes_rows_of_several_kinds_by_nulls(tmp_path):
+    messages = [{"role": "user", "content": "1 + 1"}]
+    rows = [
+        {"domain": "math", "prompt": "6 x 7", "messages": None, "ground_truth": "42", "test_cases": [], "rubric": None},
+        {
+            "domain": "qa",
+            "prompt": None,
+            "messages": messages,
+            "ground_truth": None,
+            "test_cases": [],
+            "rubric": "Kind.",
+        },
+        {
+            "domain": "game",
+            "prompt": "Play.",
+            "messages": None,
+            "ground_truth": None,
+            "test_cases": None,
+            "rubric": None,
+        },
+    ]
+    math, judged, played = load_prompts([PromptFile(path=write_parquet(tmp_path / "x.parquet", rows))])
+    assert (math.text, math.reference) == ("6 x 7", AnswerReference(text="42"))
+    assert (judged.messages, judged.reference) == (tuple(messages), JudgeReference(rubric="Kind.", answer=None))
+    assert (played.text, played.reference) == ("Play.", AnswerReference(text=""))
+
+
+def test_a_prompt_of_messages_is_recognised_beside_messages_that_are_null(tmp_path):
+    rows = [{"domain": "math", "prompt": VERL["prompt"], "messages": None, "ground_truth": "42"}]
+    [prompt] = load_prompts([PromptFile(path=write_parquet(tmp_path / "x.parquet", rows))])
+    assert prompt.messages == tuple(VERL["prompt"])
 
 
 def test_test_cases_in_columns_of_other_names_are_read_again_from_their_line(tmp_path):
@@ -245,6 +305,11 @@ MALFORMED = {
     ),
     "truncated Parquet": (lambda tmp: cut(write_parquet(tmp / "x.parquet", OURS)), {}, ["cannot be read as Parquet"]),
     "damaged Parquet": (lambda tmp: damaged(write_parquet(tmp / "x.parquet", OURS)), {}, ["cannot be read as Parquet"]),
+    "a time beyond those of Python": (
+        lambda tmp: write_arrow(tmp / "x.arrow", pa.table({"when": pa.array([10**18], pa.timestamp("s"))})),
+        {},
+        ["x.arrow has a time that Python cannot hold", "years 1 to 9999"],
+    ),
     "empty Parquet": (lambda tmp: empty_parquet(tmp / "x.parquet"), LIKE_GSM8K, ["x.parquet is empty"]),
     "no bytes": (lambda tmp: write_lines(tmp / "x.parquet"), {}, ["cannot be read as Parquet"]),
     "truncated Arrow": (

@@ -148,12 +148,8 @@ UNANSWERABLE = [
         for name in ("math", "walk", "judge")
         for truth in (math.nan, math.inf, -math.inf)
     ),
-    *(
-        (name, truth, "a string or")
-        for name in ("math", "walk", "judge")
-        for truth in (True, None, ["7"], {"answer": 7})
-    ),
-    *((name, "  \n", "has nothing that") for name in ("math", "walk", "judge")),
+    *((name, truth, "a string or") for name in ("math", "walk", "judge") for truth in (True, ["7"], {"answer": 7})),
+    *((name, truth, "has nothing that") for name in ("math", "walk", "judge") for truth in (None, "  \n")),
     *(("sandbox", truth, "test cases") for truth in ("7", 7, "")),
 ]
 
