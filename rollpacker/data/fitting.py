@@ -3,7 +3,7 @@
 Invariant: what comes back has at most `data.max_prompt_tokens` tokens, in the order of the file, and its `prompt` is
 what its tokens were made of; so the reward is told the same text that the policy saw. Only the longest message of the
 user (of a plain prompt, its text) is shortened, and the chat template is applied to what is left: its frame, the system
-message and the other turns are never cut. A prompt that is too long even so is left out.
+message, the other turns and `data.prompt_suffix` are never cut. A prompt that is too long even so is left out.
 """
 
 from __future__ import annotations
@@ -116,12 +116,14 @@ def _shorten(prompt: Prompt, tokenizer: PromptTokenizer, limit: int, *, keeps_en
         return None
     index = max(users, key=lambda user: len(prompt.messages[user]["content"]))
     content = prompt.messages[index]["content"]
+    suffix = f"\n{prompt.suffix}" if prompt.suffix and content.endswith(f"\n{prompt.suffix}") else ""
+    content = content.removesuffix(suffix)
     best = None
     fewest, most = 1, len(content) - 1
     while fewest <= most:
         num_kept = (fewest + most) // 2
         part = content[-num_kept:] if keeps_end else content[:num_kept]
-        candidate = _with_content(prompt, index, part)
+        candidate = _with_content(prompt, index, part + suffix)
         token_ids = tokenizer.encode(candidate)
         if 0 < len(token_ids) <= limit:
             best = TokenizedPrompt(prompt=candidate, token_ids=token_ids)

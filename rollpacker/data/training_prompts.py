@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rollpacker.config.sections.data import DataSection
     from rollpacker.protocols.rollout import Prompt
 
+_REMEDY = "Evaluate the files of data.path alone: rollpacker evaluate model.path=... evaluation.path=... out=FILE"
+
 
 def load_training_prompts(section: DataSection) -> tuple[tuple[Prompt, ...], list[str]]:
     """Read the prompts to train on, in their order, and what a person should know of those that were left out.
@@ -24,19 +26,20 @@ def load_training_prompts(section: DataSection) -> tuple[tuple[Prompt, ...], lis
     Prompts that were not evaluated are kept; of all that are kept, the first `data.max_prompts` are trained on.
 
     Raises:
-        DataError: A file cannot be read or has a wrong row; or a domain has no prompt left.
+        DataError: A file cannot be read or has a wrong row; a prompt was evaluated in two sets; or a domain has no
+            prompt left.
     """
     prompts = load_prompts(section.files)
     if section.solve_rates is None:
         return prompts[: section.max_prompts], []
     low, high = section.keep_solve_rate
-    rates = _solve_rates(section)
+    rates = _solve_rates(section, {prompt.key for prompt in prompts})
     known = sum(prompt.key in rates for prompt in prompts)
     if not known:
         raise DataError(
             f"data.solve_rates={section.solve_rates} knows none of the {len(prompts)} prompts",
             f"It has responses to prompts such as {next(iter(rates))!r}; data.path has {prompts[0].key!r}",
-            "Evaluate the files of data.path: rollpacker evaluate model.path=... evaluation.path=... out=FILE",
+            _REMEDY,
         )
     kept = tuple(prompt for prompt in prompts if low <= rates.get(prompt.key, low) <= high)
     for domain in sorted({prompt.domain for prompt in prompts} - {prompt.domain for prompt in kept}):
@@ -52,12 +55,20 @@ def load_training_prompts(section: DataSection) -> tuple[tuple[Prompt, ...], lis
     ]
 
 
-def _solve_rates(section: DataSection) -> dict[str, float]:
+def _solve_rates(section: DataSection, trained: set[str]) -> dict[str, float]:
     """The mean reward of each evaluated prompt, by its id."""
     from rollpacker.metrics.evaluation_files import read_newest_responses  # Arrow takes half a second to load
 
     assert section.solve_rates is not None
     rewards: dict[str, list[float]] = {}
+    sets: dict[str, str] = {}
     for row in read_newest_responses(section.solve_rates):
-        rewards.setdefault(row["prompt"], []).append(row["reward"])
+        key = row["prompt"]
+        if (first := sets.setdefault(key, row["set"])) != row["set"] and key in trained:
+            raise DataError(
+                f"data.solve_rates={section.solve_rates} has a prompt {key!r} in two sets, {first} and {row['set']}",
+                "Allowed: prompts of data.path in one set, since ids of two sets may be equal by chance",
+                _REMEDY,
+            )
+        rewards.setdefault(key, []).append(row["reward"])
     return {key: fmean(each) for key, each in rewards.items()}

@@ -1,6 +1,8 @@
 # ruff: noqa: S106 these tokens are no passwords
 """Prompts that are too long, with a real tokenizer of one token per word."""
 
+from dataclasses import replace
+
 import pytest
 
 from rollpacker.config.sections.data import DataSection
@@ -81,6 +83,15 @@ def test_of_messages_only_the_users_longest_is_shortened_and_the_frame_stays_who
     assert [message["content"] for message in short.prompt.messages] == ["one one one one", "two", "one", kept]
     assert tokenizer.text(short.prompt).endswith("go")
     assert len(short.token_ids) == 13
+
+
+@pytest.mark.parametrize(("end", "kept"), [("left", " . two\none two"), ("right", "one . \none two")])
+def test_the_suffix_stays_whole_where_a_prompt_is_shortened(tokenizer, end, kept):
+    prompts = [replace(plain("one . two\none two"), suffix="one two"), plain("one", "short")]
+    fitting = fit(tokenizer, prompts, 5, f"truncate_{end}")
+    assert texts(fitting)["a"] == kept
+    fitting = fit(tokenizer, prompts, 3, f"truncate_{end}")
+    assert list(fitting.prompts) == ["short"]
 
 
 def test_what_does_not_fit_even_when_shortened_is_dropped(tokenizer):

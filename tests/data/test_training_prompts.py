@@ -13,18 +13,24 @@ from rollpacker.data.training_prompts import load_training_prompts
 REWARDS = {"easy": [1, 1, 1, 1], "middle": [0, 1, 1, 0], "hard": [0, 0, 0, 0], "nearly": [1, 1, 1, 0]}
 
 
+def write_rates(path, **sets):
+    rows = [
+        {"step": 0, "set": name, "prompt": key, "sample": sample, "reward": float(reward)}
+        for name, rewards in sets.items()
+        for key, of_prompt in rewards.items()
+        for sample, reward in enumerate(of_prompt)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
 @pytest.fixture
 def section(tmp_path):
     prompts, rates = tmp_path / "prompts.jsonl", tmp_path / "rates.parquet"
     with prompts.open("w") as file:
         for key in [*REWARDS, "unknown"]:
             print(json.dumps({"id": key, "domain": "math", "prompt": f"{key}?", "ground_truth": "1"}), file=file)
-    rows = [
-        {"step": 0, "set": "prompts", "prompt": key, "sample": sample, "reward": float(reward)}
-        for key, rewards in REWARDS.items()
-        for sample, reward in enumerate(rewards)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), rates)
+    write_rates(rates, prompts=REWARDS)
     return lambda **words: DataSection.model_validate({"path": prompts, "solve_rates": rates, **words})
 
 
@@ -58,6 +64,18 @@ def test_rates_of_other_prompts_are_refused(section, tmp_path):
     others.write_text('{"id": "other", "domain": "math", "prompt": "1?", "ground_truth": "1"}\n')
     with pytest.raises(DataError, match="knows none of the 1 prompts"):
         load_training_prompts(section(path=others))
+
+
+def test_rates_of_a_prompt_in_two_sets_are_refused_and_those_of_others_are_not(section, tmp_path):
+    two = {"train": REWARDS, "unseen": {"else": [1]}, "old": {"else": [0]}}
+    assert keys_and_notes(section(solve_rates=write_rates(tmp_path / "two", **two)))[0] == [
+        "middle",
+        "nearly",
+        "unknown",
+    ]
+    three = write_rates(tmp_path / "three", **two, test={"easy": [0, 0, 0, 0]})
+    with pytest.raises(DataError, match=r"a prompt 'easy' in two sets, train and test"):
+        load_training_prompts(section(solve_rates=three))
 
 
 def test_a_domain_of_which_nothing_is_left_is_an_error(section, tmp_path):
