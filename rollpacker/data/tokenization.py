@@ -73,7 +73,7 @@ class PromptTokenizer:
             ConfigError: The chat template cannot be read, or does not know the arguments given to it.
         """
         self._section = section or DataSection(path=None)
-        self._opens_answer = opens_answer
+        self.opens_answer = opens_answer
         self._tools = list(tools)
         self._model_path = model_path
         self._tokenizer = load_tokenizer(model_path)
@@ -115,7 +115,7 @@ class PromptTokenizer:
         if self.is_chat(prompt):
             if prompt.row.get("tools"):
                 self._require_tools(f"The prompt {prompt.key!r} has `tools`", ", or call the field otherwise")
-            return self.render(prompt, [], opens_answer=self._opens_answer)
+            return self.render(prompt, [], opens_answer=self.opens_answer)
         assert prompt.text is not None
         if self._tools:
             raise DataError(

@@ -7,7 +7,8 @@ observation, or the messages that it consists of, and the beginning of the next 
 a turn in which a marker stands for the policy's words, so nothing of an earlier turn is asked of it.
 
 Where the prompt is a plain text, so is the conversation: an observation is tokens of its text alone. An observation
-that is tokens stays as it is.
+that is tokens stays as it is. An empty list is nothing at all, but where the prompt opens no answer, as before an
+environment that speaks first: there it is no message, and an answer begins.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rollpacker.core.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from rollpacker.data.tokenization import PromptTokenizer
     from rollpacker.protocols.environment import Observation
@@ -33,11 +34,15 @@ class TurnRenderer:
     Args:
         tokenizer: Of the prompts.
         keeps_special: Whether the text of a turn has its special tokens: some models write calls of tools with them.
+        end_tokens: Those that end a turn, of which a template writes one.
     """
 
-    def __init__(self, tokenizer: PromptTokenizer, *, keeps_special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: PromptTokenizer, *, keeps_special: bool = False, end_tokens: Collection[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._keeps_special = keeps_special
+        self._end_tokens = end_tokens
 
     def action(self, turn: Sequence[int]) -> str:
         return self.spelled(turn) if self._keeps_special else self._tokenizer.decode(turn)
@@ -49,7 +54,7 @@ class TurnRenderer:
         tokenizer = self._tokenizer
         if isinstance(observation, str):
             messages: list[Any] = [_user(observation)] if turn or observation else []
-        elif not observation or isinstance(observation[0], int):
+        elif isinstance(observation[0], int) if observation else tokenizer.opens_answer:
             return observation  # type: ignore[return-value]  # the first tells what all of them are
         else:
             messages = observation
@@ -82,9 +87,11 @@ class TurnRenderer:
         for number in range(min(len(turn), len(following)), 0, -1):
             if turn[-number:] == following[:number]:
                 return number
-        # some templates, such as gpt-oss's, close a conversation's last turn with another token than those before
+        # it ended with another token than the template closes it with: Llama 3.1's <|eom_id|>, gpt-oss's <|return|>
+        if turn[-1] not in self._end_tokens:
+            return 0
         closing = self._tokenizer.encode_text(self._reply(prompt, [], opens_answer=False))
-        return int(turn[-1:] == closing[:1])
+        return next((number for number, token in enumerate(closing, start=1) if token in self._end_tokens), 0)
 
 
 def _user(text: str) -> dict[str, str]:

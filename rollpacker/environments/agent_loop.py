@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollpacker.data.tokenization import PromptTokenizer
+    from rollpacker.data.turns import TurnRenderer
     from rollpacker.protocols.rollout import Prompt
 
 
@@ -133,10 +134,17 @@ class LoopPrompts:
 
     def following(self, messages: Sequence[Mapping[str, Any]], turn_ids: Sequence[int]) -> list[int]:
         """What follows a turn."""
+        observation = [dict(each) for each in messages]
+        return list(self._renderer.observation(self._prompt(), observation, turn_ids))
+
+    @cached_property
+    def _renderer(self) -> TurnRenderer:
         from rollpacker.data.turns import TurnRenderer
 
-        observation = [dict(each) for each in messages]
-        return list(TurnRenderer(self.tokenizer).observation(self._prompt(), observation, turn_ids))
+        tokenizer = self.tokenizer  # which loads transformers without torch
+        from rollpacker.engines.end_tokens import end_tokens
+
+        return TurnRenderer(tokenizer, end_tokens=end_tokens(Path(self._model_path)))
 
     def _prompt(self, **others: Any) -> Prompt:
         from rollpacker.core.ids import Domain

@@ -35,18 +35,29 @@ def compute(text: str) -> Fraction:
         SyntaxError: It is no expression.
         ZeroDivisionError: It divides by 0.
     """
-    value = _value_of(ast.parse(text.strip(), mode="eval").body)
+    expression = text.strip()
+    value = _value_of(ast.parse(expression, mode="eval").body, expression)
     if max(abs(value.numerator), value.denominator) >= 10**_MOST_DIGITS:
         raise ValueError("the value is too long")
     return value
 
 
-def _value_of(node: ast.expr) -> Fraction:
+def _value_of(node: ast.expr, text: str) -> Fraction:
     match node:
-        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            return Fraction(str(number))
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            return Fraction(number)
+        case ast.Constant(value=float()):
+            return _fraction_of(ast.get_source_segment(text, node) or "")
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value_of(operand)
+            return -_value_of(operand, text)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_value_of(left), _value_of(right))
+            return _OPERATORS[type(op)](_value_of(left, text), _value_of(right, text))
     raise ValueError("only numbers, + - * / and parentheses")
+
+
+def _fraction_of(written: str) -> Fraction:
+    """A number with a point or an exponent as it is written: a float would have 17 of its digits."""
+    _, _, exponent = written.lower().partition("e")
+    if abs(int(exponent or 0)) > _MOST_DIGITS:  # 1e999999999 would be computed for hours
+        raise ValueError("the value is too long")
+    return Fraction(written)

@@ -30,11 +30,14 @@ def make_environments(
     config: RunConfig, tokenizer: PromptTokenizer, hosts: Sequence[EnvironmentHost] = ()
 ) -> EnvironmentParts:
     """Make them, on hosts if there are some, else here; processes start as trajectories need them."""
+    from rollpacker.engines.end_tokens import end_tokens  # with transformers, which the tokenizer has loaded
+
     section = config.environment
     assert section is not None
+    keeps_special = section.name == "tools"
     return EnvironmentParts(
         service=EnvironmentHosts(hosts) if hosts else make_pool(config),
-        texts=TurnRenderer(tokenizer, keeps_special=section.name == "tools"),
+        texts=TurnRenderer(tokenizer, keeps_special=keeps_special, end_tokens=end_tokens(config.model.directory)),
         gives_rewards="environment" in config.reward.names,
         longest_call_s=max(section.opening_timeout_s, section.longest_call_s),
     )

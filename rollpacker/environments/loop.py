@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
-from rollpacker.config.python_names import UnusableFunction, load_named
+from rollpacker.config.python_names import UnusableFunction, in_words, load_named
 from rollpacker.environments.agent_loop import LoopError, LoopPrompts, ServerManager
 
 
@@ -100,7 +100,7 @@ class Loop:
         loop = self._kind(
             server_manager=self._server, prompts=self._prompts, response_length=max_tokens, **self._arguments
         )
-        self._running = asyncio.create_task(loop.run(dict(sampling_params), **row))
+        self._running = asyncio.create_task(_without_exit(loop.run(dict(sampling_params), **row)))
 
     async def _give(self, turn: Mapping[str, Any]) -> None:
         self._server.give(turn)
@@ -112,3 +112,11 @@ class Loop:
         if self._server.refused is not None:
             raise self._server.refused
         return self._running.result() if self._running.done() else None
+
+
+async def _without_exit(running: Awaitable[Any]) -> Any:
+    """Wait for a loop; `sys.exit` would stop the event loop under the next trajectory as well."""
+    try:
+        return await running
+    except SystemExit as error:
+        raise LoopError(in_words(error, __file__)) from error

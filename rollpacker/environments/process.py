@@ -117,7 +117,7 @@ def make(source: str, arguments: dict[str, Any]) -> Environment:
         env = kind(**arguments)
     except UnusableFunction:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UnusableFunction(f"making {source} raised {in_words(error, __file__)}") from error
     for name in ("reset", "step"):
         if not callable(getattr(env, name, None)):
@@ -147,7 +147,7 @@ def main(words: list[str]) -> int:
             started_s = time.monotonic()
             try:
                 answer = environment.answer(json.loads(line))
-            except Exception as error:  # noqa: BLE001 a trajectory's boundary: what an environment raises ends no run
+            except (Exception, SystemExit) as error:  # noqa: BLE001 a trajectory's boundary: what it raises ends no run
                 is_told = isinstance(error, Unfit | UnusableFunction)
                 answer = {"failure": str(error) if is_told else f"it raised {in_words(error)}"}
                 answer |= {"is_unfit": True} if isinstance(error, Unfit) else {}

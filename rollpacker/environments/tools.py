@@ -3,8 +3,8 @@
     turn with calls ──each function is called──> messages with what they returned, or why they could not
     turn without one ──> the answer: the trajectory ends
 
-Invariant: nothing that a model writes, and nothing that a function raises, is a failure of the environment. What hangs
-or crashes the process is: the trajectory begins again.
+Invariant: nothing that a model writes, and nothing that a function raises, `sys.exit` included, is a failure of the
+environment. What hangs or crashes the process is: the trajectory begins again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rollpacker.config.python_names import UnusableFunction, in_words, load_named
 from rollpacker.environments.tool_calls import PARSERS, Call, MalformedCallError, no_tool, value_of
@@ -80,7 +81,7 @@ class Tools:
         try:
             result = function(**(_as_hinted(call.arguments, function) if call.are_texts else call.arguments))
             return result if isinstance(result, str) else json.dumps(result)
-        except Exception as error:  # noqa: BLE001 a call's boundary: the model is told, and may call again
+        except (Exception, SystemExit) as error:  # noqa: BLE001 a call's boundary: the model is told, and may call again
             return f"Error: {in_words(error, __file__)}"
 
 
@@ -91,5 +92,11 @@ def _message(name: str, content: str) -> dict[str, str]:
 def _as_hinted(texts: Mapping[str, str], function: Callable[..., object]) -> dict[str, object]:
     """Give a function what arguments that were written as plain text stand for, where it takes something else."""
     hints = get_type_hints(function)
-    takes_text = {key: str in {hint, *get_args(hint)} for key, hint in hints.items()}
-    return {key: text if takes_text.get(key, True) else value_of(text) for key, text in texts.items()}
+    return {key: text if _takes(hints.get(key, str), text) else value_of(text) for key, text in texts.items()}
+
+
+def _takes(hint: Any, text: str) -> bool:
+    """Whether a hint takes this text as it is: the elements of `list[str]` are texts, and the list is none."""
+    if get_origin(hint) in {Union, UnionType}:
+        return any(_takes(each, text) for each in get_args(hint))
+    return hint is str or (get_origin(hint) is Literal and text in get_args(hint))

@@ -1,7 +1,8 @@
 """What answers the turns of a policy: environments, one for each trajectory that is under way.
 
 An observation is a text, which becomes a message of the user; or chat messages, such as results of tools; or tokens,
-where what made them has its own way to write a conversation. An empty list is nothing at all.
+where what made them has its own way to write a conversation. An empty list is nothing at all; where the environment
+speaks first, the policy begins to answer.
 """
 
 from __future__ import annotations

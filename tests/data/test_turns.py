@@ -112,10 +112,13 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def renderer_of(model_path: Any, family: str) -> tuple[PromptTokenizer, TurnRenderer]:
-    tokenizer = PromptTokenizer(model_path, opens_answer=False)
+def renderer_of(
+    model_path: Any, family: str, *other_ends: str, opens_answer: bool = False
+) -> tuple[PromptTokenizer, TurnRenderer]:
+    tokenizer = PromptTokenizer(model_path, opens_answer=opens_answer)
     tokenizer._tokenizer.chat_template = template_of(FAMILIES[family].template)
-    return tokenizer, TurnRenderer(tokenizer)
+    ends = [tokenizer.encode_text(end)[-1] for end in (FAMILIES[family].end, *other_ends)]
+    return tokenizer, TurnRenderer(tokenizer, end_tokens=ends)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -166,6 +169,29 @@ def test_a_turn_that_was_cut_is_closed_as_the_template_closes_it(model_path):
     assert following.startswith("<|im_end|>\n<|im_start|>user\non")
 
 
+@pytest.mark.parametrize(
+    ("family", "end"),
+    [("llama3_1", "<|eom_id|>"), ("cohere2", "<|END_OF_TURN_TOKEN|>"), ("gptoss", "<|call|>"), ("chatml", "<|bos|>")],
+)
+def test_a_turn_that_ended_with_another_of_the_models_end_tokens_is_not_closed_again(model_path, family, end):
+    tokenizer, renderer = renderer_of(model_path, family, end)
+    first, words = prompt(user("hi")), FAMILIES[family].opening + "add(1, 2)"
+
+    def following(turn: str) -> str:
+        return tokenizer.token_texts(renderer.observation(first, "on", tokenizer.encode_text(turn)))
+
+    assert following(words + end) == following(words + FAMILIES[family].end)
+
+
+def test_an_environment_that_says_nothing_leaves_the_policy_to_begin_and_to_go_on(model_path):
+    tokenizer, renderer = renderer_of(model_path, "chatml")
+    first, turn = prompt(user("hi")), tokenizer.encode_text("go<|im_end|>")
+    assert tokenizer.token_texts(renderer.observation(first, [], [])) == "<|im_start|>assistant\n"
+    assert tokenizer.token_texts(renderer.observation(first, [], turn)) == "\n<|im_start|>assistant\n"
+    _, renderer = renderer_of(model_path, "chatml", opens_answer=True)
+    assert (renderer.observation(first, [], []), renderer.observation(first, [], turn)) == ([], [])
+
+
 def test_an_environment_that_speaks_first_is_a_message_of_the_user_before_the_answer(model_path):
     tokenizer, renderer = renderer_of(model_path, "chatml")
     system = prompt({"role": "system", "content": "play"})
@@ -185,7 +211,6 @@ def test_results_of_tools_are_messages_of_their_own_role_and_tokens_stay_as_they
     following = tokenizer.token_texts(renderer.observation(prompt(user("hi")), results, turn))
     assert following == "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>tool\n?<|im_end|>\n<|im_start|>assistant\n"
     assert renderer.observation(prompt(user("hi")), [5, 6], turn) == [5, 6]
-    assert renderer.observation(prompt(user("hi")), [], []) == []
 
 
 def test_tools_are_what_the_template_is_told_where_a_line_has_none(model_path):

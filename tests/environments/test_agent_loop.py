@@ -79,6 +79,13 @@ class Raises(Base):
         raise KeyError("no such row")
 
 
+class Exits(Base):
+    def output(self, tokens, mask, row):
+        if "reward" not in row:
+            raise SystemExit(3)
+        return super().output(tokens, mask, row)
+
+
 class Masks(Base):
     def output(self, tokens, mask, row):
         return super().output(tokens, [0] * len(mask), row)
@@ -168,6 +175,15 @@ def test_a_loop_that_changes_masks_or_drops_what_was_sampled_is_refused_even_if_
     reset(loop)
     with pytest.raises(LoopError, match=says):
         loop.step(turn(4, 0))
+
+
+def test_a_loop_that_exits_fails_alone_and_the_next_one_runs(own):
+    loop = loop_of(own, "Exits")
+    reset(loop)
+    with pytest.raises(LoopError, match=r"SystemExit: 3 \(own.py"):
+        loop.step(turn(4, 0))
+    reset(loop, reward=1.0)
+    assert loop.step(turn(4, 0))[1:3] == (1.0, True)
 
 
 def test_without_a_reward_of_its_own_a_loop_needs_none(own):

@@ -46,6 +46,8 @@ class Env:
             return shell.stdout.readline(), 0.0, False, False, {}
         if action == "raise":
             raise KeyError("no such door")
+        if action == "exit":
+            raise SystemExit("bye")
         if action == "nonsense":
             return "only a text"
         if action == "messages":
@@ -353,6 +355,7 @@ async def test_an_environment_that_crashes_is_a_failure_of_its_trajectory_alone(
     ("action", "says"),
     [
         ("raise", "no such door"),
+        ("exit", "SystemExit: bye"),
         ("nonsense", "an observation, a text"),
         ("nan", "no training bears"),
         ("tokens", "an observation, a text"),

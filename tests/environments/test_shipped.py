@@ -35,12 +35,18 @@ def test_a_walk_needs_a_task():
         WalkTurns().reset(options={})
 
 
-@pytest.mark.parametrize("text", ["x + 1", "2 ** 9", "(1).real", "True", "9" * 1001, "1 if 1 else 2"])
+@pytest.mark.parametrize("text", ["x + 1", "2 ** 9", "(1).real", "True", "9" * 1001, "1e999999999", "1 if 1 else 2"])
 def test_a_calculator_computes_nothing_but_numbers_of_bounded_size(text: str):
     with pytest.raises(ValueError, match=r"only numbers|too long"):
         compute(text)
     assert compute("-3 * (2 - 0.5)") == Fraction(-9, 2)
     assert calculate(" (2 + 3) / 6") == "5/6"
+
+
+def test_a_calculator_takes_numbers_as_they_are_written():
+    assert calculate("12345678901234567890.5 * 2") == "24691357802469135781"
+    assert calculate("(.1 +\n0.20000000000000000001 + 1_0.) * 1e2") == "1030000000000000000001/1000000000000000000"
+    assert calculate("1E-400 * 1e+400") == "1"
 
 
 @pytest.mark.parametrize("kind", [FrozenLake, SokobanMini])

@@ -15,6 +15,8 @@ from rollpacker.environments.tools import Tools
 CALCULATE = "rollpacker.environments.calculator:calculate"
 
 OWN = '''
+import argparse
+
 prepared = []
 
 
@@ -35,6 +37,13 @@ def half(text: str):
 def fail(text: str):
     """Fail."""
     raise KeyError(text)
+
+
+def parse(words: str):
+    """Read an option."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", type=int)
+    return parser.parse_args(words.split()).size
 '''
 
 
@@ -52,7 +61,7 @@ def contents(tools: Tools, action: str) -> list[str]:
 @pytest.fixture
 def tools(tmp_path: Path) -> Tools:
     (tmp_path / "own.py").write_text(OWN)
-    own = [f"{tmp_path}/own.py:{name}" for name in ("table", "half", "fail")]
+    own = [f"{tmp_path}/own.py:{name}" for name in ("table", "half", "fail", "parse")]
     made = Tools([CALCULATE, *own], "hermes")
     assert made.reset() == ([], {})
     return made
@@ -68,6 +77,7 @@ def test_calls_are_answered_in_their_order_by_messages_of_their_tools(tools: Too
     ("action", "says"),
     [
         (call("fail", text="x"), "Error: KeyError: 'x'"),
+        (call("parse", words="--size x"), "Error: SystemExit: 2"),
         (call("calculate", text="1"), "unexpected keyword argument 'text'"),
         (call("calculate", expression="1/0"), "ZeroDivisionError"),
         (call("search", text="1"), "there is no tool search; there are calculate, table"),
@@ -109,19 +119,26 @@ def test_python_runs_in_the_sandbox_and_shows_what_it_prints_its_last_value_and_
 
 def test_what_a_model_writes_as_plain_text_is_what_the_function_is_hinted_to_take(tmp_path: Path):
     (tmp_path / "typed.py").write_text(
+        "from typing import Literal, Optional\n\n\n"
         "def kinds(number: int, text: str, some: list[int], flag: bool, maybe: str | None = None):\n"
         '    """Say them."""\n'
-        "    return [number, text, some, flag, maybe]\n"
+        "    return [number, text, some, flag, maybe]\n\n\n"
+        "def texts(some: list[str], pairs: dict[str, int], fixed: tuple[str, ...], few: list[str] | None,\n"
+        "          size: Optional[Literal['3', '4']]):\n"
+        '    """Say them."""\n'
+        "    return [some, pairs, fixed, few, size]\n"
     )
-    tools = Tools([f"{tmp_path}/typed.py:kinds"], "qwen3_coder")
+    tools = Tools([f"{tmp_path}/typed.py:{name}" for name in ("kinds", "texts")], "qwen3_coder")
 
-    def answer(**arguments: str) -> str:
+    def answer(name: str = "kinds", /, **arguments: str) -> str:
         parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
-        (content,) = contents(tools, f"<tool_call>\n<function=kinds>\n{parameters}</function>\n</tool_call>")
+        (content,) = contents(tools, f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>")
         return content
 
     given = answer(number="3", text="3", some="[1, 2]", flag="True", maybe="null")
     assert json.loads(given) == [3, "3", [1, 2], True, "null"]
     assert json.loads(answer(number="three", text="", some="[1", flag="false")) == ["three", "", "[1", False, None]
+    given = answer("texts", some='["a"]', pairs='{"a": 1}', fixed='["a", "b"]', few='["3"]', size="3")
+    assert json.loads(given) == [["a"], {"a": 1}, ["a", "b"], ["3"], "3"]
     assert "missing" in answer(number="3")
     assert "unexpected" in answer(number="3", other="1")

@@ -48,6 +48,7 @@ def test_an_environment_that_can_be_reset_is_fine():
         (WALK, {"speed": 3}, "takes no arguments"),
         ("rollpacker.environments.calculator:compute", {}, "missing 1 required positional"),
         ("rollpacker.environments.walk_turns:STEPS", {}, "which makes no environment"),
+        ("sys:exit", {}, "making sys:exit raised SystemExit"),
         (DELAYED, {"env": WALK, "p_crash_at_reset": 1.0}, "its process died"),
     ],
 )
