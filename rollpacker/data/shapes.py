@@ -15,6 +15,7 @@ from typing import Any
 
 from rollpacker.config.sections.model import ModelSection, ShapeSection
 from rollpacker.core.errors import ModelError
+from rollpacker.data.weight_files import read_tensors
 from rollpacker.paths import read_text
 
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -118,7 +119,7 @@ def _read_shape(folder: Path) -> ShapeSection:
             head_dim=sizes.get("head_dim") or sizes["hidden_size"] // num_heads,
             intermediate_size=sizes["intermediate_size"],
             vocab_size=sizes["vocab_size"],
-            has_tied_embeddings=bool(sizes.get("tie_word_embeddings", False)),
+            has_tied_embeddings=_has_tied_embeddings(folder, content | sizes),
             latent_size=sizes["kv_lora_rank"] + sizes["qk_rope_head_dim"] if sizes.get("kv_lora_rank") else 0,
             **_experts(sizes),
         )
@@ -128,6 +129,21 @@ def _read_shape(folder: Path) -> ShapeSection:
             "Read are num_hidden_layers, hidden_size, num_attention_heads, intermediate_size and vocab_size.",
             "Choose a model option with a shape, such as model=qwen2.5-7b, or correct the file.",
         ) from error
+
+
+def _has_tied_embeddings(folder: Path, sizes: Mapping[str, Any]) -> bool:
+    """As config.json says; where it leaves that to transformers' default of the type, as the weights say.
+
+    Without weights that can be looked into it is False, which asks for too much memory rather than too little.
+    """
+    if (given := sizes.get("tie_word_embeddings")) is not None:
+        return bool(given)
+    try:
+        tensors = read_tensors(folder) or {}
+    except ModelError:  # of which the check of the directory tells
+        return False
+    table = (sizes["vocab_size"], sizes["hidden_size"])
+    return sum(tensor.shape == table for tensor in tensors.values()) == 1
 
 
 def num_experts_of(description: Mapping[str, Any]) -> int:

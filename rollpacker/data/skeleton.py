@@ -39,7 +39,7 @@ def ask_transformers(model_path: Path, *, is_trained: bool, has_model: bool, has
         ModelError: So it is.
     """
     flags = [flag for flag, is_set in zip(_FLAGS, (is_trained, has_model, has_weights), strict=True) if is_set]
-    words = [sys.executable, "-m", __name__, str(model_path), *flags]
+    words = [sys.executable, "-P", "-m", __name__, str(model_path), *flags]
     process = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603  # our own module
     if process.returncode == ModelError.exit_code:
         raise ModelError(*json.loads(process.stdout.splitlines()[-1]))

@@ -53,7 +53,7 @@ def _answer(source: str, *, is_loss: bool) -> Any:
     words = [source, ""] if is_loss else ["", source]
     try:
         ended = subprocess.run(  # noqa: S603  (the user's own function, by name)
-            [sys.executable, "-m", "rollpacker.trainers.own_functions", *words],
+            [sys.executable, "-P", "-m", "rollpacker.trainers.own_functions", *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

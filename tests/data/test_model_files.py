@@ -366,6 +366,8 @@ def test_of_a_model_whose_tensors_are_known_only_the_tokenizer_is_asked_about(
     check_model_files(model)
     assert asked == [{"is_trained": True, "has_model": False, "has_weights": True}]
     monkeypatch.undo()
+    (model / "queue.py").write_text("raise SystemExit('a module of the working directory')")
+    monkeypatch.chdir(model)
     assert "a token that the model does not have" in error_of(model)
 
 

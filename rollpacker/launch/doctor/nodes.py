@@ -57,7 +57,7 @@ def ask_nodes(run_dir: Path, num_nodes: int) -> NodesSeen:
         f"--ntasks={num_nodes}",
         "--immediate=60",
     ]
-    words += [sys.executable, "-m", "rollpacker.launch.doctor.node_report", str(folder)]
+    words += [sys.executable, "-P", "-m", "rollpacker.launch.doctor.node_report", str(folder)]
     asked_at = time.time()
     try:
         outcome = run_program(words, deadline_s=_DEADLINE_S)
