@@ -7,6 +7,7 @@ starts at once waits for them (a minute at most, by submitit).
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -90,7 +91,7 @@ def _sbatch(script: Path, section: str = "cluster") -> str:
     outcome = run_program(
         [program, "--parsable", str(script)],
         deadline_s=DEADLINE_S,
-        environment=submission_environment(os.environ),
+        environment=submission_environment(os.environ, script.read_text()),
     )
     if outcome.exit_code is None:
         raise WorldError(
@@ -104,4 +105,11 @@ def _sbatch(script: Path, section: str = "cluster") -> str:
             "Nothing of this job or array was submitted; those before it were.",
             f"Change what `{section}` asks for; launch again and what was submitted is left alone.",
         )
-    return outcome.output.strip().partition(";")[0]
+    numbers = re.findall(r"^(\d+)(?:;.*)?$", outcome.output, re.MULTILINE)
+    if not numbers:
+        raise WorldError(
+            f"sbatch printed no job's number: {outcome.output.strip() or '(nothing)'}",
+            "With --parsable it prints the number on a line of its own; a site's own sbatch may print something else.",
+            "See `squeue --me`: a job that is there has no call: cancel it. Put Slurm's own sbatch first on the PATH.",
+        )
+    return str(numbers[-1])  # behind what a site's own sbatch says

@@ -197,6 +197,7 @@ def job_environment(cluster: ClusterSection, job: str) -> list[str]:
         f'export PATH="$PATH:{_USUAL_PATH}" # where it was submitted from, there may be no other command than sbatch',
         *cluster.setup,
         *(f"export {name}={shlex.quote(value)}" for name, value in cluster.environment.items()),
+        'unset "${!SQUEUE_@}" # they would choose which jobs squeue tells of, and how',
         f'{end}="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="{job}" --format=%e | head -n 1)"',
         f'[[ "${end}" =~ ^[0-9]+$ ]] || {end}="" # no limit',
         f'{grace}="$(scontrol show partition "$SLURM_JOB_PARTITION" | {_FIND_GRACE_TIME})"',

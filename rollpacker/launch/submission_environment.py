@@ -1,21 +1,48 @@
-"""The environment of a submission: without the variables of a job or an image in which this process runs."""
+"""The environment of a submission: what sbatch and the new job are told by this process's variables.
+
+Not of a job or an image in which this process runs, and nothing that the script itself says: sbatch prefers a variable
+(SBATCH_PARTITION) to a line of the script. What the script leaves open stays the user's or the site's, such as
+SBATCH_ACCOUNT.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 _CONTAINER_WORDS = ("APPNAME", "BIND", "COMMAND", "CONTAINER", "ENVIRONMENT", "NAME")
 """Ends of the names of variables that Apptainer sets inside an image."""
 
+_NEVER = frozenset(f"SBATCH_{word}" for word in ("ARRAY_INX", "ERROR", "NO_REQUEUE", "REQUEUE", "WAIT"))
+"""Without a line of the script, too: it is no array then, and its errors are in its output. An sbatch that waits for
+the job's end would leave the job without its call, which takes its name when sbatch has answered."""
 
-def submission_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Drop the variables of a surrounding job or container, which the new job would take for options."""
+_OPTION_OF = {
+    "CPUS_PER_GPU": "cpus-per-task",
+    "CPU_FREQ_REQ": "cpu-freq",
+    "GPUS": "gpus-per-node",
+    "GPUS_PER_SOCKET": "gpus-per-node",
+    "GPUS_PER_TASK": "gpus-per-node",
+    "MEM_PER_CPU": "mem",
+    "MEM_PER_GPU": "mem",
+    "MEM_PER_NODE": "mem",
+    "REQ_SWITCH": "switches",
+    "TIMELIMIT": "time",
+    "WAIT4SWITCH": "switches",
+}
+"""What variables set, or count in another way, whose names are not those of an option with SBATCH_ in front."""
+
+
+def submission_environment(environment: Mapping[str, str], script: str) -> dict[str, str]:
+    """Drop what would change the job that `script` asks for, and what is of a surrounding job or container."""
     dropped = {f"{runtime}_{word}" for runtime in surrounding_images(environment) for word in _CONTAINER_WORDS}
+    asked = re.findall(r"^#SBATCH --([a-z0-9-]+)", script, re.MULTILINE)
     kept = ("SLURM_CONF", "SLURM_CLUSTERS")
     return {
         name: value
         for name, value in environment.items()
-        if name in kept or not (name.startswith("SLURM_") or name in dropped)
+        if name in kept
+        or not (name.startswith("SLURM_") or name in dropped or name in _NEVER or _option(name) in asked)
     }
 
 
@@ -26,3 +53,9 @@ def surrounding_images(environment: Mapping[str, str]) -> dict[str, str]:
         for runtime in ("APPTAINER", "SINGULARITY")
         if f"{runtime}_CONTAINER" in environment
     }
+
+
+def _option(variable: str) -> str:
+    """The option of sbatch that a variable stands for; empty for other variables."""
+    word = variable.removeprefix("SBATCH_")
+    return "" if word == variable else _OPTION_OF.get(word, word.lower().replace("_", "-"))

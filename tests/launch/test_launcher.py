@@ -23,7 +23,7 @@ from rollpacker.launch.submission_environment import submission_environment
 from rollpacker.launch.submissions import read_submission
 from rollpacker.terminal import Terminal
 from tests.launch.commands import install_command
-from tests.launch.golden_scripts import E2E, ELASTIC
+from tests.launch.golden_scripts import E2E, ELASTIC, FOLDER
 
 SEEN: list[DictConfig] = []
 
@@ -204,5 +204,46 @@ def test_a_job_submitted_from_within_a_job_or_an_image_learns_nothing_of_it() ->
     mine = {"SLURM_CONF": "c", "SBATCH_ACCOUNT": "a", "HOME": "h", "APPTAINER_CACHEDIR": "d"}
     job = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "2"}
     image = {"APPTAINER_CONTAINER": "/shared/x.sif", "APPTAINER_BIND": "/x"}
-    assert submission_environment(mine | job | image) == mine
-    assert submission_environment({"APPTAINER_BIND": "/x"}) == {"APPTAINER_BIND": "/x"}  # the user's own, outside
+    assert submission_environment(mine | job | image, "") == mine
+    assert submission_environment({"APPTAINER_BIND": "/x"}, "") == {"APPTAINER_BIND": "/x"}  # the user's own, outside
+
+
+@pytest.mark.parametrize("name", ["eight-nodes.sh", "elastic-workers.sh", "preemptible.sh"])
+def test_what_a_script_asks_for_wins_over_sbatchs_variables_and_what_it_leaves_open_stays_a_sites(name: str) -> None:
+    script = (FOLDER / name).read_text()
+    words = "ARRAY_INX CPUS_PER_GPU ERROR GPUS JOB_NAME NO_REQUEUE OPEN_MODE OUTPUT REQUEUE SIGNAL WAIT"
+    overruling = [f"SBATCH_{word}" for word in words.split()]
+    for option, variable in (
+        ("account", "SBATCH_ACCOUNT"),
+        ("constraint", "SBATCH_CONSTRAINT"),
+        ("exclusive", "SBATCH_EXCLUSIVE"),
+        ("mem", "SBATCH_MEM_PER_CPU"),
+        ("partition", "SBATCH_PARTITION"),
+        ("qos", "SBATCH_QOS"),
+        ("reservation", "SBATCH_RESERVATION"),
+        ("time", "SBATCH_TIMELIMIT"),
+    ):
+        kept = submission_environment(dict.fromkeys([*overruling, variable], "1"), script)
+        assert list(kept) == ([] if f"#SBATCH --{option}" in script else [variable])
+
+
+def test_a_jobs_number_is_found_behind_what_a_sites_own_sbatch_prints(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "echo '** 512 GPU hours are left **'; echo 2024; exec ./real-sbatch \"$@\""
+    sbatch.rename("real-sbatch")
+    install_command(sbatch.parent, "sbatch", said, monkeypatch)
+    (run_dir,) = _launch("run.seed=0")
+    submission = read_submission(run_dir)
+    assert submission is not None
+    assert submission.job_id == "1"
+
+
+def test_an_sbatch_that_prints_no_number_is_quoted_and_a_person_is_told_to_look(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_command(sbatch.parent, "sbatch", "echo 'Submitted batch job 7'", monkeypatch)
+    with pytest.raises(WorldError, match="printed no job's number: Submitted batch job 7") as error:
+        _launch("run.seed=0")
+    assert "squeue --me" in error.value.remedy
+    assert sorted(path.name for path in Path("sweep").rglob("*")) == [".submitit", "launch.lock"]

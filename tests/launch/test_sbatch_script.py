@@ -124,6 +124,23 @@ def test_a_job_is_requeued_when_its_run_asks_and_nobody_cancelled_it(
     assert (requeued.read_text() if requeued.exists() else "") == ("requeue 7_1\n" if is_requeued else "")
 
 
+@pytest.mark.parametrize("name", ["one-node.sh", "elastic-workers.sh"])
+@pytest.mark.parametrize("variables", [{}, {"SQUEUE_STATES": "PENDING", "SQUEUE_FORMAT2": "JobID"}])
+def test_how_the_submitting_shell_would_have_squeue_answer_is_nothing_to_a_job(
+    name: str, variables: dict[str, str], tmp_path: Path
+) -> None:
+    for program, body in {"squeue": "env >seen", "scontrol": "true", "srun": "exit 1"}.items():
+        (tmp_path / program).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / program).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_PARTITION": "main"}
+    script = f"set -u; SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=1\n{SCRIPTS[name]}"
+    done = subprocess.run(
+        ["bash"], input=script, cwd=tmp_path, env=environment | variables, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "SQUEUE_" not in (tmp_path / "seen").read_text()
+
+
 def test_a_percent_sign_in_a_folder_is_none_of_slurms_patterns() -> None:
     text = _text(*MODELLED, folder=Path("/runs/a%b"))
     assert "#SBATCH --output=/runs/a%%b/%j_0_log.out" in text
