@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollpacker.config.launching import LauncherSettings
-from rollpacker.launch.container import container_command, paths_to_read
+from rollpacker.launch.container import container_command, paths_to_read, paths_to_write
 from rollpacker.launch.elastic_script import elastic_script, end_of_array, porter
 from rollpacker.launch.points import Point
 from rollpacker.launch.sbatch_script import job_word, sbatch_text
@@ -98,11 +98,13 @@ def _python(batch: Batch, sweep_folder: Path, *, has_gpus: bool = True) -> Seque
     cluster = batch.shape.cluster
     if cluster.container.image is None:
         return [sys.executable]
-    read = dict.fromkeys(path for point in batch.points for path in paths_to_read(point.config))
+    configs = [point.config for point in batch.points]
+    written = dict.fromkeys(path for config in configs for path in paths_to_write(config.run.dir, sweep_folder))
+    read = dict.fromkeys(path for config in configs for path in paths_to_read(config))
     return container_command(
         cluster.container,
         has_gpus=has_gpus and cluster.gpus_per_node > 0,
-        run_dir=sweep_folder.resolve(),
+        write_paths=tuple(written),
         read_paths=tuple(read),
         scratch=cluster.scratch,
     )

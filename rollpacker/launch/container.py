@@ -38,7 +38,7 @@ def container_command(
     section: ContainerSection,
     *,
     has_gpus: bool,
-    run_dir: Path,
+    write_paths: Sequence[Path],
     read_paths: Sequence[Path],
     scratch: Sequence[str] = ("/tmp",),  # noqa: S108  (the schema's default ends with it too)
 ) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def container_command(
     Args:
         section: With an image.
         has_gpus: Whether the job asks for any.
-        run_dir: Everything that the job writes lies below it; a sweep has one for all points.
+        write_paths: Folders; everything that the job writes lies below one of them.
         read_paths: Files and folders that it only reads.
         scratch: As `cluster.scratch`.
 
@@ -55,7 +55,8 @@ def container_command(
         ConfigError: A path cannot be bound.
     """
     assert section.image is not None
-    own = [_bind(path.absolute(), "ro") for path in read_paths] + [_bind(run_dir.absolute()), _bind(SHARED_MEMORY)]
+    own = [_bind(path.absolute(), "ro") for path in read_paths]
+    own += [_bind(path.absolute()) for path in (*write_paths, SHARED_MEMORY)]
     variables = {"TMPDIR": "/tmp", **section.environment}  # noqa: S108  (where the script binds the scratch folder)
     return (
         *("bash", "-c", _script(), "container"),
@@ -87,6 +88,17 @@ def paths_to_read(config: RunConfig) -> tuple[Path, ...]:
         if path is not None:
             paths |= dict.fromkeys((path.absolute(), real_path(path), *_link_targets(path)))
     return tuple(paths)
+
+
+def paths_to_write(run_dir: Path, sweep_folder: Path) -> tuple[Path, ...]:
+    """List the folder of a sweep, and what leads to it by links in the name of the run's own folder, which lies in it.
+
+    A run takes its folder by the name that it was given.
+    """
+    real_sweep_folder, given = real_path(sweep_folder), run_dir.absolute()
+    inside = (path for path in (given, *given.parents) if real_path(path).is_relative_to(real_sweep_folder))
+    *_, outermost = inside
+    return real_sweep_folder, outermost
 
 
 def _inputs(config: RunConfig) -> Iterator[Path]:

@@ -18,7 +18,7 @@ from rollpacker.config.multirun import Sweep
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError, UserError
-from rollpacker.launch.batches import batch_script, batches
+from rollpacker.launch.batches import batch_folder, batch_script, batches
 from rollpacker.launch.container import check_container
 from rollpacker.launch.elastic_script import OWN_OPTIONS_OF_WORKERS
 from rollpacker.launch.file_systems import FileSystem, file_system_of
@@ -69,6 +69,7 @@ def validate_launch(
                 validate_run(point.config, _in_jobs(run_facts_of) if settings.is_for_slurm else run_facts_of)
             )
     if settings.is_for_slurm:
+        mistakes.extend(_pattern_mistakes(folder))
         mistakes.extend(_job_mistakes(points))
     raise_mistakes(mistakes)
     if settings.is_for_slurm:
@@ -186,6 +187,16 @@ def _time_mistakes(cluster: ClusterSection) -> Iterator[UserError]:
             f"{cluster.signal_lead_s}.",
             "The job is signalled that long before its limit, so it would be signalled at its start.",
             "Raise cluster.time_limit_min, or lower cluster.signal_lead_s.",
+        )
+
+
+def _pattern_mistakes(folder: Path) -> Iterator[UserError]:
+    """Report what submitit replaces wherever it stands in the path of a call: scripts and calls would be elsewhere."""
+    if found := re.search(r"%[Aajt]", str(batch_folder(folder))):
+        yield ConfigError(
+            f"The path of {folder.resolve()} has {found[0]} in it.",
+            "%A, %a, %j and %t stand for numbers of a job there, and its ranks would not find their scripts.",
+            "Choose a run.dir without it.",
         )
 
 

@@ -74,7 +74,7 @@ def _container() -> str:
     python = container_command(
         cluster.container,
         has_gpus=True,
-        run_dir=_SWEEP,
+        write_paths=[_SWEEP],
         read_paths=[Path("/shared/models/qwen"), Path("/shared/prompts.jsonl")],
         scratch=cluster.scratch,
     )

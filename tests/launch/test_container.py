@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 from rollpacker.config.compose import compose
+from rollpacker.config.multirun import compose_sweep
 from rollpacker.config.sections.cluster import ContainerSection
 from rollpacker.core.errors import ConfigError
+from rollpacker.launch.batches import batch_script, batches, workers_script
 from rollpacker.launch.container import check_container, container_command, container_notes, paths_to_read
+from rollpacker.launch.points import points_of
+from tests.launch.golden_scripts import ELASTIC
 
 IMAGE = Path("/shared/rollpacker.sif")
 NOT_INSIDE = {"PATH": ""}
@@ -25,7 +29,7 @@ def _section(**keys: object) -> ContainerSection:
 
 def _words(section: ContainerSection, *, has_gpus: bool = False, reads: tuple[Path, ...] = ()) -> tuple[str, ...]:
     """Render the command without its script."""
-    words = container_command(section, has_gpus=has_gpus, run_dir=Path("/shared/runs"), read_paths=reads)
+    words = container_command(section, has_gpus=has_gpus, write_paths=[Path("/shared/runs")], read_paths=reads)
     assert words[:2] == ("bash", "-c")
     return words[3:]
 
@@ -113,6 +117,32 @@ def test_files_of_sandboxes_and_modelled_runs_are_there(tmp_path: Path, words: l
     assert paths_to_read(config) == (tmp_path,)
 
 
+@pytest.mark.parametrize(
+    ("given", "bound"),
+    [
+        ("real/sweep/0", "real/sweep"),
+        ("link/sweep/0", "link/sweep"),
+        ("deep/0", "deep"),
+        ("deeper/0", "deeper"),
+        ("itself", "itself"),
+    ],
+)
+def test_the_folder_of_a_run_behind_links_is_there_by_the_name_that_was_given(
+    tmp_path: Path, given: str, bound: str
+) -> None:
+    sweep = tmp_path / "real/sweep"
+    (sweep / "0").mkdir(parents=True)
+    for name, target in (("link", "real"), ("deep", "real/sweep"), ("deeper", "real/sweep/0"), ("itself", "deep/0")):
+        (tmp_path / name).symlink_to(tmp_path / target)
+    words = ["hydra/launcher=slurm", f"run.dir={tmp_path / given}", "cluster.container.image=/shared/x.sif"]
+    composed = compose_sweep([*ELASTIC, *words])
+    assert composed.launcher is not None
+    (point,) = points_of(composed)
+    (batch,) = batches([point])
+    for script in (batch_script(batch, composed.launcher, sweep), workers_script(point, "1", sweep)):
+        assert {f"{folder}:{folder}" for folder in (sweep, tmp_path / bound)} <= set(script.split())
+
+
 def test_a_run_without_files_reads_none() -> None:
     config = compose(["backend=sim", "model=qwen2.5-7b", "hardware=h800", "workload=math"])
     assert paths_to_read(config) == ()
@@ -192,7 +222,7 @@ class TestOnTheNode:
     ) -> subprocess.CompletedProcess[str]:
         run_dir.mkdir(exist_ok=True)
         section = section or _section()
-        words = container_command(section, has_gpus=False, run_dir=run_dir, read_paths=(), scratch=scratch)
+        words = container_command(section, has_gpus=False, write_paths=[run_dir], read_paths=(), scratch=scratch)
         path = f"{run_dir.parent}/bin:{os.environ['PATH']}"
         environment = {"PATH": path, "SEEN": str(run_dir.parent / "seen"), **variables}
         return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
@@ -241,7 +271,7 @@ class TestOnTheNode:
     def test_words_reach_python_as_they_were_given(self, run_dir: Path) -> None:
         run_dir.mkdir()
         words = container_command(
-            _section(environment={"A": "1 2$HOME'\""}), has_gpus=False, run_dir=run_dir, read_paths=(),
+            _section(environment={"A": "1 2$HOME'\""}), has_gpus=False, write_paths=[run_dir], read_paths=(),
             scratch=[str(run_dir.parent)],
         )  # fmt: skip
         path = f"{run_dir.parent}/bin:{os.environ['PATH']}"

@@ -82,6 +82,18 @@ def test_the_script_of_rollout_workers_is_shown_and_options_that_it_sets_itself_
     assert "nice" not in told
 
 
+@pytest.mark.parametrize(
+    ("name", "is_legal"), [("%j", False), ("a%t", False), ("%A", False), ("x%a", False), ("a%b", True)]
+)
+def test_a_folder_that_would_be_another_one_in_the_job_is_refused(
+    name: str, is_legal: bool, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["model=qwen2.5-7b", "hydra.launcher.dry_run=true", f"run.dir={name}/${{system.name}}"]
+    assert main(["train", "-m", *E2E[:-1], *words]) == (0 if is_legal else 2)
+    told = " ".join(capsys.readouterr().err.split())
+    assert (f"The path of {here}/{name} has {name[-2:]} in it." in told) != is_legal
+
+
 def test_a_cluster_that_only_sbatch_is_told_of_is_refused(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

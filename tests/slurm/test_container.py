@@ -110,7 +110,7 @@ def test_a_modelled_run_in_the_image_is_the_one_outside_byte_for_byte(image: Ima
     for folder in (inside, scratch):
         folder.mkdir()
     words = container_command(
-        _section(image), has_gpus=False, run_dir=inside, read_paths=(), scratch=["$NOT_SET_HERE", str(scratch)]
+        _section(image), has_gpus=False, write_paths=[inside], read_paths=(), scratch=["$NOT_SET_HERE", str(scratch)]
     )
     _run([*words, "-m", "rollpacker.cli", "train", *MODELLED, f"run.dir={inside}"], cwd=ROOT)
     _run([ROOT / ".venv/bin/python", "-m", "rollpacker.cli", "train", *MODELLED, f"run.dir={outside}"], cwd=ROOT)
@@ -124,7 +124,9 @@ def test_ranks_see_the_variables_the_node_scratch_and_the_image_alone(image: Ima
     reads = tmp_path / "model"
     reads.mkdir()
     section = _section(image)
-    words = container_command(section, has_gpus=True, run_dir=tmp_path, read_paths=[reads], scratch=[str(tmp_path)])
+    words = container_command(
+        section, has_gpus=True, write_paths=[tmp_path], read_paths=[reads], scratch=[str(tmp_path)]
+    )
     script = f"""
 import json, os, rollpacker, tempfile
 open("/tmp/mark", "w").close()
