@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rollpacker.data.hub import with_pinned_names
 from rollpacker.runtime.job.allocation import Allocation, current_allocation
 from rollpacker.runtime.job.preemption import preemption_of
-from rollpacker.runtime.ray.rendezvous import rendezvous_of
+from rollpacker.runtime.ray.rendezvous import Rendezvous, rendezvous_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,13 +32,16 @@ def train(config: RunConfig, validate: Callable[[RunConfig], object]) -> None:
     allocation = current_allocation(os.environ)
     if allocation is None:
         _train(config, None, validate)
-    elif allocation.is_head or config.backend.name == "ray":
-        _take_part(_resuming(config), allocation, validate)
+    elif (rendezvous := rendezvous_of(config, allocation)) is not None:
+        _take_part(_resuming(config), allocation, rendezvous, validate)
+    elif allocation.is_head:
+        _train(_resuming(config), allocation, validate)
 
 
-def _take_part(config: RunConfig, allocation: Allocation, validate: Callable[[RunConfig], object]) -> None:
-    rendezvous = rendezvous_of(config.run.dir, allocation)
-    rendezvous.open()
+def _take_part(
+    config: RunConfig, allocation: Allocation, rendezvous: Rendezvous, validate: Callable[[RunConfig], object]
+) -> None:
+    rendezvous.open(allocation.rank, allocation.name)
     if not allocation.is_head:
         from rollpacker.runtime.ray.node_service import serve_node
 

@@ -50,5 +50,5 @@ def test_nobody_else_enters_the_folder_that_the_points_of_a_sweep_share_nor_a_po
 
 def test_nobody_else_enters_the_folder_of_a_run_that_is_only_submitted_nor_where_its_ranks_meet(tmp_path: Path) -> None:
     write_submission(tmp_path / "x", Submission(job_id="1", folder=tmp_path, num_nodes=1, submitted_at=0.0))
-    Rendezvous(tmp_path / "y" / "meeting").open()
+    Rendezvous(tmp_path / "y" / "meeting").open(0, "here")
     assert mode_of(tmp_path / "x") == mode_of(tmp_path / "y" / "meeting") == 0o700

@@ -1,6 +1,7 @@
 """What each rank of a job does."""
 
 import os
+from contextlib import suppress
 
 import pytest
 
@@ -53,10 +54,31 @@ def test_in_a_job_the_first_rank_resumes_by_itself_and_releases_the_others_when_
     assert Rendezvous(tmp_path / "run" / "jobs" / "7.0.0").is_finished
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_rank_takes_the_end_of_an_earlier_command_in_its_step_for_that_of_its_own(in_step, tmp_path, rank):
+    for each in (0, 1):
+        in_step(each)
+        with suppress(ConfigError):
+            ranks.train(real_run(tmp_path), refuse)
+    in_step(rank)
+    with pytest.raises(WorldError, match=f"Rank {rank} has already run a command in this step"):
+        ranks.train(real_run(tmp_path), never)
+
+
+def test_alone_on_its_node_a_command_can_be_given_again_in_the_same_step(in_step, monkeypatch, tmp_path):
+    in_step(0)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "node1")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="No"):
+            ranks.train(real_run(tmp_path), refuse)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_rank_reads_nothing_and_ends_well_when_the_first_one_ended_before_it_had_a_ray(in_step, tmp_path):
     in_step(1)
     rendezvous = Rendezvous(tmp_path / "run" / "jobs" / "7.0.0")
-    rendezvous.open()
+    rendezvous.open(0, "node1")
     rendezvous.finish()
     ranks.train(real_run(tmp_path), never)
     report = rendezvous.report_of(1)

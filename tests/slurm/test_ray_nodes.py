@@ -1,6 +1,7 @@
 """One Ray over two nodes of a real Slurm, in jobs that are started by hand."""
 
 import json
+import shlex
 import shutil
 import stat
 import sys
@@ -12,7 +13,7 @@ import pytest
 from rollpacker.config.words import replaced
 from rollpacker.runtime.run.startup import STARTUP_FILE
 from tests.e2e.launched import UNHURRIED, batches, num_recorded_steps, rows, small_run
-from tests.slurm.steps import RANK, RAYLET, StepRun, wait_for_engines_on
+from tests.slurm.steps import RANK, RAYLET, ROOT, StepRun, wait_for_engines_on
 from tests.slurm.submitted import SubmittedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
@@ -143,3 +144,15 @@ def test_a_job_goes_on_without_an_engine_and_a_cancelled_one_and_one_whose_node_
     nodeless.wait_until(lambda: not cluster.processes_on("node1"))
     assert "node2 is lost" in nodeless.output()
     assert len(list(scratch.iterdir())) == 1  # of the node that died
+
+
+def test_in_one_step_on_one_node_a_second_command_goes_on_with_the_run(cluster, inputs, scratch, tmp_path):
+    run_dir = tmp_path / "run"
+    words = [f"run.dir={run_dir}", "cluster=mini", f"cluster.scratch=[{scratch}]", "engine.num_engines=1"]
+    train = shlex.join([sys.executable, "-m", "rollpacker.cli", "train", *small_run(inputs, *words)])
+    commands = f"{train} run.num_steps=1; {train} run.num_steps=2"
+    step = ("srun", "-N1", "--ntasks-per-node=1", "-c4", "--mem=3000")
+    outcome = cluster.run(*step, "bash", "-c", commands, check=False, timeout_s=600, cwd=ROOT)
+    assert outcome.returncode == 0, outcome.stderr
+    assert num_recorded_steps(run_dir) == 2
+    assert list(scratch.iterdir()) == []

@@ -108,7 +108,7 @@ class RayBackend:
     def _cluster(self, context: BackendContext) -> RayCluster:
         """Prepare Ray over the nodes of the allocation, or on this machine alone."""
         config, allocation = self._config, self._allocation
-        meeting = rendezvous_of(config.run.dir, allocation) if allocation else None
+        meeting = rendezvous_of(config, allocation) if allocation else None
         log = meeting.log_of(allocation.node_name) if allocation and meeting else context.logs / "ray.log"
         head = node_here(config, allocation, log)
         return RayCluster(

@@ -4,7 +4,8 @@ Only its user may enter it. Ray makes the folder that it uses open to everyone (
 it gets a folder below. And the folder is made only where no other user may rename it.
 
 Its maker holds its lock, and the guardian of Ray removes it. Where even the guardian was killed (Slurm kills every
-process of a job at its end), the next run that makes a folder there finds the lock free and removes it.
+process of a job at its end), the next run that makes a folder there on the same machine finds the lock free and removes
+it. The lock names the machine: where several have their scratch on one file system, none may see the locks of others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import stat
 import tempfile
 import time
@@ -42,6 +44,8 @@ class PrivateFolder:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=scratch))
         self._lock = (self.path / _LOCK_FILE).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock.write(socket.gethostname())
+        self._lock.flush()
         self.sessions = self.path / _SESSIONS
         """Made by Ray, and open to everyone who may enter the folder above."""
         self.temporary_files = self.path / _TEMPORARY_FILES
@@ -107,5 +111,6 @@ def _remove_if_abandoned(folder: Path) -> None:
     lock_file = folder / _LOCK_FILE
     with lock_file.open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if time.time() - lock_file.stat().st_mtime > _ABANDONED_S:
+        is_old = time.time() - lock_file.stat().st_mtime > _ABANDONED_S
+        if is_old and lock.read() == socket.gethostname():
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,13 +1,14 @@
-"""The rendezvous of the ranks of one job attempt: a folder of the run that every node sees.
+"""The rendezvous of the ranks of one job attempt, and of its rollout workers: a folder of the run that every node sees.
 
     head.json      the address of Ray's head; written once, when it listens
     token          required by this attempt's Ray of every connection; only the user may read it
-    node-K.json    how far rank K has come, or why it ended
+    node-K.json    how far rank K has come, or why it ended; written first of all
     NAME.log       the output of Ray on that node
     done           rank 0 no longer needs the other ranks
 
 Every file but the logs is written whole by one rank and read by others, so nothing is ever locked. The folder's name is
-unique to the attempt: files of an earlier attempt are never read.
+that of one step of the job, which has one command: the ranks of a second one know nothing in common that the first one
+did not know, and are refused. A process that nobody meets has its token on its own node.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import WorldError
 from rollpacker.metrics.files import make_private_folder, storage_errors, write_atomically
 from rollpacker.runtime.job.allocation import Allocation
 
@@ -43,9 +46,20 @@ class Rendezvous:
         self.folder = folder
         self.token_file = folder / "token"
 
-    def open(self) -> None:
-        """Create the folder, unless another rank has."""
+    def open(self, rank: int, node: str) -> None:
+        """Create the folder, unless another rank has, and enter it.
+
+        Raises:
+            WorldError: This rank has been here, for another command of the same step.
+        """
         make_private_folder(self.folder)
+        if self.report_of(rank) is not None:
+            raise WorldError(
+                f"Rank {rank} has already run a command in this step of the job: {self.folder}",
+                "In a step, the ranks of one command cannot be told from those of another.",
+                "Give each command a step of its own: start it by `srun --ntasks-per-node=1`.",
+            )
+        self.report(rank, NodeReport(node=node, stage="starting"))
 
     def create_token(self) -> None:
         with storage_errors(self.token_file):
@@ -89,6 +103,8 @@ class Rendezvous:
         return [path.name for path in self.folder.iterdir()]
 
 
-def rendezvous_of(run_dir: Path, allocation: Allocation) -> Rendezvous:
-    """The rendezvous of this attempt."""
-    return Rendezvous(run_dir.absolute() / "jobs" / allocation.key)
+def rendezvous_of(config: RunConfig, allocation: Allocation) -> Rendezvous | None:
+    """The rendezvous of this attempt; None where rank 0 is alone with its node."""
+    if config.backend.name != "ray" or (len(allocation.node_names) == 1 and not config.elastic.is_on):
+        return None
+    return Rendezvous(config.run.dir.absolute() / "jobs" / allocation.key)

@@ -96,6 +96,14 @@ def abandon(scratch, age_s):
     return folder
 
 
+def test_what_another_machine_has_on_the_same_file_system_is_left_alone_whatever_its_lock_says(scratch):
+    theirs = abandon(scratch, age_s=100)
+    (theirs / "lock").write_text("another-machine")
+    os.utime(theirs / "lock", (0, 0))
+    private_folder((str(scratch),), {})
+    assert theirs.exists()
+
+
 def test_the_next_one_removes_what_a_killed_process_left_and_nothing_that_is_in_use(scratch):
     abandoned, perhaps_being_made = abandon(scratch, age_s=100), abandon(scratch, age_s=1)
     in_use = PrivateFolder(scratch)

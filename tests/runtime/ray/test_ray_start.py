@@ -89,7 +89,7 @@ async def test_ray_lets_its_run_in_without_agents_and_while_its_workers_still_im
     )
     head = RayNode(offer, grace_s=600, folder=private_folder(["/tmp"], {}), log=tmp_path / "ray.log")  # noqa: S108
     rendezvous = Rendezvous(tmp_path / "meeting")
-    rendezvous.open()
+    rendezvous.open(0, "here")
     async with RayCluster(head, node_names=["here"], rendezvous=rendezvous, start_deadline_s=600, stage=lambda _: None):
         assert ray.is_initialized()
 
@@ -139,7 +139,7 @@ def refusals(monkeypatch):
 
 async def connect(tmp_path, *, num_looks):
     head, rendezvous = Head(tmp_path, num_looks), Rendezvous(tmp_path / "meeting")
-    rendezvous.open()
+    rendezvous.open(0, "here")
     await head.listen()
     async with RayCluster(head, node_names=["here"], rendezvous=rendezvous, start_deadline_s=600, stage=lambda _: None):
         assert ray.is_initialized()

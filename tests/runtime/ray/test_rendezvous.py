@@ -4,20 +4,44 @@ import stat
 
 import pytest
 
-from rollpacker.core.errors import StorageFailed
-from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous
+from rollpacker.config.compose import compose
+from rollpacker.core.errors import StorageFailed, WorldError
+from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous, rendezvous_of
+from tests.runtime.allocations import allocation
 
 
 @pytest.fixture
 def rendezvous(tmp_path):
     opened = Rendezvous(tmp_path / "run" / "jobs" / "7.0.0")
-    opened.open()
+    opened.open(0, "node1")
     return opened
 
 
 def test_every_rank_may_open_it_and_only_the_user_may_look_in(rendezvous):
-    rendezvous.open()
+    rendezvous.open(1, "node2")
     assert stat.S_IMODE(rendezvous.folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_has_been_here_for_another_command_is_told_to_start_a_step(rendezvous, rank):
+    Rendezvous(rendezvous.folder).open(1, "node2")
+    with pytest.raises(WorldError, match=f"Rank {rank} has already run a command in this step") as raised:
+        rendezvous.open(rank, "node")
+    assert "srun" in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words", "meets"),
+    [
+        (("a",), (), False),
+        (("a", "b"), (), True),
+        (("a",), ("elastic.max_workers=1",), True),
+        (("a", "b"), ("backend=sim",), False),
+    ],
+)
+def test_a_process_that_nobody_meets_needs_no_folder_that_others_see(nodes, words, meets, tmp_path):
+    config = compose(["experiment=e2e", f"model.path={tmp_path}", f"data.path={tmp_path}", *words])
+    assert (rendezvous_of(config, allocation(tmp_path, node_names=nodes)) is not None) == meets
 
 
 def test_a_token_is_secret_and_made_once(rendezvous):
