@@ -1,6 +1,7 @@
 """Finds the runs below folders and collects the status of each.
 
-Reads only. Slurm is asked once for all jobs of a cluster; where it does not answer, the runs' own files are used alone.
+Reads only. Slurm is asked once for all jobs of a cluster, and once more where runs go on in later ones; where it does
+not answer, the runs' own files are used alone.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import fcntl
 import os
 import socket
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollpacker.core.errors import DataError, WorldError
 from rollpacker.launch.elastic_status import workers_in_words
-from rollpacker.launch.job_states import JobState, job_states
+from rollpacker.launch.job_states import UNKNOWN, JobState, job_states
 from rollpacker.launch.log_reasons import reason_in_logs
 from rollpacker.launch.run_status_view import Progress, RunStatusView
 from rollpacker.launch.submissions import JOB_FILE, read_submission
@@ -60,13 +61,21 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 def collect_status(run_dirs: Sequence[Path]) -> CollectedStatus:
     """Read the status of runs, and ask Slurm about their jobs."""
-    seen = [_without_job(run_dir) for run_dir in run_dirs]
-    ids_by_cluster: dict[str | None, set[str]] = {}
-    for view in seen:
-        if (job_id := _job_id(view)) is not None:
-            ids_by_cluster.setdefault(_cluster(view), set()).add(job_id)
-    jobs: dict[tuple[str | None, str], JobState] = {}
     complaints: dict[str, None] = {}
+    views = _with_jobs([_without_job(run_dir) for run_dir in run_dirs], _job_id, complaints)
+    views = _with_jobs(views, lambda view: view.later_job_id, complaints)
+    return CollectedStatus(views=tuple(map(_with_reason, views)), complaint=" ".join(filter(None, complaints)))
+
+
+def _with_jobs(
+    views: Sequence[RunStatusView], job_id_of: Callable[[RunStatusView], str | None], complaints: dict[str, None]
+) -> list[RunStatusView]:
+    """Ask Slurm about a job of each view; one that has none, or of whose job Slurm says nothing new, stays as it is."""
+    ids_by_cluster: dict[str | None, set[str]] = {}
+    for view in views:
+        if (job_id := job_id_of(view)) is not None:
+            ids_by_cluster.setdefault(_cluster(view), set()).add(job_id)
+    jobs: dict[tuple[str | None, str | None], JobState] = {}
     for cluster, ids in ids_by_cluster.items():
         try:
             found, complaint = job_states(sorted(ids), cluster)
@@ -74,8 +83,12 @@ def collect_status(run_dirs: Sequence[Path]) -> CollectedStatus:
             found, complaint = {}, error.problem
         jobs |= {(cluster, job_id): job for job_id, job in found.items()}
         complaints[complaint] = None
-    joined = (replace(view, job=jobs.get((_cluster(view), _job_id(view) or ""))) for view in seen)
-    return CollectedStatus(views=tuple(map(_with_reason, joined)), complaint=" ".join(filter(None, complaints)))
+    joined = []
+    for view in views:
+        job = jobs.get((_cluster(view), job_id_of(view)))
+        is_known = job is not None and (view.job is None or job.state != UNKNOWN)
+        joined.append(replace(view, job=job) if is_known else view)
+    return joined
 
 
 def _without_job(run_dir: Path) -> RunStatusView:

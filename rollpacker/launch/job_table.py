@@ -130,9 +130,9 @@ def _reasons(views: Sequence[RunStatusView], names: Sequence[str]) -> Renderable
 
 
 def _job(view: RunStatusView) -> str:
-    if view.submission is not None:
-        return view.submission.job_id
-    return view.job.job_id if view.job is not None else ""
+    if view.job is not None:  # the submitted one, or a later one in which the run was continued by hand
+        return view.job.job_id
+    return view.submission.job_id if view.submission is not None else ""
 
 
 def _attempt(view: RunStatusView) -> str:

@@ -2,7 +2,7 @@
 
     waiting, requeued   its job is in the queue, for the first time or again
     starting            its job runs; the run has written no status yet
-    running             its status says so, and its job or its process is there
+    running             its status says so, and its job or its process is there, also one that goes on after its job
     ending              its status says how it ended; its job has not ended yet
     finished, failed, preempted, interrupted     as its status says
     died                its status says `running`, but its job is over or its process gone
@@ -105,8 +105,10 @@ class RunStatusView:
     @property
     def state(self) -> RunState:
         status = self.status_of_attempt
-        if self.job is not None:
-            return _state_after_job(self.job, status) if self.job.is_over else _state_in_job(self.job, status)
+        if self.job is not None and not self.job.is_over:
+            return _state_in_job(self.job, status)
+        if self.job is not None and not self.is_locked:
+            return _state_after_job(self.job, status)
         if status is None:
             return "unknown"
         return "died" if status.state == "running" and self.is_locked is False else status.state
@@ -115,10 +117,23 @@ class RunStatusView:
     def status_of_attempt(self) -> RunStatus | None:
         """The status, unless it is of an earlier job or of an earlier attempt of this job."""
         began = max(
-            self.submission.submitted_at if self.submission else 0.0,
+            self._submitted_at,
             (self.job.start_time or 0.0) if self.job and self.job.state not in _QUEUED else 0.0,
         )
         return self.status if self.status is not None and self.status.updated_at >= began else None
+
+    @property
+    def later_job_id(self) -> str | None:
+        """The job in which the run was continued by hand after the submitted one had ended; None where it was not."""
+        status, job = self.status, self.job
+        if status is None or job is None or not job.is_over or status.job_id in {None, job.job_id}:
+            return None
+        ended = job.end_time or self._submitted_at
+        return status.job_id if int(status.updated_at) > ended else None  # Slurm counts whole seconds
+
+    @property
+    def _submitted_at(self) -> float:
+        return self.submission.submitted_at if self.submission else 0.0
 
     @property
     def reason(self) -> str:
@@ -155,6 +170,8 @@ class RunStatusView:
         """When the attempt began, and when it ended or now, in seconds since the epoch; None when unknown."""
         if self.job is None or self.job.start_time is None or self.job.state in _QUEUED:
             return None
+        if self.job.is_over and self.is_locked:
+            return None  # the attempt is another one
         if not self.job.is_over:
             return self.job.start_time, now
         return None if self.job.end_time is None else (self.job.start_time, self.job.end_time)

@@ -128,6 +128,39 @@ def test_a_run_on_this_machine_lives_as_long_as_its_lock_is_held(tmp_path: Path)
     assert collect_status([run_dir]).views[0].state == "died"
 
 
+@pytest.mark.parametrize(("state", "word"), [("RUNNING", "running"), ("FAILED", "died")])
+def test_a_run_that_was_continued_by_hand_lives_as_its_later_job_does(
+    state: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    write_submission(run_dir, a_submission())
+    write_status(run_dir, replace(a_status(), job_id="42"))
+    answer = f"[[ $* == *jobs=42* ]] && echo '42|42|{state}|None|0|1|gpu07|1795266900|0|main|'"
+    install_command(tmp_path, "squeue", f"{answer} || true", monkeypatch)
+    row = "19|19|TIMEOUT|None|0:0|2|gpu[01-02]|1795266000|1795266800|main|1795266000"
+    install_command(tmp_path, "sacct", f"[[ $* == *jobs=19* ]] && echo '{row}' || true", monkeypatch)
+
+    (run,) = collect_status([run_dir]).views
+
+    assert run.state == word
+    assert run.job is not None
+    assert run.job.node_list == "gpu07"
+
+
+def test_a_run_goes_on_on_this_machine_after_its_job_while_its_lock_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    write_submission(run_dir, a_submission())
+    write_status(run_dir, replace(a_status(), job_id=None, host=socket.gethostname()))
+    _squeue_says(tmp_path, "FAILED", monkeypatch)
+    with (run_dir / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (run,) = collect_status([run_dir]).views
+        assert (run.state, run.reason, run.started_and_ended(0.0)) == ("running", "", None)
+    assert collect_status([run_dir]).views[0].state == "died"
+
+
 def test_where_slurm_does_not_answer_the_runs_tell_what_they_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

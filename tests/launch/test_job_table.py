@@ -21,21 +21,21 @@ def _sweep() -> list[RunStatusView]:
         a_run(
             "0-verl",
             submission=a_submission("4711_0"),
-            job=a_job(),
+            job=a_job(job_id="4711_0"),
             status=a_status(steps=112),
             progress=progress(112, 0.412),
         ),
         a_run(
             "1-rlhfuse",
             submission=a_submission("4711_1", num_nodes=10),
-            job=a_job(num_nodes=10, node_list="gpu[01,03,05-08,11-14]", num_restarts=2),
+            job=a_job(num_nodes=10, node_list="gpu[01,03,05-08,11-14]", num_restarts=2, job_id="4711_1"),
             status=a_status(steps=98),
             progress=progress(98, 0.39),
         ),
         a_run(
             "2-rollpacker",
             submission=a_submission("4711_2"),
-            job=a_job("PENDING", reason="BeginTime", num_restarts=1),
+            job=a_job("PENDING", reason="BeginTime", num_restarts=1, job_id="4711_2"),
             status=a_status("preempted", steps=77, reason="preempted"),
             progress=progress(77, 0.45),
         ),
@@ -43,27 +43,27 @@ def _sweep() -> list[RunStatusView]:
             a_run(
                 name,
                 submission=a_submission("4712", num_nodes=8),
-                job=a_job("PENDING", num_nodes=8, reason="Resources"),
+                job=a_job("PENDING", num_nodes=8, reason="Resources", job_id="4712"),
             )
             for name in ("3-rollpacker-32b", "4-rollpacker-32b")
         ),
         a_run(
             "5-verl",
             submission=a_submission("4714"),
-            job=a_job("FAILED", exit_code=1, end_time=NOW - 100),
+            job=a_job("FAILED", exit_code=1, end_time=NOW - 100, job_id="4714"),
             status=a_status("failed", reason=crash),
             progress=progress(12, 0.21),
         ),
         a_run(
             "6-verl",
             submission=a_submission("4715"),
-            job=a_job("OUT_OF_MEMORY", end_time=NOW - 100),
+            job=a_job("OUT_OF_MEMORY", end_time=NOW - 100, job_id="4715"),
             status=a_status(),
         ),
         a_run(
             "7-verl",
             submission=a_submission("4716"),
-            job=a_job("COMPLETED", end_time=NOW - 100),
+            job=a_job("COMPLETED", end_time=NOW - 100, job_id="4716"),
             status=a_status("finished", steps=400),
             progress=progress(400, 0.71),
         ),
@@ -79,6 +79,12 @@ def _drawn(views: list[RunStatusView], width: int, complaint: str = "") -> str:
 
 def test_a_sweep_in_80_columns_looks_as_it_was_reviewed() -> None:
     assert _drawn(_sweep(), 80) == GOLDEN.read_text()
+
+
+def test_the_job_in_which_a_run_was_continued_by_hand_is_shown() -> None:
+    text = _drawn([a_run("x", submission=a_submission("4711"), job=a_job(job_id="4720"), status=a_status())], 80)
+    assert "4720" in text
+    assert "4711" not in text
 
 
 @pytest.mark.parametrize("width", [80, 120])
