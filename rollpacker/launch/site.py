@@ -10,13 +10,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rollpacker.launch.slurm_commands import ask_slurm
+from rollpacker.launch.slurm_commands import ask_slurm, failure_of, run_slurm
 
 DEFAULT_CREDENTIAL_LIFE_S = 120
 """Slurm's default of AuthInfo's cred_expire, which is also how long a requeued job waits at least."""
 
 _UNAVAILABLE = frozenset({"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "UNKNOWN", "FUTURE"})
 """Node states, or flags of states, in which no job starts there until an administrator acts."""
+
+_NOT_FOR_US = "Access/permission denied"
+"""What Slurm complains of where only operators see nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +43,6 @@ class Partition:
     priority_tier: int
     """Jobs of a higher one may take the nodes of its jobs, where the cluster preempts by partition."""
     nodes: tuple[str, ...]
-    allowed_accounts: tuple[str, ...] | None
-    """None: all."""
     allowed_qos: tuple[str, ...] | None
     """None: all."""
 
@@ -88,6 +89,7 @@ class Site:
     """As `scontrol show config` prints them."""
     partitions: tuple[Partition, ...]
     nodes: tuple[Node, ...]
+    """Empty where Slurm shows them to operators alone (PrivateData=nodes)."""
 
     @property
     def name(self) -> str:
@@ -118,14 +120,15 @@ class Site:
         return next((partition for partition in self.partitions if partition.name == name), None)
 
     def may_preempt(self, partition: Partition) -> bool:
-        """Whether others' jobs may take the nodes of this partition's jobs. True with QOS, where it is not known."""
+        """Whether others' jobs may take the nodes of this partition's jobs. True where it is not known, as with QOS."""
         kind = self.settings.get("PreemptType", "").removeprefix("preempt/")
         if partition.preempt_mode == "OFF" or kind in {"", "none"}:
             return False
         if kind != "partition_prio":
             return True
         return any(
-            other.priority_tier > partition.priority_tier and not set(other.nodes).isdisjoint(partition.nodes)
+            other.priority_tier > partition.priority_tier
+            and not (self.nodes and set(other.nodes).isdisjoint(partition.nodes))
             for other in self.partitions
         )
 
@@ -140,9 +143,17 @@ def read_site() -> Site:
         WorldError: no Slurm is here, or its controller does not answer.
     """
     settings = parse_settings(ask_slurm("scontrol", "show", "config"))
-    nodes = parse_nodes(ask_slurm("scontrol", "--all", "show", "node", "--oneliner"))
+    nodes = parse_nodes(_ask_for_nodes())
     partitions = parse_partitions(ask_slurm("scontrol", "--all", "show", "partition", "--oneliner"), nodes)
     return Site(version=settings.get("SLURM_VERSION", ""), settings=settings, partitions=partitions, nodes=nodes)
+
+
+def _ask_for_nodes() -> str:
+    command = ("scontrol", "--all", "show", "node", "--oneliner")
+    outcome = run_slurm(*command)
+    if not outcome.is_success and _NOT_FOR_US not in outcome.complaint:
+        raise failure_of(command, outcome)
+    return outcome.output
 
 
 def parse_settings(text: str) -> Mapping[str, str]:
@@ -200,7 +211,6 @@ def _partition(fields: Mapping[str, str], members: Iterable[tuple[str, tuple[str
         preempt_mode=fields.get("PreemptMode", ""),
         priority_tier=int(fields.get("PriorityTier") or 1),
         nodes=tuple(node for node, partitions in members if name in partitions),
-        allowed_accounts=_all_or_some(fields.get("AllowAccounts", "ALL")),
         allowed_qos=_all_or_some(fields.get("AllowQos", "ALL")),
     )
 

@@ -1,6 +1,7 @@
 """What a cluster cannot give to a job, by its partitions and nodes. Pure: `read_site` asks Slurm.
 
-Limits of accounts and QOS, reservations and free nodes are left to Slurm.
+Left to Slurm are limits of accounts and QOS, the accounts of a partition (newer versions include subaccounts), its
+limits for jobs with a QOS (which may lift them), reservations, free nodes; and all nodes where it shows none.
 """
 
 from __future__ import annotations
@@ -69,18 +70,25 @@ def job_mistakes(shape: JobShape, partitions: Sequence[Partition], site: Site) -
     """What no partition of a job allows, or has the nodes for; one of several that takes the job is enough."""
     accepting = [partition for partition in partitions if partition.accepts_jobs] or partitions
     mistakes = [
-        [*_partition_mistakes(shape, partition), *_node_mistakes(shape, partition, site.nodes_of(partition))]
+        [
+            *_partition_mistakes(shape, partition),
+            *(_node_mistakes(shape, partition, site.nodes_of(partition)) if site.nodes else ()),
+        ]
         for partition in accepting
     ]
     if all(mistakes):
         for of_partition in mistakes:
             yield from of_partition
-    yield from _feature_mistakes(shape, site)
+    if site.nodes:
+        yield from _feature_mistakes(shape, site)
 
 
 def _partition_mistakes(shape: JobShape, partition: Partition) -> Iterator[ConfigError]:
     cluster, section, name = shape.cluster, shape.section, partition.name
     longest = partition.max_time_min
+    if cluster.qos is not None:
+        yield from _qos_mistakes(shape, partition, cluster.qos)
+        return  # it may lift the partition's limits
     if longest is not None and cluster.time_limit_min is not None and cluster.time_limit_min > longest:
         time_key = shape.key("time_limit_min")
         yield ConfigError(
@@ -95,19 +103,18 @@ def _partition_mistakes(shape: JobShape, partition: Partition) -> Iterator[Confi
             f"It allows {partition.max_nodes} per job.",
             f"Choose another {section}.partition, or a run that needs fewer GPUs.",
         )
-    for key, value, allowed in (
-        ("account", cluster.account, partition.allowed_accounts),
-        ("qos", cluster.qos, partition.allowed_qos),
-    ):
-        if value is not None and allowed is not None and value not in allowed:
-            close = nearest(value, allowed)
-            yield ConfigError(
-                f"{shape.key(key)}={value} may not use partition `{name}`.",
-                f"It is for {_listed(allowed)}.",
-                f"Write {shape.key(key)}={close[0]}"
-                if close
-                else f"Choose another {section}.{key} or {section}.partition.",
-            )
+
+
+def _qos_mistakes(shape: JobShape, partition: Partition, qos: str) -> Iterator[ConfigError]:
+    allowed, key = partition.allowed_qos, shape.key("qos")
+    if allowed is None or qos.lower() in map(str.lower, allowed):
+        return
+    close = nearest(qos, allowed)
+    yield ConfigError(
+        f"{key}={qos} may not use partition `{partition.name}`.",
+        f"It is for {_listed(allowed)}.",
+        f"Write {key}={close[0]}" if close else f"Choose another {shape.section}.qos or {shape.section}.partition.",
+    )
 
 
 def _node_mistakes(shape: JobShape, partition: Partition, nodes: Sequence[Node]) -> Iterator[ConfigError]:

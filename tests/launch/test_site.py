@@ -33,7 +33,7 @@ def test_a_recorded_cluster_of_22_05_is_read_whole() -> None:
     assert low is not None
     assert (low.grace_time_s, low.preempt_mode, low.max_time_min, low.max_nodes) == (15, "CANCEL", None, None)
     assert low.nodes == ("node1", "node2")
-    assert low.allowed_accounts is None
+    assert low.allowed_qos is None
     assert [site.may_preempt(partition) for partition in site.partitions] == [False, True, True]
     assert site.nodes[0] == Node(
         name="node1",
@@ -55,9 +55,8 @@ def test_a_cluster_of_24_11_with_types_limits_and_broken_nodes_is_read_whole() -
     gpu, spot = site.partitions
     assert site.default_partition == gpu
     assert (gpu.max_time_min, gpu.default_time_min, gpu.max_nodes) == (2 * 24 * 60, 60, 16)
-    assert gpu.allowed_accounts == ("physics", "chem")
     assert gpu.allowed_qos == ("normal", "high")
-    assert (spot.state, spot.nodes, spot.allowed_accounts) == ("DOWN", ("gpu01", "gpu02", "gpu03"), None)
+    assert (spot.state, spot.nodes, spot.allowed_qos) == ("DOWN", ("gpu01", "gpu02", "gpu03"), None)
     assert not site.may_preempt(gpu), "its PreemptMode is OFF"
     assert site.may_preempt(spot), "by QOS, of which the partitions tell nothing"
     first, drained, down = site.nodes
@@ -139,6 +138,18 @@ def test_a_controller_that_is_down_is_reported_in_slurms_words(tmp_path: Path, m
 
     assert error.value.problem == f"`scontrol show config` failed: {said}"
     assert "scontrol ping" in error.value.remedy
+
+
+def test_a_cluster_that_shows_its_nodes_to_operators_alone_is_read_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denied = "[[ $* == *node* ]] && { echo 'slurm_load_node error: Access/permission denied' >&2; exit 1; }"
+    install_command(tmp_path, "scontrol", f"{denied}; echo PartitionName=gpu State=UP", monkeypatch)
+
+    site = read_site()
+
+    assert site.nodes == ()
+    assert [partition.name for partition in site.partitions] == ["gpu"]
 
 
 def test_a_controller_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

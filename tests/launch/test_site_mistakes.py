@@ -39,15 +39,14 @@ GPU = Partition(
     priority_tier=1,
     preempt_mode="OFF",
     nodes=("g1", "g2", "g3"),
-    allowed_accounts=("tail", "head"),
-    allowed_qos=None,
+    allowed_qos=("tail", "Head"),
 )
 SITE = Site(
     version="24.11.5",
     settings={},
     partitions=(
         GPU,
-        replace(GPU, name="cpu", is_default=False, nodes=("c1",), allowed_accounts=None, max_nodes=None),
+        replace(GPU, name="cpu", is_default=False, nodes=("c1",), allowed_qos=None, max_nodes=None),
         replace(GPU, name="closed", is_default=False, state="DRAIN"),
     ),
     nodes=(
@@ -68,13 +67,14 @@ def _told(*overrides: str, site: Site = SITE) -> list[str]:
     [
         [],
         ["cluster.gpus_per_node=8", "cluster.num_nodes=2", "cluster.gpu_type=h800", "cluster.cpus_per_node=64"],
-        ["cluster.partition=cpu", "cluster.memory_gb_per_node=500", "cluster.account=anyone"],
-        ["cluster.constraint='ib&h800'", "cluster.time_limit_min=1440", "cluster.account=tail"],
+        ["cluster.partition=cpu", "cluster.memory_gb_per_node=500", "cluster.qos=anyone"],
+        ["cluster.constraint='ib&h800'", "cluster.time_limit_min=1440", "cluster.account=anyone"],
         ["cluster.constraint='[80gb*2&ib*2]'"],
         ["cluster.memory_gb_per_node=0"],
-        ["cluster.partition='cpu,gpu'", "cluster.gpus_per_node=8", "cluster.account=head"],
-        ["cluster.partition='gpu,cpu'", "cluster.account=anyone"],
+        ["cluster.partition='cpu,gpu'", "cluster.gpus_per_node=8", "cluster.qos=head"],
+        ["cluster.partition='gpu,cpu'", "cluster.qos=anyone"],
         ["cluster.partition='closed,gpu'"],
+        ["cluster.qos=TAIL", "cluster.time_limit_min=9999", "cluster.num_nodes=3"],
     ],
     ids=" ".join,
 )
@@ -91,7 +91,7 @@ def test_what_the_cluster_can_give_is_not_complained_of(words: list[str]) -> Non
         ("cluster.partition=closed", "Partition `closed` is DRAIN", "Choose another cluster.partition."),
         ("cluster.time_limit_min=1441", "cluster.time_limit_min=1441 is more", "Set cluster.time_limit_min=1440"),
         ("cluster.num_nodes=3", "3 nodes, more than partition `gpu` allows", "Choose another cluster.partition"),
-        ("cluster.account=tial", "cluster.account=tial may not use", "Write cluster.account=tail"),
+        ("cluster.qos=tial", "cluster.qos=tial may not use", "Write cluster.qos=tail"),
         ("cluster.cpus_per_node=129", "cluster.cpus_per_node=129 is more than a node", "Lower cluster.cpus_per_node"),
         ("cluster.gpus_per_node=9", "Its largest node has 8 GPUs.", "Lower cluster.gpus_per_node"),
         ("cluster.gpu_type=h80", "cluster.gpu_type=h80 is on no node", "Write cluster.gpu_type=h800"),
@@ -120,7 +120,7 @@ def test_each_mistake_says_what_is_there_and_what_to_do(words: str, problem: str
         ("elastic.job.memory_gb_per_worker=540", "elastic.job.memory_gb_per_worker=540 (", "another elastic.job.part"),
         ("elastic.job.gpu_type=h80", "elastic.job.gpu_type=h80 is on no", "Write elastic.job.gpu_type=h800"),
         ("cluster.gpu_type=h80", "cluster.gpu_type=h80 is on no node", "Write cluster.gpu_type=h800"),
-        ("elastic.job.account=tial", "elastic.job.account=tial may not", "Write elastic.job.account=tail"),
+        ("elastic.job.qos=tial", "elastic.job.qos=tial may not", "Write elastic.job.qos=tail"),
         ("elastic.job.constraint=ibx", "elastic.job.constraint=ibx names", "Write ib instead."),
     ],
 )
@@ -140,12 +140,20 @@ def test_a_run_without_workers_of_slurms_has_no_job_for_them() -> None:
 
 
 def test_of_several_partitions_each_says_why_it_does_not_take_the_job_when_none_does() -> None:
-    told = _told("cluster.partition='gpu,cpu'", "cluster.gpus_per_node=8", "cluster.account=anyone")
+    told = _told("cluster.partition='gpu,cpu'", "cluster.gpus_per_node=8", "cluster.qos=anyone")
     assert len(told) == 2
-    assert "cluster.account=anyone may not use partition `gpu`" in told[0]
+    assert "cluster.qos=anyone may not use partition `gpu`" in told[0]
     assert "cluster.gpus_per_node=8 is more than a node of partition `cpu` has" in told[1]
     (told_of_open,) = _told("cluster.partition='closed,cpu'", "cluster.gpus_per_node=8")
     assert "partition `cpu`" in told_of_open
+
+
+def test_where_slurm_shows_no_nodes_only_partitions_are_compared() -> None:
+    hidden = replace(SITE, nodes=(), partitions=tuple(replace(each, nodes=()) for each in SITE.partitions))
+    words = ["cluster.gpus_per_node=9", "cluster.gpu_type=b200", "cluster.constraint=ibx"]
+    assert _told(*words, site=hidden) == []
+    (told,) = _told(*words, "cluster.time_limit_min=1441", site=hidden)
+    assert "cluster.time_limit_min=1441 is more than partition `gpu` allows" in told
 
 
 def test_gpus_are_sought_elsewhere_when_a_partition_has_none() -> None:

@@ -42,7 +42,8 @@ def check_slurm(site: Site, cluster: ClusterSection | None) -> Iterator[Finding]
 
 def check_site(site: Site) -> Iterator[Finding]:
     """Check what holds for every job: version, accounting, processes, arrays, and the time before a kill."""
-    version = f"{site.version}, cluster {site.name}: {len(site.nodes)} nodes, {len(site.partitions)} partitions"
+    nodes = f"{len(site.nodes)} nodes" if site.nodes else "nodes that only operators see (PrivateData)"
+    version = f"{site.version}, cluster {site.name}: {nodes}, {len(site.partitions)} partitions"
     is_old = tuple(int(part) for part in re.findall(r"\d+", site.version)[:2]) < OLDEST_VERSION
     tried = "RollPacker was tested with 22.05 and 24.11; the output of older versions may differ."
     yield probe("Slurm", version, (is_old, "warning", version, tried))
@@ -82,13 +83,14 @@ def check_partitions(site: Site, partitions: Sequence[Partition]) -> Finding:
 
 
 def service_of(site: Site, partitions: Sequence[Partition]) -> tuple[str, bool]:
-    """Tell what is in service, and whether jobs start there."""
-    nodes_up = [sum(node.is_available for node in site.nodes_of(partition)) for partition in partitions]
-    texts = [
-        f"{partition.name} is {partition.state}, {num_up} of {len(site.nodes_of(partition))} nodes in service"
-        for partition, num_up in zip(partitions, nodes_up, strict=True)
-    ]
-    starts_jobs = any(each.state == "UP" and num_up for each, num_up in zip(partitions, nodes_up, strict=True))
+    """Tell what is in service, and whether jobs start there; of nodes that are not shown nothing."""
+    texts, starts_jobs = [], False
+    for partition in partitions:
+        nodes = site.nodes_of(partition)
+        num_up = sum(node.is_available for node in nodes)
+        in_service = f", {num_up} of {len(nodes)} nodes in service" if site.nodes else ""
+        texts.append(f"{partition.name} is {partition.state}{in_service}")
+        starts_jobs |= partition.state == "UP" and (num_up > 0 or not site.nodes)
     return "; ".join(texts), starts_jobs
 
 
@@ -98,11 +100,12 @@ def _shape(cluster: ClusterSection) -> JobShape:
 
 def check_job(site: Site, partitions: Sequence[Partition], cluster: ClusterSection) -> Iterator[Finding]:
     """Check what the job asks for against the partitions' nodes and limits, as a launch does."""
+    nodes = "its nodes exist" if site.nodes else "whether its nodes exist is not known"
     mistakes = list(job_mistakes(_shape(cluster), partitions, site))
     limits = (cluster.time_limit_min or each.default_time_min or each.max_time_min for each in partitions)
     times = ("without a time limit" if limit is None else f"{limit} minutes for each attempt" for limit in limits)
     time = " or ".join(dict.fromkeys(times))
-    yield from [problem_of("job", mistake) for mistake in mistakes] or [fine("job", f"its nodes exist; {time}")]
+    yield from [problem_of("job", mistake) for mistake in mistakes] or [fine("job", f"{nodes}; {time}")]
 
 
 def check_preemption(site: Site, partition: Partition, cluster: ClusterSection) -> Finding:

@@ -29,7 +29,7 @@ def check_workers(site: Site, cluster: ClusterSection, elastic: ElasticSection) 
     except ConfigError as error:
         yield problem_of("workers", error)
         return
-    yield _check_array(site, partitions, job, elastic.max_workers)
+    yield _check_array(site, partitions, job, elastic.max_workers, job.qos or cluster.qos)
     yield from (_check_loss(site, partition, cluster, elastic) for partition in partitions)
     yield from (
         fine("workers: queue", text)
@@ -41,7 +41,9 @@ def check_workers(site: Site, cluster: ClusterSection, elastic: ElasticSection) 
     yield probe("workers: accounts", knows, (not site.has_accounting, "warning", files, ask))
 
 
-def _check_array(site: Site, partitions: Sequence[Partition], job: ElasticJobSection, max_workers: int) -> Finding:
+def _check_array(
+    site: Site, partitions: Sequence[Partition], job: ElasticJobSection, max_workers: int, qos: str | None
+) -> Finding:
     """Check whether one of the partitions takes the array, and starts its elements."""
     elements, largest = job.num_elements or 4 * max_workers, int(site.settings.get("MaxArraySize") or 0)
     service, starts_jobs = service_of(site, partitions)
@@ -65,7 +67,7 @@ def _check_array(site: Site, partitions: Sequence[Partition], job: ElasticJobSec
             f"Set elastic.job.num_elements={largest} or less." if largest else "Start workers by hand.",
         ),
         (
-            longest is not None and job.time_limit_min > longest,
+            qos is None and longest is not None and job.time_limit_min > longest,  # a QOS may lift the limit
             "problem",
             f"elastic.job.time_limit_min={job.time_limit_min}, and it is {longest} at most in {names}",
             f"Set elastic.job.time_limit_min={longest} or less.",

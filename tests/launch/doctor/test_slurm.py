@@ -21,7 +21,6 @@ PARTITION = Partition(
     preempt_mode="REQUEUE",
     priority_tier=1,
     nodes=("n1", "n2"),
-    allowed_accounts=None,
     allowed_qos=None,
 )
 URGENT = replace(PARTITION, name="urgent", is_default=False, priority_tier=10)
@@ -135,6 +134,17 @@ def test_jobs_of_the_highest_partition_keep_their_nodes() -> None:
     texts = {finding.subject: finding.text for finding in check_slurm(_site(), _cluster(partition="urgent"))}
 
     assert texts["preemption"] == "jobs of urgent keep their nodes"
+
+
+def test_where_slurm_shows_no_nodes_nothing_is_said_of_them() -> None:
+    hidden = replace(_site(replace(PARTITION, nodes=())), nodes=())
+    findings = {finding.subject: finding for finding in check_slurm(hidden, _cluster())}
+
+    assert {finding.level for finding in findings.values()} == {"ok"}
+    assert "nodes that only operators see (PrivateData)" in findings["Slurm"].text
+    assert findings["partition"].text == "gpu is UP"
+    assert findings["job"].text.startswith("whether its nodes exist is not known; 60 minutes")
+    assert "lose their nodes" in findings["preemption"].text, "a partition of higher priority may share them"
 
 
 def test_without_a_cluster_only_slurm_itself_is_checked() -> None:

@@ -42,6 +42,12 @@ def test_each_thing_that_is_wrong_is_found_and_nothing_else(site, job, subject, 
     assert found.remedy
 
 
+def test_a_qos_may_lift_the_time_limit_of_a_partition():
+    job = ElasticJobSection(partition="gpu", time_limit_min=1441, qos="long")
+    section = ElasticSection(name="slurm", max_workers=4, job=job)
+    assert {each.level for each in check_workers(_site(), _cluster(), section)} == {"ok"}
+
+
 def test_of_several_partitions_one_that_takes_workers_is_enough_and_each_is_told():
     section = ElasticSection(name="slurm", max_workers=4, job=ElasticJobSection(partition="urgent,gpu"))
     findings = list(check_workers(_site(replace(PARTITION, state="DOWN")), _cluster(), section))
