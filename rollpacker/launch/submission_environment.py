@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from rollpacker.runtime.job.allocation import surrounding_images
+
 _CONTAINER_WORDS = ("APPNAME", "BIND", "COMMAND", "CONTAINER", "ENVIRONMENT", "NAME")
 """Ends of the names of variables that Apptainer sets inside an image."""
 
@@ -43,15 +45,6 @@ def submission_environment(environment: Mapping[str, str], script: str) -> dict[
         for name, value in environment.items()
         if name in kept
         or not (name.startswith("SLURM_") or name in dropped or name in _NEVER or _option(name) in asked)
-    }
-
-
-def surrounding_images(environment: Mapping[str, str]) -> dict[str, str]:
-    """The image that this process runs in, by the name of each runtime that says so."""
-    return {
-        runtime: environment[f"{runtime}_CONTAINER"]
-        for runtime in ("APPTAINER", "SINGULARITY")
-        if f"{runtime}_CONTAINER" in environment
     }
 
 

@@ -28,7 +28,7 @@ from rollpacker.launch.shape import job_shape, ray_size, workers_shape
 from rollpacker.launch.site import read_site
 from rollpacker.launch.site_mistakes import site_mistakes
 from rollpacker.launch.slurm_commands import has_slurm, named_cluster
-from rollpacker.launch.submission_environment import surrounding_images
+from rollpacker.runtime.job.allocation import surrounding_images
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.run.preflight import RealRunFacts, ResolvedRun, RunFactsOf, validate_all
 from rollpacker.runtime.run.preflight import validate as validate_run

@@ -127,6 +127,15 @@ def current_allocation(environment: Mapping[str, str]) -> Allocation | None:
     )
 
 
+def surrounding_images(environment: Mapping[str, str]) -> dict[str, str]:
+    """The image that this process runs in, by the name of each runtime that says so."""
+    return {
+        runtime: environment[f"{runtime}_CONTAINER"]
+        for runtime in ("APPTAINER", "SINGULARITY")
+        if f"{runtime}_CONTAINER" in environment
+    }
+
+
 def allocated_memory(environment: Mapping[str, str], group: str = "") -> int | None:
     """Bytes that Slurm gave to the job on this node, by node or by CPU; None where it gave all, or says nothing.
 

@@ -36,7 +36,7 @@ from rollpacker.rewards.factory import check_references
 from rollpacker.rewards.judge.reading import check_rubrics
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
 from rollpacker.rewards.trial import try_checks
-from rollpacker.runtime.job.allocation import current_allocation
+from rollpacker.runtime.job.allocation import current_allocation, surrounding_images
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.model_fit import ModelFit, validate_fit
 from rollpacker.runtime.placing.planning import cluster_size, placed_actors
@@ -322,7 +322,7 @@ def _uncorrected_loss(config: RunConfig, reads: Sequence[str] | None) -> tuple[s
 
 
 def _check_callbacks(config: RunConfig) -> None:
-    if config.cluster is None or config.cluster.container.image is None:  # an image has its own libraries
+    if _has_libraries_of(config):
         check_callbacks(config.run.callbacks, config.run.dir)
 
 
@@ -337,9 +337,14 @@ def _max_positions(path: Path) -> int | None:
 
 
 def _runs_in_this_environment(config: RunConfig) -> bool:
-    """True when actors use the libraries of this process; an image has its own."""
+    """True when there are actors, and they use the libraries of this process."""
+    return config.backend.name == "ray" and _has_libraries_of(config)
+
+
+def _has_libraries_of(config: RunConfig) -> bool:
+    """True when the run uses the libraries of this process: an image has its own, and the ranks of a job run in it."""
     has_image = config.cluster is not None and config.cluster.container.image is not None
-    return config.backend.name == "ray" and not has_image
+    return not has_image or (current_allocation(os.environ) is not None and bool(surrounding_images(os.environ)))
 
 
 def _check_input_files(config: RunConfig) -> None:
