@@ -15,8 +15,9 @@ holds every experiment against it. A variant of a system with a name of its own 
 study.
 
 Of which size these runs are: `runs.of` takes those of one setup, which is the paper's unless `scale` says otherwise.
-An exhibit that can be drawn of others names them in `setups`; then it asks `runs.models(...)` for the models, and takes
-the paper's numbers only where `runs.are_papers_size`.
+An exhibit that can be drawn of others names them in `setups`; then it asks `runs.models(...)` for the models, or
+`runs.model(...)` for its only one, and takes the paper's numbers only where `runs.are_papers_size`. Every call of
+`runs.of` names the model or a study of one model: runs that differ in it would pass for seeds.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import yaml
 
 from rollpacker.config.record import CONFIG_FILE
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.schemas import EVALUATIONS
+from rollpacker.metrics.schemas import EVALUATIONS, INTERVALS
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.run.status import read_status
 
@@ -151,6 +151,14 @@ class Run:
         except DataError:
             return pd.DataFrame(columns=["length_tokens", "reward_time_s"], dtype=float)
 
+    @cached_property
+    def intervals(self) -> pd.DataFrame:
+        """The `intervals` table; without a row where it cannot be read."""
+        try:
+            return read_frame(self.folder, "intervals")
+        except DataError:
+            return pd.DataFrame(columns=[column.name for column in INTERVALS.columns])
+
     def quantile(self, column: str, level: float) -> float:
         """Of a column of the `responses` table; NaN without responses."""
         return float(self.responses[column].quantile(level))
@@ -179,6 +187,11 @@ class Runs:
             return names
         return tuple(dict.fromkeys(run.model for run in self.runs if run.setup == self.setup))
 
+    def model(self, name: str) -> str:
+        """The model of an exhibit that shows one: this one, or at another size, without runs of it, the first."""
+        models = self.models(name)
+        return name if name in models else next(iter(models), name)
+
     @property
     def are_papers_size(self) -> bool:
         """Whether the paper's numbers may stand beside these runs."""
@@ -200,10 +213,19 @@ class Runs:
             self._miss(f"no run with {described}")
         elif absent := self._seeds(whole) - {run.seed for run in found}:
             self._miss(f"no run with {described}, seed {', '.join(map(str, sorted(absent)))}")
-        for run in found:
+        kept = self._one_per_seed(found)
+        for run in kept:
             if not run.is_finished:
                 self._miss(f"{run.folder} has only {len(run.steps)} steps so far")
-        return sorted(found, key=lambda run: run.seed)
+        return kept
+
+    def _one_per_seed(self, found: Iterable[Run]) -> list[Run]:
+        """Of runs with the same seed the one that got farthest, as two of them say no more; notes the others."""
+        kept: dict[int, Run] = {}
+        for run in sorted(found, key=lambda run: (run.is_finished, len(run.steps)), reverse=True):
+            if kept.setdefault(run.seed, run) is not run:
+                self._miss(f"{run.folder} is left out: {kept[run.seed].folder} has its seed, {run.seed}")
+        return [kept[seed] for seed in sorted(kept)]
 
     def _seeds(self, wanted: Mapping[str, object]) -> set[int]:
         """Of all runs of the same size, study and model."""

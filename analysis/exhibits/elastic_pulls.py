@@ -16,7 +16,6 @@ from rollpacker.analysis.exhibits.elastic_workers import NUM_FIRST_STEPS, WORKER
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
-from rollpacker.metrics.tables import read_frame
 
 PANEL: Final = "from publication to serving (s)"
 FIRST, LAST, RELAYED = "first worker", "last worker", "last worker, relayed"
@@ -25,22 +24,26 @@ FIRST, LAST, RELAYED = "first worker", "last worker", "last worker, relayed"
 def gather(runs: Runs) -> Numbers:
     """Means over the publications of the steps from the sixth on."""
     points: list[Point | None] = []
+    unread: list[str] = []
     for number in WORKERS[1:]:
         found, relayed = (
             [(run, _pulls(run)) for run in runs.of(setup="elastic", study=study)]
             for study in (f"elastic-workers-{number}", f"elastic-pulls-{number}")
         )
+        unread += [
+            f"{run.folder} has no intervals that can be read" for run, _ in found + relayed if run.intervals.empty
+        ]
         for series, pick, of_series in ((FIRST, "min", found), (LAST, "max", found), (RELAYED, "max", relayed)):
             values = [
                 Value(run, float(pulls.groupby("started_at_s")["time_s"].agg(pick).mean())) for run, pulls in of_series
             ]
             points.append(Place(panel=PANEL, x=float(number), unit="s", series=series).ours(values))
-    return Numbers(points=comparing(points), missing=runs.missing)
+    return Numbers(points=comparing(points), missing=[*runs.missing, *unread])
 
 
 def _pulls(run: Run) -> pd.DataFrame:
     """The pulls of a run after its first steps, with their begin and time."""
-    pulls: pd.DataFrame = read_frame(run.folder, "intervals").query("activity == 'catching_up'")
+    pulls: pd.DataFrame = run.intervals.query("activity == 'catching_up'")
     settled_at_s = max(run.steps["finished_at_s"].loc[: NUM_FIRST_STEPS - 1], default=0.0)
     return pulls[pulls["started_at_s"] >= settled_at_s].assign(time_s=pulls["ended_at_s"] - pulls["started_at_s"])
 

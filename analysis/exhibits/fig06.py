@@ -16,6 +16,7 @@ from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import means
 from rollpacker.analysis.runs import Run, Runs
 
+MODEL = "Qwen3-8B"
 PANELS = {
     "fig06a": ("preemptions of a {} round", "num_preemptions", "preemptions"),
     "fig06b": ("rollout of a {} round (s)", "rollout_time_s", "s"),
@@ -29,8 +30,8 @@ def gather(runs: Runs) -> Numbers:
     """Means over the rounds of a kind: short ones want a larger degree, says the paper, and long ones a smaller."""
     points: list[Point | None] = []
     claims: list[Claim] = []
-    fixed = {degree: runs.of(study="fig06", system="tail-reward", tensor_parallel=degree) for degree in (1, 2)}
-    planned = runs.of(study="fig06", system="tail-reward-planner")
+    fixed = {degree: fixed_runs(runs, degree) for degree in (1, 2)}
+    planned = planned_runs(runs)
     for name, (title, column, unit) in PANELS.items():
         paper = {(row.series.split()[0].lower(), int(row.x.removeprefix("TP="))): row.y for row in paper_rows(name)}
         for kind in ("short", "long"):
@@ -54,6 +55,16 @@ def gather(runs: Runs) -> Numbers:
                 )
             )
     return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+
+
+def fixed_runs(runs: Runs, degree: int) -> list[Run]:
+    """Of engines of so many GPUs."""
+    return runs.of(model=MODEL, study="fig06", system="tail-reward", tensor_parallel=degree)
+
+
+def planned_runs(runs: Runs) -> list[Run]:
+    """Under the planner."""
+    return runs.of(model=MODEL, study="fig06", system="tail-reward-planner")
 
 
 def changes(before: Iterable[Run], after: Iterable[Run], kind: str, column: str) -> list[Value]:

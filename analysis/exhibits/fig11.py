@@ -20,6 +20,7 @@ from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, com
 from rollpacker.analysis.plots import compare_panels
 from rollpacker.analysis.runs import Run, Runs
 
+MODEL = "Qwen2.5-7B"
 FACTORS = (1.0, 1.125, 1.25, 1.5)
 ROLLOUT, WASTE = "rollout time per step (s)", "tokens wasted (%)"
 
@@ -38,7 +39,8 @@ SHARE_UNIT = "% of the rollout time without a race"
 
 def gather(runs: Runs) -> Numbers:
     """Means over the steps, long rounds included."""
-    grid = {(p, r): runs.of(system=system_name(p, r)) for p in FACTORS for r in FACTORS}
+    model = runs.model(MODEL)
+    grid = {(p, r): runs.of(model=model, system=system_name(p, r), task="mix") for p in FACTORS for r in FACTORS}
     points: list[Point | None] = []
     for (prompts, responses), found in grid.items():
         for panel, unit, value_of in ((ROLLOUT, "s", _rollout_s), (WASTE, "%", attrgetter("wasted_percent"))):
@@ -81,14 +83,14 @@ def _of_paper() -> Iterator[Point]:
 
 def _claims(without: Iterable[Run], both: Iterable[Value]) -> Iterator[Claim]:
     yield Claim(
-        text="Qwen2.5-7B: rollout time per step without a race",
+        text=f"{MODEL}: rollout time per step without a race",
         paper=BASELINE_S,
         ours=Place(panel=ROLLOUT, x="none", unit="s").ours(Value(run, _rollout_s(run)) for run in without),
         unit="s",
     )
     [of_paper] = [point.y for point in _of_paper() if (point.panel, point.x) == (BOTH, "8k")]
     yield Claim(
-        text="Qwen2.5-7B: rollout time that races both at 1.25 over that without a race",
+        text=f"{MODEL}: rollout time that races both at 1.25 over that without a race",
         paper=of_paper,
         ours=Place(panel=BOTH, x="8k", unit="%").ours(both),
         unit="%",

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.exhibits.fig06 import changes
+from rollpacker.analysis.exhibits.fig06 import changes, fixed_runs, planned_runs
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
 from rollpacker.analysis.plots import compare_panels
 from rollpacker.analysis.runs import Run, Runs
@@ -47,8 +47,8 @@ def gather(runs: Runs) -> Numbers:
     for row in paper_rows("fig12a"):
         panel, series, unit = SERIES[row.series]
         points.append(Place(panel=panel, x=float(row.x), unit=unit, series=series).paper(row.y))
-    fixed = [run.first(NUM_STEPS) for run in runs.of(study="fig06", system="tail-reward", tensor_parallel=1)]
-    planned = [run.first(NUM_STEPS) for run in runs.of(study="fig06", system="tail-reward-planner")]
+    fixed = [run.first(NUM_STEPS) for run in fixed_runs(runs, 1)]
+    planned = [run.first(NUM_STEPS) for run in planned_runs(runs)]
     claims: list[Claim] = []
     for name, (panel, column, quantity) in PLANNED.items():
         of_paper = {int(row.x): row.y for row in paper_rows(name) if row.series == "w/ Planner"}

@@ -39,7 +39,9 @@ BY_LENGTH = "b: judge's time by tokens, smallest policy (s)"
 TIMED = "c: rollout and reward, code (s)"
 PANELS = (BESIDE, PIPED, BY_LENGTH, TIMED)
 
-MODELS = {"Qwen2.5-7B": "7B/8k", "Qwen2.5-14B": "14B/16k", "Qwen2.5-32B": "32B/32k"}
+MODEL = "Qwen2.5-7B"
+"""Of a and c, and the smallest policy of b."""
+MODELS = {MODEL: "7B/8k", "Qwen2.5-14B": "14B/16k", "Qwen2.5-32B": "32B/32k"}
 """The policies, which write what is judged, as the paper names them with their limits."""
 
 NUM_STEPS = 6
@@ -48,21 +50,21 @@ NUM_STEPS = 6
 
 def gather(runs: Runs) -> Numbers:
     """By step, means over the seeds; of the judge, means over responses, each the time of the batch that it was in."""
-    beside, after = (runs.of(study=f"fig13-{variant}") for variant in ("mps", "nomps"))
+    model = runs.model(MODEL)
+    beside, after = (runs.of(model=model, study=f"fig13-{variant}") for variant in ("mps", "nomps"))
     judges = {
-        model: {label: runs.of(model=model, study=f"fig13-{variant}") for variant, label in JUDGES.items()}
-        for model in runs.models(*MODELS)
+        policy: {label: runs.of(model=policy, study=f"fig13-{variant}") for variant, label in JUDGES.items()}
+        for policy in runs.models(*MODELS)
     }
-    timeouts = {label: runs.of(study=f"fig13-{variant}") for variant, label in TIMEOUTS.items()}
+    timeouts = {label: runs.of(model=model, study=f"fig13-{variant}") for variant, label in TIMEOUTS.items()}
     points: list[Point | None] = list(_of_paper()) if runs.are_papers_size else []
     points += [
         _step_place(step + 1).ours(_ratios(beside, after, partial(_step_s, step=step))) for step in range(NUM_STEPS)
     ]
-    for model, of_model in judges.items():
-        points.append(_model_place(model).ours(_ratios(of_model["piped"], of_model["not"], _judging_s)))
-    smallest = next(iter(judges.values()), {})
+    for policy, of_policy in judges.items():
+        points.append(_model_place(policy).ours(_ratios(of_policy["piped"], of_policy["not"], _judging_s)))
     for name, (low, high) in LENGTHS.items():
-        for label, found in smallest.items():
+        for label, found in judges.get(model, {}).items():
             values = [Value(run, _judging_s(run, low, high)) for run in found]
             points.append(Place(panel=BY_LENGTH, x=f"{name},\n{label}", unit="s").ours(values))
     for label, found in timeouts.items():

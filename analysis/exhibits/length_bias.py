@@ -27,7 +27,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.exhibits.fig11 import FACTORS, system_name
+from rollpacker.analysis.exhibits.fig11 import FACTORS, MODEL, system_name
 from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value, comparing
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
@@ -84,9 +84,11 @@ def gather(runs: Runs) -> Numbers:
 
 
 def _pairs(runs: Runs, prompts: float, responses: float) -> list[Pair]:
-    plain = {run.seed: run for run in runs.of(system=system_name(*PLAIN)) if len(run.responses)}
-    found = runs.of(system=system_name(prompts, responses))
-    return [(run, plain[run.seed]) for run in found if run.seed in plain and len(run.responses)]
+    plain, found = (
+        runs.of(model=MODEL, system=system_name(*factors), task="mix") for factors in (PLAIN, (prompts, responses))
+    )
+    base = {run.seed: run for run in plain if len(run.responses)}
+    return [(run, base[run.seed]) for run in found if run.seed in base and len(run.responses)]
 
 
 def _trained(run: Run) -> pd.DataFrame:

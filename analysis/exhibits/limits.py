@@ -22,7 +22,7 @@ from rollpacker.analysis.plots import draw_map, origin_of
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
 
-BASELINE, TAIL = "verl", "tail"
+MODEL, BASELINE, TAIL = "Qwen2.5-7B", "verl", "tail"
 LOAD, STAGES, SHARE = "speedup over plain batches, 2 GPUs", "speedup over plain batches, 16 GPUs", "rollout share"
 TAIL_SCALES: Final = ("0.0", "0.2", "1.0")
 NUM_PROMPTS: Final = (4, 32, 128)
@@ -49,7 +49,8 @@ def _map(runs: Runs) -> Iterator[Point | None]:
     for scale in TAIL_SCALES:
         for num_prompts in NUM_PROMPTS:
             plain, tail = (
-                runs.of(study=f"load-{scale}", system=system, num_prompts=num_prompts) for system in (BASELINE, TAIL)
+                runs.of(model=MODEL, study=f"load-{scale}", system=system, num_prompts=num_prompts)
+                for system in (BASELINE, TAIL)
             )
             load = [run.num_prompts * run.num_responses // run.num_gpus for run in plain]
             x = str(load[0]) if load else ""
@@ -58,7 +59,7 @@ def _map(runs: Runs) -> Iterator[Point | None]:
 
 def _cases(runs: Runs) -> Iterator[Point | None]:
     for name, study in CASES.items():
-        plain, tail = (runs.of(study=study, system=system) for system in (BASELINE, TAIL))
+        plain, tail = (runs.of(model=MODEL, study=study, system=system) for system in (BASELINE, TAIL))
         yield Place(panel=STAGES, x=name, unit="x", series="step").ours(speedups(plain, tail))
         rollouts = speedups(plain, tail, column="rollout_time_s")
         yield Place(panel=STAGES, x=name, unit="x", series="rollout").ours(rollouts)

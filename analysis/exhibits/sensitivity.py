@@ -23,7 +23,7 @@ from rollpacker.analysis.rounds import means
 from rollpacker.analysis.runs import Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
 
-BASELINE, TAIL = "verl", "tail"
+MODEL, BASELINE, TAIL = "Qwen2.5-7B", "verl", "tail"
 SPEEDUP, SHARES, TIMES = "speedup over plain batches (x)", "shares (%)", "rollout time per round (s)"
 
 _SERIES: Final = {
@@ -46,7 +46,7 @@ def _compare(runs: Runs, studies: Mapping[float, str]) -> Numbers:
     """Give speedups, shares and round times at each value of what is varied."""
     points: list[Point | None] = []
     for value, study in studies.items():
-        plain, tail = (runs.of(study=study, system=system) for system in (BASELINE, TAIL))
+        plain, tail = (runs.of(model=MODEL, study=study, system=system) for system in (BASELINE, TAIL))
         found: dict[str, dict[str, Iterable[Value]]] = {
             SPEEDUP: {"step": speedups(plain, tail), "rollout": speedups(plain, tail, column="rollout_time_s")},
             SHARES: {

@@ -28,6 +28,7 @@ from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import means, rounds_of
 from rollpacker.analysis.runs import Run, Runs
 
+MODEL = "Qwen2.5-7B"
 WITHOUT = "without"
 
 TRIGGERS = {"w/o": WITHOUT, "20%": "20 %", "30%": "30 %", "40%": "40 %", "Adpt.": "adaptive"}
@@ -51,8 +52,9 @@ MEASURES = {  # of a round; training is what is left of it when the rollout has 
 
 def gather(runs: Runs) -> Numbers:
     """Means over the rounds of a kind; nothing else differs between the runs of a seed."""
-    found = {WITHOUT: runs.of(study="stream-never", system="tail-reward-planner")}
-    found |= {label: runs.of(study=study, system="rollpacker") for label, study in STUDIES.items()}
+    model = runs.model(MODEL)
+    found = {WITHOUT: runs.of(model=model, study="stream-never", system="tail-reward-planner")}
+    found |= {label: runs.of(model=model, study=study, system="rollpacker") for label, study in STUDIES.items()}
     of_paper = _step_times_of_paper() if runs.are_papers_size else {}
     points: list[Point | None] = [Place(panel=STEP, x=label, unit="s").paper(y) for label, y in of_paper.items()]
     points += [

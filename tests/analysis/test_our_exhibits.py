@@ -55,7 +55,7 @@ def test_length_bias_compares_the_same_prompts_with_other_samples_until_the_queu
     assert by_x(numbers, length_bias.SURVIVAL, "both race")[128.0] == pytest.approx(100 / 3)
     assert by_x(numbers, length_bias.SURVIVAL, "plain")[256.0] == pytest.approx(100 * 3 / 8)
     assert {point.source for point in numbers.points} == {Source.MODELLED}
-    assert "no run with system eta-1.5-1.5" in numbers.missing
+    assert "no run with model Qwen2.5-7B, system eta-1.5-1.5, task mix" in numbers.missing
 
 
 def test_what_the_race_aborts_is_a_lower_bound_beside_what_the_plain_mean_implies(tmp_path):

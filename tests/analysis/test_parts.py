@@ -51,7 +51,7 @@ def test_rounds_are_told_by_the_share_at_which_engines_were_lent(tmp_path):
     speedups = {claim.text.split(":")[0]: claim.ours.y for claim in numbers.claims if claim.ours}
     assert speedups["lending, adaptive against without"] == 3.0
     assert speedups["lending, adaptive against 20 %"] == 1.5
-    assert "no run with study stream-at-0.3, system rollpacker" in numbers.missing
+    assert "no run with model Qwen2.5-7B, study stream-at-0.3, system rollpacker" in numbers.missing
     fetched = [(point.x, point.y, str(point.source)) for point in numbers.points if point.panel == table3.FETCH]
     assert fetched[:2] == [("streaming", 115.2, "paper"), ("20 %", 128.6, "paper")]
     assert [point for point in fetched if point[2] != "paper"] == [("streaming", 20.0, "measured")]
@@ -130,7 +130,7 @@ def test_rewards_are_told_by_where_the_judge_runs_by_model_and_by_timeout(tmp_pa
     assert (round(short.paper, 1), short.ours.y) == (31.9, 7.5)
     gained = claims["adaptive timeouts: rollout and reward of short rounds of code over those with the fixed one"]
     assert gained.ours is None
-    assert "no run with study fig13-adpt_notimeout" in numbers.missing
+    assert "no run with model Qwen2.5-7B, study fig13-adpt_notimeout" in numbers.missing
 
 
 def test_a_judge_beside_the_engines_is_compared_over_the_first_six_steps_that_both_runs_have(tmp_path):

@@ -1,0 +1,60 @@
+"""Which runs an exhibit takes: one per seed, of its model, and what it says of the others."""
+
+import pytest
+
+from rollpacker.analysis.exhibits import fig06, fig11, fig12, fig13, length_bias, limits, sensitivity, table3
+from rollpacker.analysis.numbers import Source
+from rollpacker.analysis.runs import Runs, find_runs, read_runs
+from tests.analysis.written_runs import numbers_of, write_run
+
+
+def test_of_two_runs_of_a_seed_the_one_that_got_farthest_is_drawn_and_the_other_is_named(tmp_path):
+    write_run(tmp_path / "a", "verl", [4.0] * 3, num_steps=9)
+    write_run(tmp_path / "b", "verl", [4.0] * 5, num_steps=5)
+    write_run(tmp_path / "c", "verl", [4.0] * 7, num_steps=9)
+    write_run(tmp_path / "d", "verl", [4.0] * 5, seed=1)
+    runs = Runs(runs=read_runs(list(find_runs(tmp_path)))[0])
+    assert [run.folder.name for run in runs.of(system="verl")] == ["b", "d"]
+    assert sorted(runs.missing) == [
+        f"{tmp_path}/{name} is left out: {tmp_path}/b has its seed, 0" for name in ("a", "c")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("exhibit", "model", "study", "systems"),
+    [
+        (fig06, "Qwen3-8B", "fig06", ["tail-reward"]),
+        (fig11, "Qwen2.5-7B", "", ["eta-1-1"]),
+        (fig12, "Qwen3-8B", "fig06", ["tail-reward", "tail-reward-planner"]),
+        (fig13, "Qwen2.5-7B", "fig13-adpt_timeout", ["tail-reward"]),
+        (length_bias, "Qwen2.5-7B", "", ["eta-1-1"]),
+        (limits, "Qwen2.5-7B", "cap-512", ["verl", "tail"]),
+        (sensitivity.CORRELATION, "Qwen2.5-7B", "lengths-0.3-1.0", ["verl", "tail"]),
+        (table3, "Qwen2.5-7B", "stream-at-0.2", ["rollpacker"]),
+    ],
+)
+def test_a_run_of_another_model_is_no_second_seed(exhibit, model, study, systems, tmp_path):
+    responses = [{"prompt": "p", "domain": "math", "accepted": True, "length_tokens": 9, "round_kind": "short"}]
+    values = {"responses": responses, "tensor_parallel": 1, "num_preemptions": 1, "config": {"run": {"study": study}}}
+    for system in systems:
+        write_run(tmp_path / system, system, [4.0] * 6, model=model, **values)
+        write_run(tmp_path / f"other-{system}", system, [4.0] * 6, model="Qwen2.5-32B", seed=1, **values)
+    own = [point for point in numbers_of(exhibit, tmp_path).points if point.source is not Source.PAPER]
+    assert {point.num_seeds for point in own} == {1}
+
+
+@pytest.mark.parametrize(
+    ("models", "drawn"), [(("mine",), "mine"), (("Qwen2.5-14B", "Qwen2.5-7B"), "Qwen2.5-7B"), ((), "Qwen2.5-7B")]
+)
+def test_at_another_size_an_exhibit_of_one_model_takes_the_papers_or_the_one_that_there_is(models, drawn, tmp_path):
+    for name in models:
+        write_run(tmp_path / name, "eta-1-1", [4.0], model=name, config={"run": {"setup": "8gpus"}})
+    runs = read_runs(list(find_runs(tmp_path)))[0]
+    assert Runs(runs=runs, setup="8gpus").model("Qwen2.5-7B") == drawn
+    assert Runs(runs=runs).model("Qwen2.5-7B") == "Qwen2.5-7B"
+
+
+def test_at_another_size_what_speculation_pays_is_drawn_of_a_model_of_ones_own(tmp_path):
+    write_run(tmp_path / "run", "eta-1-1", [4.0], model="mine", config={"run": {"setup": "tiny"}})
+    numbers = fig11.gather(Runs(runs=read_runs(list(find_runs(tmp_path)))[0], setup="tiny"))
+    assert {point.panel: point.y for point in numbers.points} == {fig11.ROLLOUT: 3.0, fig11.WASTE: 0.0}
