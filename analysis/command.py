@@ -20,7 +20,7 @@ from rollpacker.analysis.missing_runs import make_missing_runs
 from rollpacker.analysis.numbers import Standing
 from rollpacker.analysis.processes import end_like_ctrl_c
 from rollpacker.analysis.runs import PAPER_SETUP, Runs, find_runs, read_runs
-from rollpacker.analysis.verdicts import accept, lost_claims
+from rollpacker.analysis.verdicts import accept, lost_claims, unchecked_claims
 from rollpacker.analysis.writing import write_exhibit, write_page
 from rollpacker.cli.command_help import CommandHelp
 from rollpacker.cli.settings import choice, parse_settings, whole_number
@@ -161,7 +161,9 @@ def _answer(question: _Question) -> None:
         _note(failure)
     numbers = _gather(exhibits, question.runs, question.scale, failures)
     if question.what == "verdicts":
-        _compare_claims(numbers, console, must_accept=question.must_accept and not failures)
+        is_whole = question.backend == "sim" and question.scale is None and not failures
+        must_accept = question.must_accept and not failures
+        _compare_claims(numbers, console, must_accept=must_accept, is_whole=is_whole)
     else:
         _draw(exhibits, numbers, question, console)
     if failures:
@@ -221,12 +223,18 @@ def _gather(
     return numbers
 
 
-def _compare_claims(numbers: Mapping[str, Numbers], console: Terminal, *, must_accept: bool) -> None:
+def _compare_claims(numbers: Mapping[str, Numbers], console: Terminal, *, must_accept: bool, is_whole: bool) -> None:
+    """Fail if a claim is lost; where every run was modelled, one without a run is, too."""
     console.print(_verdicts(numbers))
     if must_accept:
         accept(numbers)
         return
-    lost = lost_claims(numbers)
+    lost, unchecked = lost_claims(numbers), unchecked_claims(numbers)
+    if is_whole:
+        lost += unchecked
+    elif unchecked:
+        said = f"{len(unchecked)} claims that stood in the record have no run here; backend=sim models what is missing."
+        console.print(Text.assemble(("incomplete", "yellow"), " ", said), soft_wrap=True)
     for sentence in lost:
         console.print(Text.assemble(("lost", "red"), " ", sentence), soft_wrap=True)
     if lost:

@@ -20,7 +20,14 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 from rollpacker.analysis.numbers import OURS, PAPERS, Numbers, Source
-from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, PAPER_LABELS, color_of, use_style
+from rollpacker.analysis.style import (
+    FIGURE_WIDTH_INCHES,
+    OTHER_COLORS,
+    PAPER_LABELS,
+    color_of,
+    legend_below,
+    use_style,
+)
 
 PAPER_COLOR = "#C4C4C4"
 PAPER_DOT = "#555555"
@@ -38,8 +45,6 @@ _HEADROOM = 1.04
 """Above the end of a line, so that its mark is whole."""
 _PALE = 1.8
 """How far a map's colours go beyond its values, so that numbers stay readable on them."""
-_LEGEND_LETTERS = 90
-"""Of all names in a row of a legend."""
 _LEGEND_ROOM = 1.15
 """Above the lines of a panel that names its series itself."""
 
@@ -164,10 +169,7 @@ def compare_lines(
         figure.supylabel(ylabel, fontsize=9)
     shared = frame[frame["series"].isin(_ours(frame))]
     handles = [*_line_legend(frame, colors), *origin_handles(shared)]
-    style = {"fontsize": 7.5, "handlelength": 1.6, "columnspacing": 1.2}
-    num_rows = math.ceil(sum(len(str(handle.get_label())) for handle in handles) / _LEGEND_LETTERS)
-    num_columns = math.ceil(len(handles) / num_rows)
-    figure.legend(handles=handles, loc="outside lower center", ncols=num_columns, **style)
+    legend_below(figure, handles)
     return figure
 
 
@@ -260,7 +262,7 @@ def draw_map(
 
 
 def compare_situations(numbers: Numbers, *, panel: str, told: Mapping[str, str], caption: str, model: str) -> Figure:
-    """Draw a table of speedups: a row for each `series`, a column for each `x`, the highest of a row in bold.
+    """Draw a table of speedups: a row for each `series` that has one, a column for each `x`, the highest in bold.
 
     Args:
         numbers: To draw.
@@ -271,13 +273,18 @@ def compare_situations(numbers: Numbers, *, panel: str, told: Mapping[str, str],
     """
     use_style()
     frame = numbers.frame()
-    rows, columns = list(dict.fromkeys(frame["series"])), list(dict.fromkeys(frame["x"]))
+    compared = frame[frame["panel"] == panel]
+    rows, columns = list(dict.fromkeys(compared["series"])), list(dict.fromkeys(compared["x"]))
     grids: Mapping[str, np.ndarray[tuple[int, int], np.dtype[np.float64]]] = {
         str(name): of_panel.pivot(index="series", columns="x", values="y").reindex(rows, columns=columns).to_numpy()
         for name, of_panel in frame.groupby("panel")
     }
     figure: Figure
     figure, axes = plt.subplots(figsize=(FIGURE_WIDTH_INCHES, 1.2 + 0.42 * len(rows)))
+    figure.supxlabel(f"{caption}\n{origin_of(frame, model)}", fontsize=7.5)
+    if compared.empty:  # no run to compare with
+        axes.set_axis_off()
+        return figure
     faster = grids[panel]
     texts = draw_map(axes, faster, "{:.2f}x")
     for (row, column), text in texts.items():
@@ -290,7 +297,6 @@ def compare_situations(numbers: Numbers, *, panel: str, told: Mapping[str, str],
     axes.set_yticks(range(len(rows)), rows, fontsize=7.5)
     axes.xaxis.tick_top()
     axes.invert_yaxis()
-    figure.supxlabel(f"{caption}\n{origin_of(frame, model)}", fontsize=7.5)
     return figure
 
 

@@ -19,7 +19,7 @@ from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
 from rollpacker.analysis.plots import origin_handles
 from rollpacker.analysis.runs import PAPER_SETUP, Run, Runs, shared_steps
-from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, PAPER_LABELS, color_of, use_style
+from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, PAPER_LABELS, color_of, legend_below, use_style
 
 KINDS = ("plain", "short", "long")
 _MARKERS = {"plain": "o", "short": "o", "long": "D"}
@@ -111,8 +111,7 @@ def draw_rounds(numbers: Numbers, *, ylabel: str) -> Figure:
     kinds = dict.fromkeys(zip(frame["system"], frame["kind"], strict=True))
     handles = [_mark(systems[system], system, kind) for system, kind in kinds]
     handles += origin_handles(frame)
-    style = {"fontsize": 7.5, "handlelength": 1.6, "columnspacing": 1.2}
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), **style)
+    legend_below(figure, handles)
     return figure
 
 

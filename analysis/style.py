@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import seaborn as sns
+from matplotlib.artist import Artist
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
+from matplotlib.textpath import TextPath
 
 from rollpacker.metrics.files import write_atomically
 from rollpacker.report.style import CYCLE_STEPS, OTHER_COLORS, RC, SYSTEM_COLORS, color_of
@@ -23,6 +28,12 @@ PAPER_LABELS = {"verl": "veRL", "rlhfuse": "RLHFuse", "tail": "tail batching", "
 
 FIGURE_WIDTH_INCHES = 7.0
 PNG_DPI = 200
+
+_LEGEND_POINTS = 7.5
+"""Size of a legend's text; its other lengths are in these."""
+_HANDLE_LENGTH, _HANDLE_GAP, _COLUMN_GAP = 1.6, 0.8, 1.2
+_LEGEND_MARGIN = 2.0
+"""Left free of the figure's width, in all."""
 
 
 def use_style() -> None:
@@ -52,6 +63,31 @@ def title_figure(figure: Figure, title: str, incomplete: str = "") -> None:
         title = f"INCOMPLETE: runs or steps are missing, see {incomplete}\n{title}"
     color = "tab:red" if incomplete else "#333333"
     figure.suptitle(title, x=0.01, ha="left", color=color, fontsize=8.5, wrap=True)
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist], loc: str = "outside lower center") -> None:
+    """Name what is drawn below all panels, in as few rows as fit between the figure's edges."""
+    figure.legend(
+        handles=handles,
+        loc=loc,
+        ncols=_num_columns([str(handle.get_label()) for handle in handles], 72 * figure.get_figwidth()),
+        fontsize=_LEGEND_POINTS,
+        handlelength=_HANDLE_LENGTH,
+        handletextpad=_HANDLE_GAP,
+        columnspacing=_COLUMN_GAP,
+    )
+
+
+def _num_columns(labels: Sequence[str], room_points: float) -> int:
+    """Of a legend, each as wide as its widest entry with its handle."""
+    widths = [TextPath((0, 0), label, size=_LEGEND_POINTS).get_extents().width for label in labels]
+    beside = _LEGEND_POINTS * (_HANDLE_LENGTH + _HANDLE_GAP + _COLUMN_GAP)
+    room = room_points - _LEGEND_POINTS * (_LEGEND_MARGIN - _COLUMN_GAP)
+    for num_rows in range(1, len(labels)):
+        num_columns = math.ceil(len(labels) / num_rows)
+        if sum(max(column) + beside for column in np.array_split(widths, num_columns)) <= room:
+            return num_columns
+    return 1
 
 
 def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:

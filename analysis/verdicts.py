@@ -33,17 +33,26 @@ def lost_claims(numbers: Mapping[str, Numbers], record: Path = RECORD) -> list[s
     return lost
 
 
+def unchecked_claims(numbers: Mapping[str, Numbers], record: Path = RECORD) -> list[str]:
+    """A sentence for each claim that stood in the record and that no run here says anything of."""
+    told = {(exhibit, claim.text) for exhibit, own in numbers.items() for claim in own.claims if claim.ours is not None}
+    return [
+        f"{row['exhibit']}, {row['claim']}: was {row['standing']}, has no run"
+        for row in _rows(record)
+        if row["standing"] != Standing.NOT and (row["exhibit"], row["claim"]) not in told
+    ]
+
+
 def accept(numbers: Mapping[str, Numbers], record: Path = RECORD) -> None:
-    """Write the record of what holds now; an exhibit without a claim at hand keeps its rows."""
-    rows: dict[str, list[dict[str, str]]] = {exhibit: [] for exhibit in numbers}
-    for exhibit, claim in _modelled_claims(numbers):
-        assert claim.ours is not None
-        values = (exhibit, claim.text, f"{claim.paper:.4g}", f"{claim.ours.y:.4g}", claim.unit, str(claim.standing))
-        rows[exhibit].append(dict(zip(_COLUMNS, values, strict=True)))
-    renewed = {exhibit for exhibit, of_exhibit in rows.items() if of_exhibit}
-    for row in _rows(record):
-        if row["exhibit"] not in renewed:
-            rows.setdefault(row["exhibit"], []).append(row)
+    """Write the record of what holds now; a claim without a modelled number keeps its row."""
+    before = {(row["exhibit"], row["claim"]): row for row in _rows(record)}
+    rows = {
+        exhibit: [row for claim in own.claims if (row := _row(exhibit, claim) or before.get((exhibit, claim.text)))]
+        for exhibit, own in numbers.items()
+    }
+    for (exhibit, _), row in before.items():
+        if exhibit not in numbers or not numbers[exhibit].claims:  # as of runs of another size
+            rows.setdefault(exhibit, []).append(row)
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -57,6 +66,14 @@ def _rows(record: Path) -> list[dict[str, str]]:
         return []
     with record.open(newline="", encoding="utf-8") as lines:
         return list(csv.DictReader(lines))
+
+
+def _row(exhibit: str, claim: Claim) -> dict[str, str] | None:
+    """Of the record; None of a claim without a modelled number."""
+    if claim.ours is None or claim.ours.source is not Source.MODELLED:
+        return None
+    values = (exhibit, claim.text, f"{claim.paper:.4g}", f"{claim.ours.y:.4g}", claim.unit, str(claim.standing))
+    return dict(zip(_COLUMNS, values, strict=True))
 
 
 def _modelled_claims(numbers: Mapping[str, Numbers]) -> list[tuple[str, Claim]]:

@@ -42,7 +42,7 @@ def gather(runs: Runs) -> Numbers:
     before = {run.seed: _generation_s(run, BATCH) for run in found[BATCH]}
     claims = [
         Claim(
-            text=f"dynamic sampling, {' '.join(name.split())}: generation over that of whole batches",
+            text=f"dynamic sampling, whole batches over {' '.join(name.split())}: generation",
             paper=of_paper[BATCH] / of_paper[RACED],
             ours=Place(panel=TIME, x=name, unit="x").ours(
                 Value(run, before[run.seed] / _generation_s(run, name)) for run in found[name] if run.seed in before

@@ -38,7 +38,7 @@ def gather(runs: Runs) -> Numbers:
             ours = Place(panel=SPEEDUP, x=float(number), unit="x", series=title).ours(gains)
             points.append(ours)
             if number == OF_PAPER:
-                text = f"{title}, 64 prompts x {number}: rollout with responses spread over that with them together"
+                text = f"{title}, 64 prompts x {number}: responses together over spread: rollout"
                 claims.append(Claim(text=text, paper=of_paper, ours=ours, unit="x", neutral=1.0))
     return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from matplotlib.figure import Figure
+from pydantic import ValidationError
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
@@ -51,12 +52,15 @@ def _recomputed(run: Run) -> float:
 
 
 def _share_percent(run: Run) -> float:
-    """Of all engines' time; each response is prefilled with the mean of what all of them had."""
+    """Of all engines' time, each response prefilled with the mean of what all had; NaN of a run of another version."""
     sums = run.steps[["num_requests_continued", "tokens_recomputed", "step_time_s"]].sum()
     number = int(sums["num_requests_continued"])
     if not number:
         return 0.0
-    config = RunConfig.model_validate(run.config)
+    try:
+        config = RunConfig.model_validate(run.config)
+    except ValidationError:
+        return float("nan")
     mean_tokens = round(float(sums["tokens_recomputed"]) / number)
     costs = plan_cluster(config, needs_judge=False).engine
     spent_s = number * costs.prefill_pass_s(0, [(0, mean_tokens)])

@@ -2,7 +2,9 @@
 
 Of each system on 16 to 128 GPUs, with short and with long responses: how much faster it is than synchronous training,
 how old a trained token is in the mean, and how long trained responses are against those of synchronous training, which
-are the policy's. It draws the runs of `flash_fig01b`; divided runs are at their best split of three.
+are the policy's. RollPacker is tail batching with scheduled rewards, planner and stream trainer; the tail batching
+beside it is without these, and without a race of responses. It draws the runs of `flash_fig01b`; divided runs are at
+their best split of three.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from rollpacker.analysis.runs import Run, Runs
 
 SPEEDUP, AGE, LENGTH = "speedup over synchronous", "mean age of trained tokens", "trained over policy's length"
 IN_TURNS: Final = {
-    "rollpacker": "tail batching",
+    "rollpacker": "RollPacker",
     "tail-prompts": "tail batching,\nprompts race alone",
     "flash": "flash\nin turns",
     "roll-flash": "roll-flash\nin turns",

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollpacker.analysis import command, verdicts, writing
+from rollpacker.analysis import command, writing
 from rollpacker.analysis.exhibit import ALL_SETUPS
 from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS, fig09, fig10, learning, table1, table2
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Source, Standing, Value, speedups
@@ -171,33 +171,6 @@ def test_a_bar_is_hatched_if_its_own_number_is_modelled():
     ]
     bars = compare_bars(Numbers(points=points), ylabel="").axes[0].patches
     assert [bar.get_hatch() or "" for bar in bars] == ["", "", "////"]  # the paper's comes first
-
-
-def test_a_claim_that_used_to_hold_and_no_longer_does_is_lost(tmp_path):
-    write_run(tmp_path / "run", "tail", [1.0], modelled=True)
-    [run] = runs_below(tmp_path).runs
-
-    def numbers(speedup):
-        ours = Place(panel="", x="", unit="x").ours([Value(run, speedup)])
-        return {"table2": Numbers(points=[], claims=[Claim(text="tail", paper=2.0, ours=ours, unit="x", neutral=1.0)])}
-
-    record = tmp_path / "verdicts.csv"
-    assert verdicts.lost_claims(numbers(2.0), record) == []
-    verdicts.accept(numbers(2.0), record)
-    assert verdicts.lost_claims(numbers(2.1), record) == []
-    assert verdicts.lost_claims(numbers(1.5), record) == ["table2, tail: was reproduced, is direction only"]
-
-
-def test_to_accept_what_holds_keeps_the_rows_of_exhibits_without_runs(tmp_path):
-    write_run(tmp_path / "run", "tail", [1.0], modelled=True)
-    [run] = runs_below(tmp_path).runs
-    ours = Place(panel="", x="", unit="x").ours([Value(run, 2.0)])
-    claims = {name: Numbers(points=[], claims=[Claim(text=name, paper=2.0, ours=ours, unit="x")]) for name in "abc"}
-    record = tmp_path / "verdicts.csv"
-    verdicts.accept(claims, record)
-    before = record.read_text()
-    verdicts.accept({"a": claims["a"], "b": Numbers(points=[], claims=[])}, record)
-    assert record.read_text() == before
 
 
 def test_everything_is_written_with_a_page_and_a_run_that_cannot_be_read_is_left_out(tmp_path, capsys):
