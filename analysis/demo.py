@@ -19,7 +19,15 @@ from matplotlib.axes import Axes
 from rich.table import Table
 
 from rollpacker.analysis.runs import Run, read_runs, shared_steps
-from rollpacker.analysis.style import CYCLE_STEPS, FIGURE_WIDTH_INCHES, color_of, label_of, save_figure, use_style
+from rollpacker.analysis.style import (
+    CYCLE_STEPS,
+    FIGURE_WIDTH_INCHES,
+    color_of,
+    label_of,
+    legend_below,
+    save_figure,
+    use_style,
+)
 from rollpacker.core.errors import ConfigError
 from rollpacker.terminal import Terminal
 
@@ -27,6 +35,9 @@ NUM_END_STEPS = 2 * CYCLE_STEPS
 """First and last reward are means over two cycles."""
 
 ROUND_MARKERS = {"plain": "o", "short": "o", "long": "D"}
+
+_NAME_HEIGHT = 0.15
+"""Share of the upper panel's height that the name of a mean takes, in two lines."""
 
 
 def summarise(run: Run, baseline: Run, shared: list[int]) -> dict[str, float]:
@@ -102,8 +113,8 @@ def table_of(runs: Sequence[Run]) -> Table:
     return table
 
 
-def draw(runs: Sequence[Run], stem: Path) -> tuple[Path, Path]:
-    """Write the figure as PNG and PDF: rollout time per step above, reward below."""
+def draw(runs: Sequence[Run], shared: list[int], stem: Path) -> tuple[Path, Path]:
+    """Write the figure as PNG and PDF: rollout times above, with their means over the shared steps; reward below."""
     use_style()
     figure, (times, rewards) = plt.subplots(2, 1, figsize=(FIGURE_WIDTH_INCHES, 5.2), sharex=True, height_ratios=(3, 2))
     for position, run in enumerate(runs):
@@ -115,8 +126,8 @@ def draw(runs: Sequence[Run], stem: Path) -> tuple[Path, Path]:
     times.set_ylabel("seconds")
     times.set_ylim(bottom=0)
     times.margins(x=0.02)
-    _name_means(times, runs)
-    figure.legend(*times.get_legend_handles_labels(), loc="outside lower left", ncols=4, columnspacing=1.4)
+    _draw_means(times, runs, shared)
+    legend_below(figure, times.get_legend_handles_labels()[0], "outside lower left")
     if any(len(run.evaluations) for run in runs):
         rewards.set_title(f"Held-out score with its 95 % band; in grey the training reward over {CYCLE_STEPS} steps")
     else:
@@ -130,7 +141,6 @@ def draw(runs: Sequence[Run], stem: Path) -> tuple[Path, Path]:
 
 def _draw_times(axes: Axes, run: Run, color: str) -> None:
     steps = run.steps
-    mean = steps["rollout_time_s"].mean()
     axes.plot(steps["step"] + 1, steps["rollout_time_s"], color=color, linewidth=0.8, alpha=0.4)
     for kind, rows in steps.groupby("round_kind", sort=False):
         is_long = kind == "long"
@@ -145,21 +155,39 @@ def _draw_times(axes: Axes, run: Run, color: str) -> None:
             zorder=3,
             label=label_of(run.system) if kind == "plain" else f"{label_of(run.system)}, {kind} round",
         )
-    axes.axhline(mean, color=color, linestyle="--", linewidth=1.4)
 
 
-def _name_means(axes: Axes, runs: Sequence[Run]) -> None:
-    """Write each mean at the right end of its line, the larger above and the smaller below, so that none overlap."""
-    means = [run.steps["rollout_time_s"].mean() for run in runs]
-    for position, (run, mean) in enumerate(zip(runs, means, strict=True)):
+def _draw_means(axes: Axes, runs: Sequence[Run], shared: list[int]) -> None:
+    """Draw each mean, and write it at the right end of its line, or as near as the others leave room."""
+    means = [float(run.steps["rollout_time_s"][shared].mean()) for run in runs]
+    top = axes.get_ylim()[1]
+    places = _apart([mean / top for mean in means], _NAME_HEIGHT)
+    for position, (run, mean, place) in enumerate(zip(runs, means, places, strict=True)):
+        color = color_of(run.system, position)
+        axes.axhline(mean, color=color, linestyle="--", linewidth=1.4)
         axes.annotate(
             f"mean\n{_seconds(mean)}",
-            xy=(1.01, mean),
-            xycoords=("axes fraction", "data"),
-            va="bottom" if mean >= max(means) else "top",
-            color=color_of(run.system, position),
+            xy=(1.01, place),
+            xycoords="axes fraction",
+            va="center",
+            color=color,
             fontweight="bold",
         )
+
+
+def _apart(places: Sequence[float], distance: float) -> list[float]:
+    """Move places up, or down from 1, until they lie at least a distance apart, in their order."""
+    order = sorted(range(len(places)), key=lambda number: places[number])
+    apart = list(places)
+    lowest = distance / 2
+    for number in order:
+        apart[number] = max(apart[number], lowest)
+        lowest = apart[number] + distance
+    highest = 1 - distance / 2
+    for number in reversed(order):
+        apart[number] = min(apart[number], highest)
+        highest = apart[number] - distance
+    return apart
 
 
 def _draw_rewards(axes: Axes, run: Run, color: str) -> None:
@@ -203,6 +231,6 @@ def show(folders: Sequence[Path], out: Path) -> None:
     lengths = sorted({len(run.steps) for run in runs})
     if lengths != [len(shared)]:
         said = ", ".join(map(str, lengths))
-        console.print(f"The runs have {said} steps; the table compares the {len(shared)} that all of them have.")
-    for path in draw(runs, out / "demo"):
+        console.print(f"The runs have {said} steps; all means are over the {len(shared)} that all of them have.")
+    for path in draw(runs, shared, out / "demo"):
         console.print(f"figure: {path}", soft_wrap=True)

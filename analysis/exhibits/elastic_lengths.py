@@ -22,6 +22,7 @@ LENGTHS: Final = {1150: 5.0, 1850: 8.0, 2540: 11.0, 3300: 14.0}
 WORKERS: Final = (2, 3, 4, 5, 6, 8)
 
 THROUGHPUT, COST, BEST = "throughput over none", "tokens per dollar", "best number of workers"
+SERIES: Final = "rollout workers"
 _PANELS: Final = {THROUGHPUT: ("throughput", "x"), COST: ("cost", "x"), BEST: ("workers", "workers")}
 
 
@@ -47,7 +48,7 @@ def gather(runs: Runs) -> Numbers:
             BEST: [Value(run, float(number)) for number, _, _, run in best],
         }
         for panel, (name, unit) in _PANELS.items():
-            place = Place(panel=panel, x=thousands, unit=unit)
+            place = Place(panel=panel, x=thousands, unit=unit, series=SERIES)
             ours = place.ours(found[panel])
             points.append(ours)
             if (reported := paper.get((name, f"{thousands:g}"))) is not None:

@@ -22,7 +22,7 @@ NUM_FIRST_STEPS: Final = 5
 """Left out: workers start in the first one, and the seeding time is learned."""
 
 THROUGHPUT, COST = "trained tokens per second", "tokens per dollar, over none"
-POLYRL, IDEAL = "PolyRL", "no GPU ever idle"
+POLYRL, OWN, IDEAL = "PolyRL", "our workers", "no GPU ever idle"
 
 
 def gather(runs: Runs) -> Numbers:
@@ -42,7 +42,7 @@ def gather(runs: Runs) -> Numbers:
             (THROUGHPUT, "tokens/s", rates, reported.get(number)),
             (COST, "x", relative, reported[number] / reported[0] / dearer if number in reported else None),
         ):
-            ours = Place(panel=panel, x=float(number), unit=unit, series="ours").ours(values)
+            ours = Place(panel=panel, x=float(number), unit=unit, series=OWN).ours(values)
             points.append(ours)
             if paper is not None:
                 points.append(Place(panel=panel, x=float(number), unit=unit, series=POLYRL).paper(paper))

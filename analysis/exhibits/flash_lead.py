@@ -1,4 +1,4 @@
-"""Ours: what an asynchronous run's lead does, and what its bound, beside tail batching on as many GPUs.
+"""Ours: what an asynchronous run's lead does, and what its bound, beside RollPacker on as many GPUs.
 
 The lead is how many batches of prompts are admitted ahead of the trainer, the bound how old a trained token may be.
 Engines and trainer have GPUs of their own, or take turns on all of them (partial rollouts). Lengths are those of a
@@ -25,7 +25,7 @@ LEADS: Final = {
 """The studies of each series, by the lead as it is written."""
 
 SPEEDUP, STALENESS = "speedup over veRL", "mean age of trained tokens (versions)"
-TAIL: Final = "tail batching, in turns"
+TAIL: Final = "rollpacker"
 
 
 def gather(runs: Runs) -> Numbers:
@@ -34,7 +34,7 @@ def gather(runs: Runs) -> Numbers:
 
 
 def _points(runs: Runs) -> Iterator[Point | None]:
-    plain, tail = (runs.of(setup="flash", study="flash-lead-sync", system=system) for system in ("verl", "rollpacker"))
+    plain, tail = (runs.of(setup="flash", study="flash-lead-sync", system=system) for system in ("verl", TAIL))
     leads = [float(lead) for studies in LEADS.values() for lead in studies]
     for end in (min(leads), max(leads)):  # a level line: it has no lead
         yield Place(panel=SPEEDUP, x=end, unit="x", series=TAIL).ours(speedups(plain, tail))

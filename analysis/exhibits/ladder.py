@@ -97,7 +97,7 @@ def draw(numbers: Numbers) -> Figure:
     for axes, (panel, neutral) in zip(panels, NEUTRAL.items(), strict=True):
         _draw_panel(axes, frame[frame["panel"] == panel])
         axes.axvline(neutral, color=NEUTRAL_COLOR, linewidth=0.8, zorder=1)
-        axes.set_title(panel, fontsize=8.5)
+        axes.set_title(panel, fontsize=7.5)
         axes.tick_params(labelsize=7.5)
     rows = _rows()
     panels[0].set_yticks(range(len(rows)), [_LABELS.get(row, row) for row in rows])

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value, comparing
+from rollpacker.analysis.plots import origin_of
 from rollpacker.analysis.runs import Run, Runs, shared_steps
 from rollpacker.analysis.style import CYCLE_STEPS, FIGURE_WIDTH_INCHES, color_of, use_style
 
@@ -80,38 +81,37 @@ def draw(numbers: Numbers, systems: Mapping[str, str]) -> Figure:
     figure: Figure
     figure, panels = plt.subplots(1, 2, figsize=(FIGURE_WIDTH_INCHES, 3.2), sharey=True)
     handles = []
+    style = "--" if (frame["source"] == Source.MODELLED).any() else "-"
     for panel, axes in zip((STEPS, TIME), panels, strict=True):
         for position, (system, name) in enumerate(systems.items()):
             of_system = frame[frame["series"] == system]
             color = color_of(system, position)
             if panel == STEPS:
-                _draw_batches(axes, of_system[of_system["panel"] == BATCHES])
-                handles.append(Line2D([], [], color=color, linewidth=2, label=name))
-            _draw_score(axes, of_system[of_system["panel"] == panel].sort_values("x"), color)
+                _draw_batches(axes, of_system[of_system["panel"] == BATCHES], style)
+                handles.append(Line2D([], [], color=color, linewidth=2, linestyle=style, label=name))
+            _draw_score(axes, of_system[of_system["panel"] == panel].sort_values("x"), color, style)
         axes.set_title(panel)
         axes.set_xlabel(_XLABELS[panel])
         axes.margins(x=0.02)
     panels[0].set_ylabel("mean held-out reward")
-    num_seeds = frame["num_seeds"].max()
-    seeds = f", measured, mean of {num_seeds:.0f} seeds and their range" if num_seeds > 1 else ", measured, one seed"
-    handles.append(Line2D([], [], color=_GREY, linewidth=1, label=f"reward of the batches, {CYCLE_STEPS} steps"))
-    figure.legend(
-        handles=handles, title=f"Held-out score{seeds}", title_fontsize=8, loc="outside lower center", ncols=3
-    )
+    batches = f"reward of the batches, {CYCLE_STEPS} steps"
+    handles.append(Line2D([], [], color=_GREY, linewidth=1, linestyle=style, label=batches))
+    title = f"Held-out score, {origin_of(frame, '')}"
+    figure.legend(handles=handles, title=title, title_fontsize=8, loc="outside lower center", ncols=3)
     return figure
 
 
-def _draw_batches(axes: Axes, rows: pd.DataFrame) -> None:
+def _draw_batches(axes: Axes, rows: pd.DataFrame, style: str) -> None:
     rows = rows.sort_values("x")
-    axes.plot(rows["x"].astype(float), rows["y"], color=_GREY, linewidth=0.9, zorder=1)
+    axes.plot(rows["x"].astype(float), rows["y"], color=_GREY, linewidth=0.9, linestyle=style, zorder=1)
 
 
-def _draw_score(axes: Axes, rows: pd.DataFrame, color: str) -> None:
+def _draw_score(axes: Axes, rows: pd.DataFrame, color: str, style: str) -> None:
     x = rows["x"].astype(float)
     axes.fill_between(
         x, rows["y_low"].astype(float), rows["y_high"].astype(float), color=color, alpha=0.15, linewidth=0
     )
-    axes.plot(x, rows["y"], color=color, linewidth=1.7)
+    axes.plot(x, rows["y"], color=color, linewidth=1.7, linestyle=style)
 
 
 def _exhibit(name: str, title: str, systems: Mapping[str, str], setups: tuple[str, ...]) -> Exhibit:

@@ -1,6 +1,6 @@
 """How every picture looks, on the page of a run and in the figures of `analysis`: one colour per system, everywhere.
 
-The systems' colours are Okabe and Ito's, and Tol's for ours: colour-blind readers can tell them apart. What a system
+The systems' colours are Okabe and Ito's, and Tol's: colour-blind readers can tell them apart. What a system
 does (its stages, its tokens) has other colours, so that no activity is taken for a system.
 """
 
@@ -12,6 +12,8 @@ _SYSTEMS: Final = {  # on a light page and on a dark one
     "verl": ("#7A7A7A", "#9C9C9C"),
     "rlhfuse": ("#0072B2", "#3FA0DA"),
     "tail": ("#E69F00", "#EDB440"),
+    "tail-reward": ("#90C987", "#A9D9A2"),
+    "tail-reward-planner": ("#72190E", "#C9705F"),
     "rollpacker": ("#D55E00", "#EB7A22"),
     "tail-prompts": ("#999933", "#BDBD6A"),
     "ours": ("#117733", "#4FB477"),

@@ -1,6 +1,7 @@
 """The demo's table and figure: the numbers, and what happens when a run is missing or unfinished."""
 
 import io
+from itertools import pairwise
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_a_run_that_went_on_is_compared_over_the_steps_that_both_have(both, tmp_
     write_scores(longer, {0: 0.5, 10: 0.8, 20: 0.9})
     assert main(["analysis", "demo", str(longer), str(both[1]), f"out={tmp_path / 'out'}"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "The runs have 10, 20 steps; the table compares the 10 that all of them have." in lines
+    assert "The runs have 10, 20 steps; all means are over the 10 that all of them have." in lines
     assert "10 steps, measured on this machine; means per step" in lines
     assert any("rollout time │ 4.0 s │ 1.6 s" in line for line in lines)
     assert any("held-out score after │ 0.800" in line for line in lines)
@@ -87,7 +88,7 @@ def test_a_step_that_one_run_has_lost_is_left_out_of_the_other_too(tmp_path, cap
     assert main(["analysis", "demo", str(verl), str(tail), f"out={tmp_path / 'out'}"]) == 0
     printed = capsys.readouterr().out
     assert "4 steps, measured on this machine; means per step" in printed
-    assert "The runs have 4, 5 steps; the table compares the 4 that all of them have." in printed
+    assert "The runs have 4, 5 steps; all means are over the 4 that all of them have." in printed
     forget_steps(verl, {1, 2, 3, 4})
     assert main(["analysis", "demo", str(verl), str(tail), f"out={tmp_path / 'none'}"]) == 2
     assert "There is no step that all runs have in" in capsys.readouterr().err
@@ -97,10 +98,28 @@ def test_the_figure_draws_the_held_out_score_and_the_training_reward_in_grey(bot
     write_scores(both[1], {0: 0.5, 10: 0.9})
     shown = []
     monkeypatch.setattr(demo, "save_figure", lambda figure, stem: shown.extend(figure.axes[1].lines) or (stem, stem))
-    demo.draw(read_runs(both[1:])[0], tmp_path / "demo")
+    demo.draw(read_runs(both[1:])[0], [*range(10)], tmp_path / "demo")
     grey, score = shown
     assert grey.get_color() == "0.75"
     assert (score.get_xdata().tolist(), score.get_ydata().tolist()) == ([0, 10], [0.5, 0.9])
+
+
+def test_the_means_of_the_figure_are_those_of_the_table_and_stand_apart_in_their_order(tmp_path, monkeypatch):
+    times = {"verl": [4.0] * 4 + [40.0] * 4, "tail": [3.9] * 4, "rollpacker": [1.0] * 4, "tail-reward": [1.1] * 4}
+    folders = [write_run(tmp_path / system, system, own) for system, own in times.items()]
+    shown = []
+
+    def catch(figure, stem):
+        shown.extend((text.get_text(), text.xy[1]) for text in figure.axes[0].texts)
+        return stem, stem
+
+    monkeypatch.setattr(demo, "save_figure", catch)
+    demo.show(folders, tmp_path)
+    assert [text for text, _ in shown] == ["mean\n4.0 s", "mean\n3.9 s", "mean\n1.0 s", "mean\n1.1 s"]
+    means = sorted(place for _, place in shown)
+    assert [place for _, place in shown] == [means[3], means[2], means[0], means[1]]
+    assert all(above - below > 0.149 for below, above in pairwise(means))
+    assert 0 < means[0] < means[-1] < 1
 
 
 def test_an_unfinished_run_is_compared_over_its_own_steps(both, tmp_path):
@@ -119,7 +138,7 @@ def test_the_figure_shows_every_step_of_both_systems_with_long_rounds_marked(bot
         return stem, stem
 
     monkeypatch.setattr(demo, "save_figure", catch)
-    demo.draw(read_runs(both)[0], tmp_path / "demo")
+    demo.draw(read_runs(both)[0], [*range(10)], tmp_path / "demo")
     assert [len(points) for points in shown.values()] == [10, 8, 2]
     assert shown["tail batching, long round"] == [[5.0, 4.0], [10.0, 4.0]]
 

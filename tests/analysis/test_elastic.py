@@ -32,10 +32,14 @@ def write_workers(folder, numbers=(0, 1, 4)):
 def test_throughput_counts_all_time_of_the_later_steps_and_a_dollar_buys_it(tmp_path):
     write_workers(tmp_path)
     numbers = numbers_of(elastic_workers, tmp_path)
-    ours = [point for point in numbers.points if point.series == "ours"]
+    ours = [point for point in numbers.points if point.series == elastic_workers.OWN]
     assert {point.source for point in ours} == {Source.MODELLED}
-    assert dict(series(numbers, elastic_workers.THROUGHPUT)["ours"]) == {0.0: 10_000, 1.0: 12_000, 4.0: 18_000}
-    per_dollar = dict(series(numbers, elastic_workers.COST)["ours"])
+    assert dict(series(numbers, elastic_workers.THROUGHPUT)[elastic_workers.OWN]) == {
+        0.0: 10_000,
+        1.0: 12_000,
+        4.0: 18_000,
+    }
+    per_dollar = dict(series(numbers, elastic_workers.COST)[elastic_workers.OWN])
     assert per_dollar == {
         0.0: 1,
         1.0: pytest.approx(1.2 / (1 + 5.32 / 83.79)),
@@ -125,10 +129,14 @@ def test_the_best_number_of_workers_is_the_one_with_the_most_tokens_per_dollar(t
     for number, tokens in ((0, 100_000), (2, 130_000), (3, 160_000), (8, 170_000)):
         write(tmp_path, f"elastic-lengths-3300-{number}", [10.0] * 10, tokens_trained=tokens)
     numbers = numbers_of(elastic_lengths, tmp_path)
-    assert series(numbers, elastic_lengths.BEST)["ours"] == [(14.0, 3)]
-    assert series(numbers, elastic_lengths.THROUGHPUT)["ours"] == [(14.0, pytest.approx(1.6))]
-    dollars = 1 + 3 * 5.32 / 83.79
-    assert series(numbers, elastic_lengths.COST)["ours"] == [(14.0, pytest.approx(1.6 / dollars))]
+    ours = {point.panel: (point.x, point.y) for point in numbers.points if point.source is Source.MODELLED}
+    assert ours == {
+        elastic_lengths.BEST: (14.0, 3),
+        elastic_lengths.THROUGHPUT: (14.0, pytest.approx(1.6)),
+        elastic_lengths.COST: (14.0, pytest.approx(1.6 / (1 + 3 * 5.32 / 83.79))),
+    }
+    assert numbers.frame()["relative_error"].notna().sum() == len(ours)
+    assert {point.series for point in numbers.points} == {elastic_lengths.SERIES}
 
 
 def test_workers_and_a_system_gain_together_a_share_of_the_product_of_what_each_gains(tmp_path):
@@ -189,6 +197,19 @@ def test_pulls_of_a_run_that_lost_early_steps_begin_where_those_of_a_whole_one_d
     for lost in ({1, 2}, {0, 1, 2, 3, 4}):
         forget_steps(folder, lost)
         assert series(numbers_of(elastic_pulls, tmp_path), elastic_pulls.PANEL)[elastic_pulls.LAST] == [(2.0, 3.0)]
+
+
+def test_a_run_whose_intervals_cannot_be_read_is_named_and_the_others_are_drawn(tmp_path):
+    pull = {"activity": "catching_up", "step": 6, "started_at_s": 61.0, "ended_at_s": 63.0}
+    ends = [10.0 * (step + 1) for step in range(8)]
+    for number in (2, 4):
+        write(tmp_path, f"elastic-workers-{number}", [10.0] * 8, finished_at_s=ends, intervals=[pull])
+    broken = tmp_path / "elastic-workers-4"
+    for part in (broken / "metrics" / "intervals").iterdir():
+        part.write_bytes(b"")
+    numbers = numbers_of(elastic_pulls, tmp_path)
+    assert series(numbers, elastic_pulls.PANEL) == {elastic_pulls.FIRST: [(2.0, 2.0)], elastic_pulls.LAST: [(2.0, 2.0)]}
+    assert f"{broken} has no intervals that can be read" in numbers.missing
 
 
 def test_every_one_is_drawn(tmp_path):
