@@ -69,8 +69,8 @@ def _refuse_mixed_lengths(config: RunConfig, description: Mapping[str, Any]) -> 
     """Raises `ModelError` where a token's result would depend on how long other samples of its micro-batch are.
 
     transformers takes the short factors of longrope where no row is longer than the original limit, else the long ones
-    for all rows. vLLM takes either for the whole run, by the longest sequence that it may be asked for, held-out ones
-    among them; so these count, too.
+    for all rows. Engines take either for the whole run, by the longest sequence that they may be asked for, held-out
+    ones among them; so these count, too.
     """
     text_model = description.get("text_config")
     sizes = text_model if isinstance(text_model, dict) else description

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from tests.engines.tiny import (
     VOCABULARY,
     make_decoder,
     make_model,
+    make_model_of,
     make_request,
     mixed_requests,
     reference_logprobs,
@@ -54,6 +56,37 @@ def test_a_model_whose_state_is_unknown_is_refused_at_once() -> None:
     model = make_model("falcon_h1")
     with pytest.raises(ModelError, match="falcon_h1"):
         make_decoder(model)
+
+
+_SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        (transformers.MambaConfig(**_SMALL, state_size=4), "takes no past_key_values"),
+        (
+            transformers.OpenAIGPTConfig(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4),
+            "takes no past_key_values",
+        ),
+        (transformers.RwkvConfig(**_SMALL, attention_hidden_size=32), "takes no past_key_values"),
+        (
+            transformers.RecurrentGemmaConfig(**_SMALL, num_attention_heads=4, num_key_value_heads=2, lru_width=32),
+            "does not keep its state in past_key_values",
+        ),
+        (
+            transformers.PegasusConfig(vocab_size=VOCABULARY, d_model=32, decoder_layers=2, decoder_attention_heads=4),
+            "takes no position_ids",
+        ),
+        (transformers.RobertaConfig(**_SMALL, num_attention_heads=4, is_decoder=True), "counts positions from"),
+    ],
+    ids=lambda each: getattr(each, "model_type", None),
+)
+def test_a_model_that_would_draw_without_the_cache_or_at_other_positions_is_refused_at_once(
+    config: Any, what: str
+) -> None:
+    with pytest.raises(ModelError, match=f"cannot serve a {config.model_type} model: .*{what}"):
+        make_decoder(make_model_of(config))
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3_next"])
@@ -132,6 +165,15 @@ def test_a_greedy_request_and_one_of_few_tokens_follow_the_forward_pass_beside_a
             num_legal = 1 if request is greedy else int((probabilities.cumsum(0) - probabilities < 0.8).sum())
             assert token in likeliest[:num_legal].tolist()
             known.append(token)
+
+
+def test_a_greedy_request_has_the_logprobs_of_all_tokens_however_few_it_may_draw_from(model: Any) -> None:
+    """vLLM gives them so."""
+    free = make_request("free", temperature=0.0)
+    few = replace(make_request("few", temperature=0.0), top_k=3, top_p=0.5)
+    generations = run_all(make_decoder(model), [free, few])
+    assert generations["few"].token_ids.tolist() == generations["free"].token_ids.tolist()
+    np.testing.assert_allclose(generations["few"].logprobs, generations["free"].logprobs, atol=1e-5)
 
 
 def test_a_response_ends_with_the_first_end_token_of_several(model: Any) -> None:

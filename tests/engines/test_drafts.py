@@ -18,9 +18,9 @@ from rollpacker.core.errors import ModelError
 from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.engines.draft_lengths import DraftLengths
 from rollpacker.engines.torch.attention import use_grouped_attention
-from rollpacker.engines.torch.cache import require_verifiable
 from rollpacker.engines.torch.engine import TorchEngine
 from rollpacker.engines.torch.sampling import keep_likeliest, sample, uniform_numbers
+from rollpacker.engines.torch.servable import require_verifiable
 from rollpacker.engines.torch.verification import num_kept
 from rollpacker.protocols.rollout import FinishReason, Response
 from tests.engines.exercises import collect, weights_of

@@ -33,7 +33,17 @@ from tests.engines.exercises import (
     collect,
     weights_of,
 )
-from tests.engines.tiny import EOS, make_model, make_request, mixed_requests, reference_logprobs
+from tests.engines.tiny import (
+    EOS,
+    LONG_FACTOR,
+    LONGROPE_LIMIT,
+    longrope_config,
+    make_model,
+    make_model_of,
+    make_request,
+    mixed_requests,
+    reference_logprobs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -215,6 +225,25 @@ async def test_a_model_with_fewer_positions_than_the_limit_refuses_by_its_own(tm
     with pytest.raises(ImpossibleEvent) as error:
         await engine.generate([make_request(prompt=[3] * 510, max_response_tokens=3)])
     assert "at most 512" in error.value.allowed
+    await engine.close()
+
+
+@pytest.mark.parametrize(("longest", "factor"), [(LONGROPE_LIMIT, 1.0), (LONGROPE_LIMIT + 1, LONG_FACTOR)])
+async def test_a_longrope_has_the_factors_of_the_longest_sequence_whatever_is_in_the_batch(
+    longest: int, factor: float, tmp_path: Path
+) -> None:
+    model, reference = make_model_of(longrope_config()), make_model_of(longrope_config(short_factor=factor))
+    model.save_pretrained(tmp_path)
+    engine = TorchEngine(EngineId("e"), tmp_path, EngineSection(), longest, "float32")
+    await engine.load_weights(weights_of(model, 0))
+    requests = [make_request("short"), make_request("long", [3] * (longest - 4), max_response_tokens=4)]
+    for batch in (requests, requests[:1]):
+        await engine.generate(batch)
+        responses = await collect(engine, len(batch))
+        for request in batch:
+            response = responses[request.request.prompt.key]
+            expected = reference_logprobs(reference, request, response.token_ids)
+            torch.testing.assert_close(torch.from_numpy(response.logprobs), expected, rtol=0, atol=1e-4)
     await engine.close()
 
 

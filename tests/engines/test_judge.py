@@ -13,7 +13,15 @@ from rollpacker.config.sections.model import ModelSection
 from rollpacker.core.errors import ConfigError, ImpossibleEvent
 from rollpacker.engines.judging import batches_by_length
 from rollpacker.engines.torch.judge import TorchJudge
-from tests.engines.tiny import CONFIGS, VOCABULARY, make_model
+from tests.engines.tiny import (
+    CONFIGS,
+    LONG_FACTOR,
+    LONGROPE_LIMIT,
+    VOCABULARY,
+    longrope_config,
+    make_model,
+    make_model_of,
+)
 from tests.judges import first_token_logprobs
 
 if TYPE_CHECKING:
@@ -42,6 +50,22 @@ async def test_logprobs_are_those_of_a_plain_forward_pass_whatever_else_is_in_th
     answers = await judge.next_token_logprobs(prompts, CANDIDATES)
     await judge.close()
     expected = torch.stack([first_token_logprobs(model, prompt)[list(CANDIDATES)] for prompt in prompts])
+    assert torch.allclose(torch.tensor(answers), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("keys", [{}, {"engine": "streamed", "num_slots": 1}], ids=["torch", "streamed"])
+@pytest.mark.parametrize(("longest", "factor"), [(LONGROPE_LIMIT - 1, 1.0), (60, LONG_FACTOR)])
+async def test_a_longrope_has_the_factors_of_the_longest_prompt_whatever_else_is_in_the_batch(
+    keys: dict[str, Any], longest: int, factor: float, tmp_path: Path
+) -> None:
+    make_model_of(longrope_config()).save_pretrained(tmp_path)
+    reference = make_model_of(longrope_config(short_factor=factor))
+    model = ModelSection(path=tmp_path, dtype="float32")
+    judge = TorchJudge(JudgeSection(model=model, max_prompt_tokens=longest, max_batch_tokens=200, **keys))
+    prompts = prompts_of_many_lengths(20, longest)
+    answers = await judge.next_token_logprobs(prompts, CANDIDATES)
+    await judge.close()
+    expected = torch.stack([first_token_logprobs(reference, prompt)[list(CANDIDATES)] for prompt in prompts])
     assert torch.allclose(torch.tensor(answers), expected, atol=1e-4)
 
 

@@ -93,9 +93,28 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 
+LONGROPE_LIMIT = 40
+"""Tokens up to which the model of `longrope_config` would have its short factor."""
+LONG_FACTOR = 4.0
+
+
+def longrope_config(short_factor: float = 1.0) -> Any:
+    """With `LONG_FACTOR` as its short factor, too, it has the same frequencies at any length."""
+    factors = {"short_factor": [short_factor] * 4, "long_factor": [LONG_FACTOR] * 4}
+    return transformers.Phi3Config(
+        **_SIZES,
+        original_max_position_embeddings=LONGROPE_LIMIT,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors},
+    )
+
+
 def make_model(architecture: str = "qwen2", seed: int = 0) -> Any:
+    return make_model_of(CONFIGS[architecture](), seed)
+
+
+def make_model_of(config: Any, seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[architecture]()).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.5)  # far from uniform, so that a mistake shows

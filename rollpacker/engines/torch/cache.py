@@ -23,7 +23,6 @@ Shapes: B rows, Q columns of a pass, W columns of the window.
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,28 +39,6 @@ if TYPE_CHECKING:
 
 _SPARE_COLUMNS = 64
 """Tokens. Room beyond twice the longest row, so that short batches are not moved again and again."""
-
-
-def require_verifiable(model: Any) -> None:
-    """Refuse drafts of a model whose rows cannot have ends of their own.
-
-    A running state has no column to go back to, models count a sliding window in columns, and one that takes no
-    positions, or no attention function, computes them from a mask of its own.
-
-    Raises:
-        ModelError: A layer is no full attention, or the model takes no positions or attention functions.
-    """
-    config = model.config.get_text_config(decoder=True)
-    layers = {type(layer).__name__ for layer in DynamicCache(config=config).layers if type(layer) is not DynamicLayer}
-    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    # transformers names the ability only in a private attribute
-    if layers or not takes_positions or not model._supports_attention_backend:  # noqa: SLF001
-        what = f"keeps a {min(layers)}" if layers else "takes no positions and masks from outside"
-        raise ModelError(
-            f"The torch engine cannot verify draft tokens of a {config.model_type} model: it {what}.",
-            "All layers have to be full attention.",
-            "Set system.speculative_decoding=false, or use engine=vllm.",
-        )
 
 
 def prefill_cache(config: Any) -> Cache:

@@ -31,6 +31,7 @@ from rollpacker.engines.draft_lengths import DraftLengths, PassPlan
 from rollpacker.engines.torch.cache import RowCache, prefill_cache
 from rollpacker.engines.torch.sampling import keep_likeliest, sample, uniform_numbers
 from rollpacker.engines.torch.sequences import ROW, Generation, SequenceState, prompt_chunks
+from rollpacker.engines.torch.servable import require_servable
 from rollpacker.engines.torch.verification import num_kept
 from rollpacker.protocols.rollout import FinishReason, spans_after
 
@@ -71,7 +72,7 @@ class Decoder:
         self._model = model
         self._device: torch.device = model.device
         self._config = model.config.get_text_config(decoder=True)
-        prefill_cache(self._config)  # refuses a model that cannot be served, before the first request
+        require_servable(model)
         self._max_num_seqs = max_num_seqs
         self._max_tokens_per_seq = max_tokens_per_seq
         self._eos_token_ids = np.asarray(eos_token_ids, dtype=np.int64)
@@ -331,7 +332,8 @@ class Decoder:
         if begun is not None:
             self._token_ids[slot, :num_begun] = begun.token_ids
             self._logprobs[slot, :num_begun] = begun.logprobs
-        rule = (request.temperature, request.top_p, request.top_k)
+        # a greedy row has the log-probabilities of all tokens, as vLLM gives them
+        rule = (request.temperature, request.top_p, request.top_k) if request.temperature else (0, 1, 0)
         if self._history is not None:
             self._history.begin(slot, request.prompt_token_ids)
         self._table[row] = (slot, num_begun, request.max_response_tokens, seed, *rule, 0)

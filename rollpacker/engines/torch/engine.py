@@ -38,11 +38,11 @@ from rollpacker.engines.checks import (
     require_policy,
 )
 from rollpacker.engines.end_tokens import end_tokens
-from rollpacker.engines.torch.cache import require_verifiable
 from rollpacker.engines.torch.decoder import Decoder
 from rollpacker.engines.torch.history import History
-from rollpacker.engines.torch.model_files import load_model
+from rollpacker.engines.torch.model_files import fix_longrope, load_model
 from rollpacker.engines.torch.sequences import Generation
+from rollpacker.engines.torch.servable import require_verifiable
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.gpu_memory import gpu_memory_peak_gb, reset_gpu_memory_peak
 from rollpacker.protocols.rollout import GenerationRequest, Response, TokenIncrement, spans_after
@@ -89,6 +89,7 @@ class TorchEngine:
             require_verifiable(self._model)
         # a model with learned positions has no embedding for later ones
         self._max_tokens_per_seq = min(max_tokens_per_seq, max_positions(self._model.config) or max_tokens_per_seq)
+        fix_longrope(self._model, self._max_tokens_per_seq)
         self._max_num_seqs = section.max_num_seqs
         self._decoder = Decoder(
             self._model,

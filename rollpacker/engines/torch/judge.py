@@ -23,7 +23,7 @@ from rollpacker.core.errors import EngineFailed, ModelError
 from rollpacker.data.causal_models import max_positions
 from rollpacker.engines.judging import batches_by_length, check_candidates, check_lengths
 from rollpacker.engines.torch.layer_streaming import StreamedLayers
-from rollpacker.engines.torch.model_files import load_model
+from rollpacker.engines.torch.model_files import fix_longrope, load_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,6 +50,7 @@ class TorchJudge:
         self._thread = ThreadPoolExecutor(1, "judge", lambda: torch.set_num_threads(section.num_threads))
         self._device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         self._model = load_model(section.model.directory, section.model.dtype, device="cpu")
+        fix_longrope(self._model, section.max_prompt_tokens + 1)  # with the verdict, as vLLM counts
         self._num_words: int = self._model.config.get_text_config(decoder=True).vocab_size
         self._num_positions = max_positions(self._model.config)
         output_layer = self._model.get_output_embeddings()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rollpacker.data.causal_models import load_causal_model
 from rollpacker.engines.torch.attention import use_grouped_attention
@@ -30,3 +31,18 @@ def load_model(model_path: Path, dtype: str, device: str | None = None) -> Any:
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     use_grouped_attention(model)
     return model
+
+
+def fix_longrope(model: Any, max_tokens_per_seq: int) -> None:
+    """Let a longrope have its long factors throughout if a sequence may pass their limit, as vLLM does.
+
+    transformers takes them for all rows of a pass in which one is that long, and else the short ones, so that a row's
+    numbers would depend on the others.
+    """
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == "longrope":
+            rope = module.config.rope_parameters
+            if max_tokens_per_seq > rope["original_max_position_embeddings"]:
+                rope |= {f"short_{key.removeprefix('long_')}": rope[key] for key in rope if key.startswith("long_")}
+                frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](module.config)
+                module.original_inv_freq.copy_(frequencies)

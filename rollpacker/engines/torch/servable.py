@@ -1,0 +1,85 @@
+"""Which models the torch engine serves, and of which it verifies draft tokens.
+
+Refused at its start are those whose logits over a cache and padded rows are not those of a pass over the sequence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+
+from rollpacker.core.errors import ModelError
+from rollpacker.engines.torch.cache import prefill_cache
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
+_PASS_TAKES = frozenset({"past_key_values", "position_ids"})
+_PLACED_BY_MASK = frozenset({"bloom", "mpt"})
+"""Model types that need no positions: ALiBi goes by the distance of two tokens, which the mask shows."""
+
+
+@torch.inference_mode()
+def require_servable(model: Any) -> None:
+    """Refuse a model that keeps its state elsewhere than in its cache, or counts positions in its own way.
+
+    It computes one token, for some models take a cache and do not use it.
+
+    Raises:
+        ModelError: So it is, or `RowCache` cannot hold its state.
+    """
+    config = model.config.get_text_config(decoder=True)
+    cache = prefill_cache(config)
+    missing = _PASS_TAKES - inspect.signature(model.forward).parameters.keys()
+    if config.model_type in _PLACED_BY_MASK:
+        missing -= {"position_ids"}
+    if missing:  # others swallow it unread
+        what = f"takes no {min(missing)}"
+    elif any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):  # as RoBERTa's
+        what = "counts positions from the one behind its padding token's id"
+    else:
+        model(
+            input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), past_key_values=cache, use_cache=True
+        )
+        if _is_filled(cache):
+            return
+        what = "does not keep its state in past_key_values"
+    raise ModelError(
+        f"The torch engine cannot serve a {config.model_type} model: {type(model).__name__} {what}.",
+        "It extends past_key_values by tokens whose position_ids count from 0.",
+        "Use another model, or an engine that knows this one, such as engine=vllm.",
+    )
+
+
+def require_verifiable(model: Any) -> None:
+    """Refuse drafts of a model whose rows cannot have ends of their own.
+
+    A running state has no column to go back to, models count a sliding window in columns, and one that takes no
+    positions, or no attention function, computes them from a mask of its own.
+
+    Raises:
+        ModelError: A layer is no full attention, or the model takes no positions or attention functions.
+    """
+    config = model.config.get_text_config(decoder=True)
+    layers = {type(layer).__name__ for layer in DynamicCache(config=config).layers if type(layer) is not DynamicLayer}
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    # transformers names the ability only in a private attribute
+    if layers or not takes_positions or not model._supports_attention_backend:  # noqa: SLF001
+        what = f"keeps a {min(layers)}" if layers else "takes no positions and masks from outside"
+        raise ModelError(
+            f"The torch engine cannot verify draft tokens of a {config.model_type} model: it {what}.",
+            "All layers have to be full attention.",
+            "Set system.speculative_decoding=false, or use engine=vllm.",
+        )
+
+
+def _is_filled(cache: Cache) -> bool:
+    """Whether a pass has used every attention layer, or a linear one if all are; some of these keep no state."""
+    kept = [layer for layer in cache.layers if not isinstance(layer, LinearAttentionLayer)]
+    if kept:
+        return all(layer.is_initialized for layer in kept)
+    return any(any(layer.has_previous_state.values()) for layer in cache.layers)
