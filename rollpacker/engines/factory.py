@@ -8,7 +8,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.engine import EngineSection
 from rollpacker.config.sections.judge import JudgeSection
 from rollpacker.core.ids import EngineId
-from rollpacker.engines.vllm.installed import drafter_of
+from rollpacker.engines.vllm.installed import drafter_of, eagle_method
 from rollpacker.protocols.judging import JudgeModel
 from rollpacker.protocols.members import MemberEngine
 
@@ -62,8 +62,9 @@ def with_drafter(section: EngineSection) -> EngineSection:
     drafter: dict[str, object] = {"method": method, "num_speculative_tokens": vllm.draft_length}
     if method == "ngram":
         drafter |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}  # a single token matches too often by chance
-    if method == "eagle":  # its weights come from its directory, the policy's from the trainer
-        drafter |= {"model": str(vllm.draft_model), "draft_load_config": {"load_format": "auto"}}
+    if vllm.draft_model is not None:  # its weights come from its directory, the policy's from the trainer
+        drafter |= {"method": eagle_method(vllm.draft_model), "model": str(vllm.draft_model)}
+        drafter["draft_load_config"] = {"load_format": "auto"}
         section = _with_argument(section, "sleep_preserve_parameter_names", json.dumps(["draft.*"]))
     if (largest := vllm.draft_max_sequences) is not None and largest < section.max_num_seqs:
         schedule = [[1, largest, vllm.draft_length], [largest + 1, section.max_num_seqs, 0]]

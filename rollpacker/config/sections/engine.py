@@ -49,8 +49,8 @@ class VllmSection(Section):
     arctic-inference). `ngram`: the response's own prompt and text. `eagle`: a model beside the policy,
     `draft_model`. null: `suffix` where its package is installed, else `ngram`."""
     draft_model: Annotated[Path | None, OnlyWith("engine.vllm.drafter", "eagle"), NOT_IN_FINGERPRINT] = None
-    """A local directory of the EAGLE or EAGLE-3 model that was trained for the policy. The policy's weights change,
-    its own do not."""
+    """A local directory of the EAGLE or EAGLE-3 model that was trained for the policy; its `config.json` says which.
+    The policy's weights change, its own do not."""
     draft_length: Annotated[Count, *_DRAFTS] = Field(4, ge=1, le=32)
     """Draft tokens per sequence and pass, at most. vLLM takes it when it starts, so the lengths that
     `system.speculative_decoding` learns are not carried out, none of 0 either."""
@@ -83,7 +83,8 @@ class EngineSection(Section):
     """The inference engines, which generate the responses."""
 
     name: Literal["torch", "vllm"] = "torch"
-    """Which implementation."""
+    """Which implementation. Either gives a model with longrope (Phi-3, Phi-4-mini) its long factors for all sequences
+    if the longest allowed one needs them."""
     num_engines: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(2, ge=1)
     """Each holds the whole model."""
     max_num_seqs: Annotated[Count, NOT_IN_FINGERPRINT] = Field(256, ge=1)

@@ -167,6 +167,8 @@ class VllmEngine:
     async def _take_cache(self) -> None:
         """Become able to generate: the weights are there."""
         await self._ask(self._wake_entirely())
+        # vLLM asks this once, within its first request and before it knows of it: an abort meanwhile would be lost
+        await self._ask(self._llm.get_supported_tasks())
         if self._keeps_requests:  # after an update that broke off it stays paused until one is whole
             await self._ask(self._llm.resume_generation())
         if not self._drafts_are_tried:

@@ -15,6 +15,7 @@ from rollpacker.config.keys import nearest
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.sections.engine import VllmSection
 from rollpacker.core.errors import ConfigError, UserError
+from rollpacker.data.json_files import read_object
 
 _SET_BY_KEY = {
     "dtype": "model.dtype",
@@ -78,11 +79,28 @@ def _has_arctic() -> bool:
     return importlib.util.find_spec("arctic_inference") is not None
 
 
+def eagle_method(draft_model: Path) -> str:
+    """What vLLM calls a draft model's kind, `eagle` or `eagle3`; by itself it goes by the path alone.
+
+    The architecture says it, unless it is that of the policy: then a vocabulary of its own is EAGLE-3's (as in the
+    models of EAGLE's authors), and so is a name like those that vLLM looks for.
+
+    Raises:
+        ModelError: The directory has no `config.json`.
+    """
+    description = read_object(draft_model / "config.json")
+    architectures = str(description.get("architectures")).lower()
+    if "eagle" in architectures:
+        return "eagle3" if "eagle3" in architectures else "eagle"
+    return "eagle3" if "draft_vocab_size" in description or "eagle3" in draft_model.name.lower() else "eagle"
+
+
 def check_drafter(section: VllmSection) -> None:
     """Look for what vLLM's drafter needs.
 
     Raises:
         ConfigError: A package or a model is missing.
+        ModelError: The draft model has no `config.json`.
     """
     if section.drafter == "suffix" and not _has_arctic():
         raise ConfigError(
@@ -96,6 +114,8 @@ def check_drafter(section: VllmSection) -> None:
             "A local directory of an EAGLE model that was trained for this policy.",
             "Set it, or leave engine.vllm.drafter out, or set system.speculative_decoding=false.",
         )
+    if section.draft_model is not None:
+        eagle_method(section.draft_model)
 
 
 def check_vllm_installed(wish: str, other_way: str) -> Path:

@@ -162,6 +162,17 @@ async def test_before_the_first_weights_nothing_is_generated(single: VllmEngine)
     assert (stats.policy_version, stats.kv_tokens_capacity) == (-1, 2048)
 
 
+async def test_the_first_requests_of_all_are_aborted_while_vllm_takes_them(single: VllmEngine, model: Any) -> None:
+    """Before its first request vLLM asks its process what it can do."""
+    await single.load_weights(weights_of(model, 0))
+    requests = long_requests(3)
+    await single.generate(requests)
+    await asyncio.sleep(0)  # vLLM is at it
+    await single.abort([asked.request for asked in requests])
+    responses = await collect(single, 3)
+    assert {response.finish_reason for response in responses.values()} == {FinishReason.ABORTED}
+
+
 async def test_logprobs_stay_those_of_the_senders_forward_pass_over_weight_updates(single: VllmEngine) -> None:
     await check_parity_over_updates(single, make_model())
 

@@ -15,7 +15,7 @@ import pytest
 from rollpacker.cli.run_words.techniques import draft_words
 from rollpacker.config.compose import compose
 from rollpacker.config.sections.engine import EngineSection, VllmSection
-from rollpacker.core.errors import ConfigError, UserError
+from rollpacker.core.errors import ConfigError, ModelError, UserError
 from rollpacker.engines.factory import with_drafter, with_priorities
 from rollpacker.engines.vllm.installed import check_drafter, check_vllm
 from rollpacker.runtime.run.preflight import validate
@@ -89,7 +89,9 @@ def test_drafts_of_a_model_that_the_torch_engine_cannot_verify_are_refused_befor
     assert "engine=vllm" in error.value.remedy
 
 
-def test_a_drafter_without_what_it_needs_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_without_what_it_needs_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     check_drafter(VllmSection(drafter="ngram"))
     monkeypatch.setitem(sys.modules, "arctic_inference", None)
     with pytest.raises(ConfigError, match="arctic-inference is not installed") as error:
@@ -97,6 +99,11 @@ def test_a_drafter_without_what_it_needs_is_refused_before_anything_starts(monke
     assert "leave engine.vllm.drafter out" in error.value.remedy
     with pytest.raises(ConfigError, match=r"engine\.vllm\.draft_model=None"):
         check_drafter(VllmSection(drafter="eagle"))
+    eagle = VllmSection(drafter="eagle", draft_model=tmp_path)
+    with pytest.raises(ModelError, match=r"config\.json cannot be read"):
+        check_drafter(eagle)
+    (tmp_path / "config.json").write_text("{}")
+    check_drafter(eagle)
 
 
 @pytest.mark.parametrize(("package", "method"), [(None, "ngram"), (ModuleType("arctic_inference"), "suffix")])
@@ -124,6 +131,7 @@ def test_a_drafter_is_an_argument_of_vllms_with_its_limit_of_the_batch_unless_th
         "prompt_lookup_max": 5,
         "num_speculative_tokens_per_batch_size": [[1, 32, 3], [33, 256, 0]],
     }
+    (tmp_path / "config.json").write_text("{}")
     vllm = VllmSection(drafter="eagle", draft_model=tmp_path, draft_max_sequences=None)
     eagle = with_drafter(EngineSection(name="vllm", vllm=vllm))
     assert json.loads(str(eagle.vllm.arguments["speculative_config"])) == {
@@ -136,6 +144,27 @@ def test_a_drafter_is_an_argument_of_vllms_with_its_limit_of_the_batch_unless_th
     own = VllmSection(arguments={"speculative_config": '{"method": "medusa"}'})
     assert with_drafter(EngineSection(name="vllm", vllm=own)).vllm == own
     check_vllm(eagle.vllm)
+
+
+@pytest.mark.parametrize(
+    ("name", "description", "method"),
+    [
+        ("draft", {"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3"),
+        ("draft", {"architectures": ["Eagle3Qwen3ForCausalLM"], "draft_vocab_size": 32}, "eagle3"),
+        ("draft", {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32}, "eagle3"),
+        ("Qwen3-8B_EAGLE3", {"architectures": ["LlamaForCausalLM"]}, "eagle3"),
+        ("draft", {"architectures": ["LlamaForCausalLM"]}, "eagle"),
+        ("instead-of-eagle3", {"architectures": ["EagleLlamaForCausalLM"]}, "eagle"),
+    ],
+)
+def test_a_draft_model_of_eagle_3_is_known_by_its_own_files(
+    name: str, description: dict[str, object], method: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(description))
+    section = with_drafter(EngineSection(name="vllm", vllm=VllmSection(drafter="eagle", draft_model=folder)))
+    assert json.loads(str(section.vllm.arguments["speculative_config"]))["method"] == method
 
 
 def test_neither_the_check_nor_the_package_imports_vllm_ray_megatron_or_torch() -> None:
