@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from rollpacker.core.environments import LOST
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentParts, EnvironmentReset
+from rollpacker.protocols.rollout import FinishReason
 from rollpacker.sim.engine import blank_tokens
 from rollpacker.sim.workload import two_uniforms, written
 
@@ -115,8 +116,7 @@ class ModelledEnvironments:
         self._arrivals.put([EnvironmentAnswer(request=request, call=call)])
 
     def step(self, request: RequestId, call: int, turn: EnvironmentTurn) -> None:
-        """Answer after the latency of this step, or never."""
-        del turn
+        """Answer after the latency of this step, or never. A turn that was cut solves nothing."""
         environment = self._open.get(request)
         if environment is None:  # an earlier attempt of the run had it
             self._arrivals.put([EnvironmentAnswer(request=request, call=call, failure=LOST)])
@@ -124,10 +124,11 @@ class ModelledEnvironments:
         episode, latency_s = environment.episode, environment.episode.latencies_s[environment.num_steps]
         environment.num_steps += 1
         is_last = environment.num_steps == episode.num_turns
+        is_whole = turn.finish_reason is not FinishReason.LENGTH
         answer = EnvironmentAnswer(
             request=request,
             call=call,
-            reward=float(is_last and self.solves(request)),
+            reward=float(is_last and is_whole and self.solves(request)),
             is_terminated=is_last,
             time_s=latency_s,
         )

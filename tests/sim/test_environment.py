@@ -22,7 +22,8 @@ from rollpacker.core.events import StepStarted
 from rollpacker.core.ids import ENVIRONMENT, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.metrics.event_log import attempt_path, read_event_log
 from rollpacker.metrics.tables import read_frame
-from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset
+from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
+from rollpacker.protocols.rollout import FinishReason
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.runtime.rollout.trajectories import Trajectories
 from rollpacker.sim import backend
@@ -43,6 +44,7 @@ WORKERS = (
     *("placement.engine=null", "placement.trainer=null", "engine.num_engines=2", "trainer.tensor_parallel=1"),
     "rollout.num_responses=16",  # so many that next turns leave the engines that were there first
 )
+TURN = EnvironmentTurn(text="", spelled="", token_ids=(), logprobs=(), finish_reason=FinishReason.STOP)
 
 
 def name(number: int) -> RequestId:
@@ -132,7 +134,7 @@ def answered(asked, **values):
             service.reset(request, 0, EnvironmentReset(seed=0, options={}))
         assert len(await service.collect()) == len(asked)
         for request, at_s in asked.items():
-            loop.call_at(at_s, service.step, request, 1, "")
+            loop.call_at(at_s, service.step, request, 1, TURN)
         while len(found) < len(asked):
             found |= {answer.request: loop.time() for answer in await service.collect()}
         await service.close()
@@ -156,7 +158,7 @@ def test_alone_each_environment_answers_in_its_own_time_and_in_batches_all_with_
 def test_an_environment_of_an_earlier_attempt_of_the_run_fails():
     async def ask():
         service = ModelledEnvironments(episodes(), lambda _: True)
-        service.step(name(0), 5, "")
+        service.step(name(0), 5, TURN)
         [answer] = await service.collect()
         return answer
 

@@ -305,7 +305,7 @@ class RequestBook:
             record.response = replace(record.response, finish_reason=FinishReason.ABORTED)
 
     def end_trajectory(self, request: RequestId, *, is_whole: bool, now: float) -> None:
-        """A trajectory has ended: with the turn that it has last, cut unless its task was ended."""
+        """A trajectory has ended: with the turn that it has last, cut unless that is whole and ended its task."""
         record = self.requests.get(request)
         if record is None:
             nothing = empty_response(request)
@@ -313,7 +313,8 @@ class RequestBook:
                 request=request, engine=nothing.engine, launched_at_s=now, placed_at_s=now, response=nothing
             )
         kept = record.kept or empty_response(request)
-        record.response = without_last_observation(kept, FinishReason.STOP if is_whole else FinishReason.LENGTH)
+        is_cut = not is_whole or kept.finish_reason is FinishReason.LENGTH
+        record.response = without_last_observation(kept, FinishReason.LENGTH if is_cut else FinishReason.STOP)
         record.finished_at_s = record.finished_at_s or now
 
     def scored(self, verdict: Verdict, now: float) -> None:

@@ -96,7 +96,7 @@ class World:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    def generate(self, num_tokens: int, at_s: float) -> None:
+    def generate(self, num_tokens: int, at_s: float, reason: FinishReason = FinishReason.STOP) -> None:
         """An engine writes a turn."""
         begun = self.book.launched(REQUEST, ENGINE, at_s).begun
         before = begun.num_tokens if begun else 0
@@ -104,7 +104,7 @@ class World:
         response = Response(
             request=REQUEST,
             engine=ENGINE,
-            finish_reason=FinishReason.STOP,
+            finish_reason=reason,
             token_ids=np.array(ids, dtype=np.int32),
             logprobs=np.zeros(len(ids), dtype=np.float32),
             spans=spans_after(begun.spans if begun else (), 0, len(ids)),
@@ -136,6 +136,17 @@ async def world():
 
 def score() -> Any:
     return SimpleNamespace(request=REQUEST)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+async def test_a_last_turn_that_was_cut_is_no_whole_answer_whatever_its_environment_says(world, reason):
+    world.order(OpenEnvironment(request=REQUEST, call=0), 1.0)
+    await world.answer(0, 2.0, observation="go")
+    world.generate(28, 3.0, reason)
+    world.order(StepEnvironment(request=REQUEST, call=1), 4.0)
+    await world.answer(1, 5.0, is_terminated=True)
+    world.trajectories.reward(score())
+    assert world.book.requests[REQUEST].response.finish_reason is reason
 
 
 async def test_each_turns_reward_is_kept_with_its_tokens_and_the_waits_with_their_times(world):
