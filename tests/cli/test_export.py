@@ -54,7 +54,8 @@ def run_dir(workdir: Path) -> Path:
     config = compose([*words, "run.dir=runs/x", "reward.function=secret/place/my.py:score"])
     (run_dir / "config.yaml").write_text(to_yaml(config))
     writer = MetricsWriter(run_dir / "evaluation", EVALUATION_TABLES)
-    for step, reward, diff in ((0, 0.25, None), (20, 0.5, 0.25), (40, 0.4, 0.15)):
+    # the one after 18 steps was ended with its round
+    for step, reward, diff in ((0, 0.25, None), (16, 0.5, 0.25), (18, None, None), (40, 0.4, 0.15)):
         scores = {"reward_mean": reward, "se_over_prompts": 0.01, "diff_to_first": diff, "num_prompts": 30}
         scores |= {"num_samples": 1, "se_diff_over_prompts": None if diff is None else 0.02}
         evaluations = [row("evaluations", step=step, set="aime24", **scores)]
@@ -85,7 +86,7 @@ def test_the_card_says_what_was_trained_and_how_well_it_does_and_no_path_of_the_
     assert "| steps | 20 of 40 |" in card
     assert "| prompts | prompts.jsonl |" in card
     assert "| reward | my.py:score |" in card
-    assert "| aime24 | 30 x 1 | 20 steps | 0.500 ± 0.010 | +0.250 ± 0.020 |" in card
+    assert "| aime24 | 30 x 1 | 16 steps | 0.500 ± 0.010 | +0.250 ± 0.020 |" in card
     assert "secret" not in card
     assert str(run_dir.parent) not in card
 

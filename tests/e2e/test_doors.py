@@ -79,6 +79,7 @@ def test_a_model_calls_a_tool_and_only_its_own_words_are_trained_and_scored(tool
     assert len(accepted) == NUM_STEPS * 8 * 4
     right = [row for row in accepted if row["reward"] == 1]
     assert len(right) > len(accepted) // 4, "what is behind a place can be known from the tool alone"
+    assert any((row["actor"], row["activity"]) == ("reward", "score") for row in rows(run.run_dir, "intervals"))
     assert replay(run.run_dir).commands
     run.assert_nothing_is_left()
 

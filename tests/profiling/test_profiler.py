@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 
 from rollpacker.config.compose import compose
+from rollpacker.config.sections.reward import RewardSection
+from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import DeadlineExceeded
+from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
 from rollpacker.metrics.profiles import MEASUREMENTS, PROGRAM_MEASUREMENTS, ProfileFacts
+from rollpacker.profiling.probes.reward import scoring_time_s
 from rollpacker.profiling.probes.trainer import of_equal_tokens
 from rollpacker.profiling.profiler import NUM_REPEATS, measure
 from rollpacker.profiling.workload import Workload
-from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup
+from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup, Verdict
 from rollpacker.sim import decoder
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.plan import plan_cluster
@@ -304,3 +308,18 @@ def test_programs_are_timed_without_their_sandboxes_start_and_only_those_that_no
     assert start.seconds_high == pytest.approx(0, abs=1e-9)
     assert 0 < program.seconds_low < program.seconds < program.seconds_high < 30
     assert start.num_repeats == program.num_repeats > NUM_REPEATS
+
+
+def test_scoring_side_by_side_is_taken_off_once():
+    def verdict(sample, time_s, scorer="reward", **others):
+        request = RequestId(0, PromptId(0, "p"), sample)
+        return Verdict(request=request, reward=1.0, reason="correct", time_s=time_s, scorer=scorer, **others)
+
+    section = RewardSection(num_workers=2, sandbox=SandboxSection(num_workers=4))
+    checked = [verdict(sample, 0.5) for sample in range(4)]
+    ran = [verdict(sample, 2.0, case_runs=(CaseRun(case=0, time_s=1.0, is_passed=True),)) for sample in range(4)]
+    of_two_judges = [verdict(sample, 3.0 + sample % 2, f"judge-{sample % 2}") for sample in range(8)]
+    assert scoring_time_s(section, checked) == 1.0
+    assert scoring_time_s(section, ran) == 2.0
+    assert scoring_time_s(section, of_two_judges) == 4.0
+    assert scoring_time_s(section, [*checked, *of_two_judges, verdict(9, 1.5, "judge-0")]) == 1.0 + 4.5

@@ -7,10 +7,12 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from rollpacker.config.sections.reward import RewardSection
 from rollpacker.core.ids import RequestId
 from rollpacker.profiling.probes.bench import Bench, to_score
 from rollpacker.profiling.subject import now_s
 from rollpacker.protocols.rollout import RolloutGroup, Verdict
+from rollpacker.rewards.sandbox.worker import pool_size
 
 
 async def probe_reward(bench: Bench, batch: Sequence[RolloutGroup], num_responses: int) -> None:
@@ -30,24 +32,36 @@ async def probe_reward(bench: Bench, batch: Sequence[RolloutGroup], num_response
         collecting = asyncio.create_task(collect_verdicts(bench, len(asked)))
         try:
             await subject.within(subject.workers.reward.score(asked))
-            scoring_s = await subject.within(collecting)
+            verdicts = await subject.within(collecting)
         finally:
             collecting.cancel()
-        elapsed_s = now_s() - began - scoring_s / subject.config.reward.num_workers
+        elapsed_s = now_s() - began - scoring_time_s(subject.config.reward, verdicts)
     num_tokens = sum(response.num_tokens for response in responses)
     bench.points.note(("reward", num_responses), len(asked), num_tokens, elapsed_s)
 
 
-async def collect_verdicts(bench: Bench, num_verdicts: int) -> float:
-    """Await verdicts; returns the time that scoring took."""
-    scoring_s, num_scored = 0.0, 0
-    while num_scored < num_verdicts:
-        verdicts = await bench.subject.workers.reward.collect()
-        num_scored += len(verdicts)
-        scoring_s += sum(verdict.time_s for verdict in verdicts)
-        for verdict in verdicts:
+async def collect_verdicts(bench: Bench, num_verdicts: int) -> list[Verdict]:
+    """Await verdicts."""
+    verdicts: list[Verdict] = []
+    while len(verdicts) < num_verdicts:
+        new = await bench.subject.workers.reward.collect()
+        verdicts += new
+        for verdict in new:
             _note_program(bench, verdict)
-    return scoring_s
+    return verdicts
+
+
+def scoring_time_s(section: RewardSection, verdicts: Sequence[Verdict]) -> float:
+    """How long scoring took, what was scored side by side counted once; of several judges, that of the busiest."""
+    checking_s, batches = 0.0, set()
+    for verdict in verdicts:
+        if verdict.scorer.startswith("judge-"):  # each response of a batch has the time of all of it
+            batches.add((verdict.scorer, verdict.time_s))
+        else:
+            checking_s += verdict.time_s / (pool_size(section.sandbox) if verdict.case_runs else section.num_workers)
+    judges = {scorer for scorer, _ in batches}
+    judging_s = (math.fsum(batch_s for scorer, batch_s in batches if scorer == judge) for judge in judges)
+    return checking_s + max(judging_s, default=0.0)
 
 
 def _note_program(bench: Bench, verdict: Verdict) -> None:

@@ -280,9 +280,7 @@ class StepRecorder:
         scoring: dict[str, tuple[float, float]] = {}
         for request in batch.requests.values():
             verdict, scored_at_s = request.verdict, request.scored_at_s
-            if request.request in batch.book.episodes:
-                continue  # its reward came with its turns
-            if verdict is not None and scored_at_s is not None:
+            if verdict is not None and scored_at_s is not None and verdict.scorer != ENVIRONMENT_ACTOR:
                 began, ended = scoring.get(verdict.scorer, (scored_at_s - verdict.time_s, scored_at_s))
                 scoring[verdict.scorer] = (min(began, scored_at_s - verdict.time_s), max(ended, scored_at_s))
         for scorer, span in sorted(scoring.items()):
