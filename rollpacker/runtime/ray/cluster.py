@@ -29,6 +29,8 @@ _POLL_S = 0.05
 _WATCH_S = 1.0
 _ANSWER_S = 5.0
 """Ray's head lists its nodes in milliseconds; after this time it is asked again."""
+_SHUTDOWN_S = 20.0
+"""Ray takes a second to disconnect."""
 _BLAME_S = 10.0
 """When an actor has died, how long we check whether its whole node has: longer than Ray takes to notice that."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2)
@@ -238,7 +240,9 @@ class RayCluster:
         import ray
 
         if ray.is_initialized():  # a connection in progress ends with the cluster
-            await in_daemon_thread(ray.shutdown)
+            with suppress(TimeoutError):  # where a process of Ray hangs, it ends with the head
+                async with asyncio.timeout(_SHUTDOWN_S):
+                    await in_daemon_thread(ray.shutdown)
         _authenticate(None)
         with suppress(StorageFailed):  # the other ranks end without it, by the head's silence
             self.rendezvous.finish()  # not before: Ray would report every node that leaves
