@@ -64,10 +64,8 @@ Then:
 
 from __future__ import annotations
 
-import numbers
 import os
 import pickle
-import re
 import shlex
 import signal
 import subprocess
@@ -159,21 +157,36 @@ def train(*words: str, reward: str | Callable[..., object] | None = None, **keys
         KeyboardInterrupt: It was interrupted; its checkpoint is saved.
     """
     _refuse_to_nest()
-    given = [each for text in words for each in shlex.split(text)]
-    given += [f"{name.replace('__', '.')}={_in_hydra(value)}" for name, value in keys.items()]
+    from rollpacker.config.words import in_hydra, key_of, quoted
+
+    given = [each for text in words for each in _split(text)]
+    given += [f"{name.replace('__', '.')}={in_hydra(value)}" for name, value in keys.items()]
     if callable(reward):
         reward = _source(reward)
     if reward is not None:
-        given.append(f"{'reward.function' if ':' in reward else 'reward'}={_in_hydra(reward)}")
+        given.append(f"{'reward.function' if ':' in reward else 'reward'}={in_hydra(reward)}")
 
     from rollpacker.config.compose import compose
     from rollpacker.runtime.placing.automatic import complete
 
+    if unfit := [word for word in given if "\0" in word]:
+        raise ConfigError(f"{unfit[0]!r} has a null character.", "No argument of a program has one.", "Take it out.")
     run_dir = compose(given, complete).run.dir
-    if not any(word.startswith("run.dir=") for word in given):
-        given.append(f"run.dir={_in_hydra(run_dir)}")  # it has the time in its name
+    if "run.dir" not in map(key_of, given):
+        given.append(f"run.dir={quoted(run_dir)}")  # it has the time in its name
     _run_process(given)
     return Run(run_dir)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"`{text}` cannot be split into words: {str(error).lower()}.",
+            "A text holds words as a shell takes them.",
+            'Close the quote, or give the value as an argument: run__dir="it\'s mine".',
+        ) from None
 
 
 def _source(function: Callable[..., object]) -> str:
@@ -202,35 +215,13 @@ def _refuse_to_nest() -> None:
         )
 
 
-_PLAIN = re.compile(r"[A-Za-z_./][\w./@-]*", re.ASCII)
-_NO_TEXTS = {"true", "false", "null", "nan", "inf"}
-
-
-def _in_hydra(value: object) -> str:
-    """A value as Hydra reads it in a word."""
-    from hydra.core.override_parser.types import Quote, QuotedString
-
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, numbers.Real):  # also of NumPy
-        return repr(int(value) if isinstance(value, numbers.Integral) else float(value))
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_in_hydra(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_in_hydra, value)) + "]"
-    text = str(value)
-    if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXTS:
-        return text
-    return QuotedString(text=text, quote=Quote.single).with_quotes()
-
-
 def _run_process(words: Sequence[str]) -> None:
     """Start the process, print what it prints, and raise what it ends with."""
     ours, theirs = os.pipe()
     with os.fdopen(ours, "rb") as errors:
         try:
             process = subprocess.Popen(  # noqa: S603  our own interpreter and module
-                [sys.executable, "-m", __name__, str(theirs), str(os.getpid()), *words],
+                [sys.executable, "-P", "-m", __name__, str(theirs), str(os.getpid()), *words],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -283,20 +274,24 @@ def _main(arguments: Sequence[str]) -> int:
     errors, parent_pid, *words = arguments
     from rollpacker.cli import train as command
     from rollpacker.cli.arguments import parse_arguments
+    from rollpacker.cli.main import as_ours, print_any_sign
     from rollpacker.rewards.processes import set_parent_death_signal
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     set_parent_death_signal(signal.SIGTERM)
     if os.getppid() != int(parent_pid):
         return 1
+    print_any_sign()
     try:
-        command.run(parse_arguments("train", words, command.HELP, can_sweep=False))
-    except RollpackerError as error:
-        if error.exit_code != 128 + signal.SIGINT:
-            os.write(int(errors), pickle.dumps(error))
-        else:
-            print(error)  # noqa: T201
-        return error.exit_code
+        try:
+            command.run(parse_arguments("train", words, command.HELP, can_sweep=False))
+        except Exception as raised:  # noqa: BLE001 - the process boundary: the parent raises it again
+            error = as_ours(raised)
+            if error.exit_code != 128 + signal.SIGINT:
+                os.write(int(errors), pickle.dumps(error))
+            else:
+                print(error)  # noqa: T201
+            return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0

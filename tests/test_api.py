@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-import json
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import rollpacker
 from rollpacker import api
@@ -113,20 +110,26 @@ def test_a_function_of_a_notebook_is_refused() -> None:
     assert "ConfigError: reward=<function f" in ended.stderr
 
 
-TEXTS = ["verl", "a b", "it's", 'say "x"', "true", "null", "12", "x,y", "a\\", "", "[1]", "k=v", "a:b", "ü"]
+@pytest.mark.parametrize(
+    ("words", "keys", "told"),
+    [
+        (["reward='a"], {}, "no closing quotation"),
+        ([], {"run__dir": "x\0y"}, "null character"),
+        ([], {"data__domain_weights": {"é": 1}}, "`é` cannot be the name of an entry"),
+        (["run.dir=x", "++run.dir=y"], {}, "`run.dir` is given twice"),
+        ([], {"run__dir": "x" * 5000}, "File name too long"),
+    ],
+    ids=["quotes", "null", "name", "twice", "long"],
+)
+def test_what_no_command_line_takes_is_the_callers_mistake(
+    words: list[str], keys: dict[str, object], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        rollpacker.train(MODELLED, *words, run__num_steps=1, **keys)  # type: ignore[arg-type]
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    assert [api._in_hydra(each) for each in (np.float64(1e-3), np.float32(0.5), np.int64(3))] == ["0.001", "0.5", "3"]
-
-
-@pytest.mark.parametrize("value", [None, True, 3, -0.5, 1e-6, *TEXTS])
-def test_a_value_reaches_the_configuration_as_it_is(value: object) -> None:
-    word = f"key={api._in_hydra([value, {'name': value}])}"
-    assert api._in_hydra(Path("a/b c")) == "'a/b c'"
-    parsed = OverridesParser.create().parse_override(word)
-    found = json.loads(json.dumps(parsed.value(), default=lambda text: text.text))
-    assert found == [value, {"name": value}]
+def test_a_folder_that_is_named_with_a_prefix_of_hydra_is_named_once(tmp_path: Path) -> None:
+    assert rollpacker.train(MODELLED, f"++run.dir={tmp_path}/run", run__num_steps=1).dir == tmp_path / "run"
 
 
 SCRIPT = """

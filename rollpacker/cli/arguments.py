@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from rollpacker.cli.command_help import CommandHelp
+from rollpacker.config.words import key_of
 from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def _refuse_repeated(words: Sequence[str]) -> None:
     """Refuse a key, group or setting that is given twice: the last one would win silently."""
     first_of: dict[str, str] = {}
     for word in words:
-        name, has_value, _ = word.lstrip("+~").partition("=")
-        if not has_value or not _KEY.fullmatch(name) or os.path.exists(word):  # noqa: PTH110  a folder may be called so
+        name = key_of(word)
+        if "=" not in word or not _KEY.fullmatch(name) or os.path.exists(word):  # noqa: PTH110  a folder may be called so
             continue
         if name in first_of:
             raise ConfigError(

@@ -10,7 +10,10 @@ INPUTS = "model.path=DIR data.path=prompts.jsonl"
 
 CONFIG_FILE = (
     "config",
-    "The config.yaml of a run, its folder, or a YAML file of your own. Other words override its values.",
+    (
+        "The config.yaml of a run, its folder, or a YAML file of your own. Other words override its values; an option "
+        "of system, model, elastic, placement, hardware, workload or cluster replaces its whole section."
+    ),
 )
 """An argument of commands that compose a run."""
 

@@ -67,8 +67,10 @@ def run(arguments: Arguments) -> None:
 
 
 def _defaults(arguments: Sequence[str]) -> list[str]:
-    given = {argument.partition("=")[0] for argument in arguments}
-    return [default for default in _DEFAULTS if default.partition("=")[0] not in given]
+    from rollpacker.config.words import key_of
+
+    given = set(map(key_of, arguments))
+    return [default for default in _DEFAULTS if key_of(default) not in given]
 
 
 def _printed(console: Terminal, findings: Iterable[Finding]) -> Iterable[Finding]:

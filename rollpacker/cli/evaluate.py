@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
+from rollpacker.config.words import key_of, quoted, replaced
 from rollpacker.core.errors import ConfigError, Interrupted, Preempted, UserError, WorldError
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _run_and_words(others: Sequence[str]) -> tuple[Path | None, list[str]]:
     """Separate the run from keys and groups."""
     runs = [word for word in others if "=" not in word or os.path.isdir(word)]  # noqa: PTH112  of any length
     words = [word for word in others if word not in runs]
-    if len(runs) > 1 or not (runs or any(word.startswith("model.path=") for word in words)):
+    if len(runs) > 1 or not (runs or "model.path" in map(key_of, words)):
         raise ConfigError(
             f"`rollpacker evaluate` was given {' and '.join(runs) or 'neither a run nor model.path'}.",
             "It evaluates one run, or one model.",
@@ -160,7 +161,7 @@ def _run_and_words(others: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 def _refuse_own_keys(words: Sequence[str], run_dir: Path | None) -> None:
     for word in words:
-        name = word.lstrip("+~").partition("=")[0]
+        name = key_of(word)
         if name == "model.path" and run_dir is not None:
             raise ConfigError(
                 f"{word}, and the run {run_dir}.", "One policy is evaluated.", "Leave out one of the two."
@@ -192,7 +193,7 @@ def _refuse_what_is_no_run(run_dir: Path) -> None:
 @contextmanager
 def _folder(words: Sequence[str]) -> Iterator[Path | None]:
     """A folder to run in, which is removed; None where `run.dir` names one, which stays."""
-    if any(word.startswith("run.dir=") for word in words):
+    if "run.dir" in map(key_of, words):
         yield None
         return
     from rollpacker.runtime.job.allocation import current_allocation
@@ -222,7 +223,6 @@ def _compose(
 ) -> dict[int, RunConfig]:
     """Configure a run of no steps for each policy."""
     from rollpacker.config.compose import compose
-    from rollpacker.config.words import quoted, replaced
     from rollpacker.runtime.placing.automatic import complete
 
     own = ["run.num_steps=0", *([f"config={run_dir}", "evaluation.at_end=true"] if run_dir else ["data.path=null"])]

@@ -62,9 +62,10 @@ def _words(given: Sequence[str]) -> list[tuple[str, str]]:
     """The words that are the user's, and those that every run needs, each with its reason."""
     from rollpacker.cli.settings import parse_settings
     from rollpacker.config.roots import TRAIN, groups
+    from rollpacker.config.words import key_of
 
     keys, settings = parse_settings("init", given, DEFAULTS, example="model=DIR data=prompts.jsonl", takes_keys=True)
-    named = {word.partition("=")[0].removeprefix("+") for word in keys}
+    named = set(map(key_of, keys))
     for name, value in settings.items():
         if not value and not named & _KEYS_OF[name]:
             raise ConfigError(f"`rollpacker init` has no {name}.", HELP.arguments[name == "data"][1], f"Add {name}=...")

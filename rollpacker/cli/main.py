@@ -15,12 +15,14 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollpacker import __version__
+from rollpacker.config.mistakes import raise_interruption
 from rollpacker.core.errors import EXIT_INTERRUPTED, ConfigError, InternalError, RollpackerError, WorldError
 from rollpacker.runtime.run.streams import keep_writing, open_closed_streams
 
@@ -110,39 +112,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
     open_closed_streams()
     keep_writing("stderr")  # an error has its exit code even where stderr is closed
+    print_any_sign()
     try:
-        _dispatch(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
-    except RollpackerError as error:
-        _show(error)
-        return error.exit_code
+        return _run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _run(argv: Sequence[str]) -> int:
+    try:
+        _dispatch(argv)
+        sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has left (`rollpacker --help | head`)
         _discard_output()
-        return 0
-    except OSError as error:
-        _discard_output()
-        what = (
-            f"{str(error.filename)[:_SHOWN_OF_PATH]}: {error.strerror}"
-            if error.filename
-            else error.strerror or str(error)
-        )
-        mistake = (
-            ConfigError(f"{what}.", "A path that this file system can have.", "Correct the path.")
-            if error.errno in _ERRORS_OF_PATHS
-            else WorldError(f"The operating system reports: {what}.", "", "Check the disk, its quota and permissions.")
-        )
+    except Exception as error:  # noqa: BLE001 - the process boundary: an unexpected exception is our bug
+        if isinstance(error, OSError):
+            _discard_output()
+        mistake = as_ours(error)
         _show(mistake)
         return mistake.exit_code
-    except Exception as error:  # noqa: BLE001 - the process boundary: an unexpected exception is our bug
-        import traceback
-
-        traceback.print_exc()
-        _show(InternalError(f"{type(error).__name__}: {error}", "", "Please report it with the traceback above."))
-        return InternalError.exit_code
     return 0
+
+
+def as_ours(error: Exception) -> RollpackerError:
+    """What an exception is that ends a process: of ours, of the operating system, or a bug, whose traceback is printed.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came first, and a library raised its own error in its place.
+    """
+    if isinstance(error, RollpackerError):
+        return error
+    if isinstance(error, OSError):
+        return _of_system(error)
+    raise_interruption(error)
+    import traceback
+
+    traceback.print_exception(error)
+    return InternalError(f"{type(error).__name__}: {error}", "", "Please report it with the traceback above.")
+
+
+def print_any_sign() -> None:
+    """Print `?` for a sign that the encoding of the standard output lacks."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _of_system(error: OSError) -> RollpackerError:
+    what = (
+        f"{str(error.filename)[:_SHOWN_OF_PATH]}: {error.strerror}" if error.filename else error.strerror or str(error)
+    )
+    if error.errno in _ERRORS_OF_PATHS:
+        return ConfigError(f"{what}.", "A path that this file system can have.", "Correct the path.")
+    return WorldError(f"The operating system reports: {what}.", "", "Check the disk, its quota and permissions.")
 
 
 def _discard_output() -> None:

@@ -40,15 +40,16 @@ def _found(config: RunConfig, section: BaseModel, prefix: str) -> Iterator[str]:
 
 
 def _changed(value: Any, field: FieldInfo, name: str) -> list[str]:
-    """The key itself; of a section its keys that differ, or its `name`."""
+    """The key itself; of a section its keys that differ, or its `name`; or it."""
     if section_of(field) is None:
         return [f"{name}={shown(value)}"]
     if "name" in type(value).model_fields:
         return [f"{name}={value.name}"]
     inner = ((key, inner, getattr(value, key)) for key, inner in type(value).model_fields.items())
-    return [
+    changed = [
         each for key, field, own in inner if own != _default(field) for each in _changed(own, field, f"{name}.{key}")
     ]
+    return changed or [name]
 
 
 def _default(field: FieldInfo) -> Any:

@@ -1,16 +1,17 @@
 """The word `config=FILE`: the values of a run's record, or of a file of one's own, in place of the defaults.
 
 Invariant: what the file says counts as a default does, so every other word of the command line overrides it: a key, or
-an option of a group with the keys that it sets and the options that it chooses. A group of which the file has the
-section is not chosen by default. Relative paths of a run's record lead where they led when the run was started, and
-those of other words begin in the present folder.
+an option of a group with the keys that it sets and the options that it chooses. Where an option describes its whole
+section, as one of `system` does, the file's section counts no longer. A group of which the file has the section is not
+chosen by default. Relative paths of a run's record lead where they led when the run was started, and those of other
+words begin in the present folder.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from rollpacker.config.keys import legal_keys, nearest, section_names
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.record import CONFIG_FILE, started_in
 from rollpacker.config.roots import Group, Root, conf_dir, groups
+from rollpacker.config.words import literal, shown
 from rollpacker.core.errors import ConfigError
 from rollpacker.paths import read_text, reason_of
 
@@ -28,6 +30,20 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 _WORD = "config="
+
+_OF_ONE_OPTION = frozenset({"system", "elastic", "placement", "hardware", "workload", "model", "cluster"})
+"""Sections that describe one option each: with what a file has of another one, it would be neither. The other sections
+(engine, trainer, reward, data, environment) have settings and paths that hold for whatever option is chosen."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads dates as texts, as Hydra does in the files of `conf/`."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  as the class above has it
+        sign: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
 
 _PYTHON_FILE = re.compile(r"(.+\.py):\w+")
 """The file of a FILE.py:NAME."""
@@ -40,6 +56,8 @@ class GivenFile:
     root: Root[BaseModel] | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     """As the file nests them; every key is legal."""
+    settled: tuple[str, ...] = ()
+    """The overrides with which Hydra leaves out the default options of groups that the file settles."""
 
     def without(self, sections: Collection[str]) -> GivenFile:
         """The file as if it lacked some sections."""
@@ -51,17 +69,14 @@ class GivenFile:
         """Lay the values over a tree of defaults."""
         return _laid_over(defaults, self.values)
 
-    def settled_groups(self, chosen: Collection[str]) -> list[str]:
-        """The overrides with which Hydra leaves out the default options of groups that the file settles.
-
-        Args:
-            chosen: Groups that the command line chooses an option of, or an option that it chooses.
-        """
-        return [
+    def beside(self, chosen: Collection[str]) -> GivenFile:
+        """The file beside words that choose an option of some groups, or an option that does."""
+        settled = (
             f"~{name}"
             for name, group in self._groups().items()
             if name not in chosen and group.default is not None and _sets_keys(name, group.default)
-        ]
+        )
+        return replace(self.without(_OF_ONE_OPTION & set(chosen)), settled=tuple(settled))
 
     def named(self) -> set[str]:
         """The names of options that the file gives: `engine.name` and the like."""
@@ -106,7 +121,8 @@ def _read(root: Root[BaseModel], path: Path) -> GivenFile:
     file = path / CONFIG_FILE if path.is_dir() else path
     try:
         text = read_text(file)
-        values = yaml.safe_load(text)
+        values = yaml.load(text, Loader=_Loader)  # noqa: S506  a SafeLoader
+        unfit = list(_not_plain(values))
     except FileNotFoundError:
         raise ConfigError(
             f"config={path}: {file} does not exist.",
@@ -122,7 +138,19 @@ def _read(root: Root[BaseModel], path: Path) -> GivenFile:
         raise ConfigError(
             f"config={file} holds no sections.", "It is YAML with a mapping for each section.", "Correct the file."
         )
-    raise_mistakes([_unknown(root, file, name) for name in _unknown_names(root, values, "")])
+    raise_mistakes(
+        [
+            *(
+                ConfigError(
+                    f"config={file} has {name} of no plain type: {value!r}.",
+                    "A value is a text, a number, true, false, null, a list or a mapping with such names.",
+                    "Write it in quotes, as a text.",
+                )
+                for name, value in unfit
+            ),
+            *_name_mistakes(root, file, values, ""),
+        ]
+    )
     folder = started_in(text)
     if folder is not None and folder != Path.cwd():
         values = _led_from(folder, values, _input_paths(root))
@@ -151,16 +179,49 @@ def _led_from(folder: Path, value: Any, paths: Collection[str], name: str = "") 
             return value
 
 
-def _unknown_names(root: Root[BaseModel], values: Mapping[Any, Any], prefix: str) -> list[str]:
+def _not_plain(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The values that Hydra has no type for, such as dates and sets, each with the key that it is below."""
+    match value:
+        case dict():
+            for key, each in value.items():
+                yield from _not_plain(each, f"{name}.{key}".lstrip("."))
+                if not isinstance(key, str | int | float):
+                    yield name, key
+        case list():
+            for each in value:
+                yield from _not_plain(each, name)
+        case str() | int() | float() | None:
+            pass
+        case _:
+            yield name, value
+
+
+def _name_mistakes(root: Root[BaseModel], file: Path, values: Mapping[Any, Any], prefix: str) -> Iterator[ConfigError]:
+    """What is no key of this version, and what stands in the place of a section."""
     keys, sections = legal_keys(root.schema), section_names(root.schema)
-    found: list[str] = []
     for key, value in values.items():
         name = f"{prefix}{key}"
-        if name in sections and isinstance(value, dict | None):
-            found += _unknown_names(root, value or {}, f"{name}.")
-        elif name not in keys:
-            found.append(name)
-    return found
+        if name in keys:
+            continue
+        if name not in sections:
+            yield _unknown(root, file, name)
+        elif isinstance(value, dict | None):
+            yield from _name_mistakes(root, file, value or {}, f"{name}.")
+        else:
+            yield _no_section(root, file, name, value)
+
+
+def _no_section(root: Root[BaseModel], file: Path, name: str, value: Any) -> ConfigError:
+    below = [key.removeprefix(f"{name}.") for key in legal_keys(root.schema) if key.startswith(f"{name}.")]
+    own = dict.fromkeys(key.partition(".")[0] for key in below)
+    is_option = name in groups(root) and shown(value) in groups(root)[name].options
+    return ConfigError(
+        f"config={file} has `{name}: {shown(value)}`, and `{name}` is a section: a mapping with keys of its own.",
+        f"They are {', '.join(own)}.",
+        f"Take the line out, and give the word {name}={value}."
+        if is_option
+        else f"Write {name.rpartition('.')[2]}: {{KEY: VALUE}}",
+    )
 
 
 def _unknown(root: Root[BaseModel], file: Path, name: str) -> ConfigError:
@@ -187,7 +248,7 @@ def _without_interpolation(value: Any) -> Any:
     """Texts of a file are taken as they are: OmegaConf would look up `${name}` in them."""
     match value:
         case str():
-            return value.replace("${", "\\${")
+            return literal(value)
         case dict():
             return {name: _without_interpolation(each) for name, each in value.items()}
         case list():

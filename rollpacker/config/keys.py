@@ -252,10 +252,13 @@ def _flatten(metadata: Iterable[Any]) -> list[Any]:
 
 def _bounds(metadata: Iterable[Any], *, is_brief: bool = False) -> str:
     """The narrowest bound of each side, as text; in brief without those of a type."""
+    parts: list[str] = []
     lowest: tuple[Any, str] = (-math.inf, "")
     highest: tuple[Any, str] = (math.inf, "")
     for item in _flatten(metadata):
         match item:
+            case annotated_types.MinLen(min_length=1):
+                parts.append("not empty")
             case annotated_types.Ge(ge=bound):
                 lowest = max(lowest, (bound, "at least"))
             case annotated_types.Gt(gt=bound):
@@ -267,7 +270,8 @@ def _bounds(metadata: Iterable[Any], *, is_brief: bool = False) -> str:
     if is_brief:
         lowest = {-LARGEST: (-math.inf, ""), SMALLEST: (0, "above")}.get(lowest[0], lowest)
         highest = (math.inf, "") if highest[0] in CEILINGS else highest
-    return " and ".join(f"{word} {_figure(bound)}" for bound, word in (lowest, highest) if word)
+    parts += [f"{word} {_figure(bound)}" for bound, word in (lowest, highest) if word]
+    return " and ".join(parts)
 
 
 def _figure(bound: float) -> str:

@@ -42,6 +42,15 @@ def collected(mistakes: list[UserError]) -> Iterator[None]:
         mistakes.append(mistake)
 
 
+def raise_interruption(error: BaseException) -> None:
+    """Raise the KeyboardInterrupt in whose wake the error came; does nothing when there was none."""
+    earlier = error.__context__
+    while earlier is not None:
+        if isinstance(earlier, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        earlier = earlier.__context__
+
+
 def _as_item(number: int, mistake: UserError) -> str:
     first, *rest = [part for part in (mistake.problem, mistake.allowed, mistake.remedy) if part]
     return f"{number}. {first}" + "".join("\n" + textwrap.indent(part, "   ") for part in rest)

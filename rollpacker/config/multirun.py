@@ -34,9 +34,10 @@ from rollpacker.config.compose import (
 from rollpacker.config.given_file import refuse_file
 from rollpacker.config.launching import LAUNCHER, LauncherSettings, is_chosen, launcher_mistakes, validate_launcher
 from rollpacker.config.mistakes import collected, raise_mistakes
-from rollpacker.config.roots import DEFAULT_RUN_DIR, TRAIN
+from rollpacker.config.roots import DEFAULT_RUN_DIR, TRAIN, groups
 from rollpacker.config.schema import RunConfig
-from rollpacker.config.words import quoted
+from rollpacker.config.word_mistakes import sweep_values
+from rollpacker.config.words import key_of, quoted
 from rollpacker.core.errors import ConfigError, UserError
 from rollpacker.paths import real_path
 
@@ -81,8 +82,7 @@ def point_names(points: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """The name of each point: those of its overrides that not all points have, without its folder."""
     shared = set.intersection(*(set(overrides) for overrides in points))
     return tuple(
-        " ".join(each for each in overrides if each not in shared and not each.startswith("run.dir="))
-        for overrides in points
+        " ".join(each for each in overrides if each not in shared and key_of(each) != "run.dir") for overrides in points
     )
 
 
@@ -114,6 +114,7 @@ def compose_sweep(
         base = _base(session, overrides)
         launcher = _launcher(base)
         points = _expand(session, base)
+        _refuse_lost_sweeps(session, base, points)
         tell(len(points))
         added = [*_run_dir_overrides(session, points[0]), *_launcher_overrides(launcher, points[0])]
         points = [[*point, *added] for point in points]
@@ -177,7 +178,7 @@ def _launcher_overrides(launcher: LauncherSettings | None, point: Sequence[str])
     """The overrides that the launcher adds to every point."""
     if launcher is None:
         return []
-    resume = [] if any(override.startswith("run.resume=") for override in point) else ["run.resume=auto"]
+    resume = [] if "run.resume" in map(key_of, point) else ["run.resume=auto"]
     image = [] if launcher.container is None else [f"cluster.container.image={quoted(launcher.container)}"]
     return [*resume, *image]
 
@@ -200,8 +201,7 @@ def _expand(session: Hydra, base: DictConfig) -> list[list[str]]:
         if not override.is_sweep_override():
             choices[key] = [str(override.input_line)]
         elif override.is_discrete_sweep():
-            values = itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1)
-            choices[key] = [f"{key}={value}" for value in values]
+            choices[key] = [f"{key}={value}" for value in sweep_values(override, MOST_POINTS + 1)]
         else:
             raise ConfigError(
                 f"`{override.input_line}` has no countable values.",
@@ -216,6 +216,25 @@ def _expand(session: Hydra, base: DictConfig) -> list[list[str]]:
             f"Give {largest} fewer values, or split the multirun.",
         )
     return [[*hydra_overrides, *point] for point in itertools.product(*choices.values())]
+
+
+def _refuse_lost_sweeps(session: Hydra, base: DictConfig, points: Sequence[Sequence[str]]) -> None:
+    """Refuse a multirun over options that have sweeps of their own: Hydra takes those of what all points share."""
+    shared_words, first = set.intersection(*map(set, points)), dict[str, Sequence[str]]()
+    for point in points:
+        for word in point:
+            if key_of(word) in groups(TRAIN) and word not in shared_words:
+                first.setdefault(word, point)
+    for word, point in first.items():
+        with translated_errors(TRAIN):
+            config = session.config_loader.load_configuration(TRAIN.name, list(point), run_mode=RunMode.RUN)
+        own, shared = (dict(each.hydra.sweeper.params or {}) for each in (config, base))
+        if lost := {name: value for name, value in own.items() if shared.get(name) != value}:
+            raise ConfigError(
+                f"`{word}` has a sweep of its own: {' '.join(f'{name}={value}' for name, value in lost.items())}.",
+                f"A multirun over several options of `{key_of(word)}` would leave it out.",
+                "Launch once per value.",
+            )
 
 
 def _run_dir_overrides(session: Hydra, point: Sequence[str]) -> list[str]:

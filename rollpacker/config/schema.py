@@ -249,7 +249,7 @@ class RunConfig(Section):
             raise ValueError(
                 "run.num_steps=0, and nothing is evaluated.\n"
                 "A run without steps evaluates its model on the held-out sets of evaluation.path.\n"
-                "Name held-out files in evaluation.path, with evaluation.at_end=true, or raise run.num_steps."
+                "Name held-out files in evaluation.path, with evaluation.at_end=true. A run that trains takes steps."
             )
         return self
 
@@ -309,16 +309,16 @@ class RunConfig(Section):
         if self.backend.name == "sim":
             return self
         for key, value, needed in (
-            ("model.path", self.model.path, "A real run loads a model from a local directory in Hugging Face format."),
-            ("data.path", self.data.path, "A real run reads its prompts from a JSONL file."),
+            ("model.path", self.model.path, "It is a directory in Hugging Face format, or a name on the Hub."),
+            ("data.path", self.data.path, "It is JSON lines, Parquet, CSV, `datasets` folders or hf://ORG/NAME."),
         ):
             if value is None and (key != "data.path" or (self.trains and not self.takes_prompts_of_environment)):
                 raise ValueError(f"{key}=null with backend.name=ray.\n{needed}\nSet {key}, or choose backend=sim.")
         if self.reward.name == "modelled":
             raise ValueError(
                 "reward.name=modelled with backend.name=ray.\n"
-                "Real responses are scored by math, walk, sandbox or judge.\n"
-                "Choose reward=math, reward=walk, reward=sandbox or reward=judge, or backend=sim."
+                "Real responses are scored by a check of their text, by a judge or by an environment.\n"
+                "Choose a real reward, such as reward=math, or backend=sim."
             )
         return self
 

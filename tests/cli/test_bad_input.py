@@ -139,6 +139,14 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
     "a way to score that is none": ([*RUN, "system.reward=asynch"], ["one of batch, async, scheduled", "reward=async"]),
     "no model": (["data.path=prompts.jsonl"], ["`model.path` is not set", "Add model.path="]),
     "no prompts": (["model.path=model"], ["`data.path` is not set", "Add data.path="]),
+    "a real run without prompts": (
+        ["model.path=model", "data.path=null"],
+        ["data.path=null with backend.name=ray", "JSON lines, Parquet, CSV"],
+    ),
+    "a domain beside environments": (
+        [*RUN, "environment=gym", "environment.env=games.py:Game", "reward.domains.code=sandbox"],
+        ["reward=environment with reward.domains={code: sandbox}", "Leave out reward.domains"],
+    ),
     "a role that is none": ([*RUN, "placement.enginee=0-3"], ["`placement.enginee` is not a key", "placement.engine"]),
     "a map beyond the node": (
         [*RUN, "placement.engine=0-7", "placement.trainer=0", "backend.num_gpus=4", "engine.num_engines=8"],

@@ -367,6 +367,32 @@ print("nothing heavy")
     assert done.stdout.endswith("nothing heavy\n"), done.stderr
 
 
+def test_a_sign_that_the_output_cannot_encode_is_a_question_mark(workdir: Path) -> None:
+    words = ("check", "backend=sim", "model=qwen2.5-7b", "workload=agents", "run.dir=x")
+    done = subprocess.run(
+        [sys.executable, "-m", "rollpacker.cli", *words],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "10 ? 10 s" in done.stdout
+
+
+def test_an_error_in_the_wake_of_ctrl_c_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(argv: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise AttributeError("of a library that cleans up")
+
+    monkeypatch.setattr("rollpacker.cli.main._dispatch", interrupted)
+    assert main(["check"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 def test_a_reader_who_leaves_early_is_no_error(workdir: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-m", "rollpacker.cli", "train", "--help"],

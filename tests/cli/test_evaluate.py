@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.cli.evaluate import Requirement, parse_requirements
+from rollpacker.cli.evaluate import Requirement, _folder, parse_requirements
 from rollpacker.cli.main import main
 from rollpacker.cli.scores import score_table
 from rollpacker.config.compose import compose
@@ -87,6 +87,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["runs/x", "at=5", SET], "whose checkpoint was kept: 4, 6"),
         ([*MODEL, SET, "at=5"], "at=5 without a run"),
         (["runs/x"], "run.num_steps=0, and nothing is evaluated"),
+        (["runs/x"], "A run that trains takes steps"),
         (["runs/x", SET, "require=aime25>=0.3"], "Write aime24>=0.3"),
         (["runs/x", SET, "require=aime24>0.3"], "`aime24>0.3` cannot be read"),
         (["runs/x", SET, "require=aime24>=high"], "For example: require='aime24>=0.3,math500>=0.8'"),
@@ -222,6 +223,11 @@ def test_scores_are_shown_also_where_the_file_for_them_can_no_longer_be_written(
     assert "aime24" in shown.out
     assert "0.250" in shown.out
     assert "out=scores.parquet is a folder" in shown.err
+
+
+def test_a_folder_that_is_named_with_a_prefix_of_hydra_stays() -> None:
+    with _folder(["++run.dir=keep"]) as folder:
+        assert folder is None
 
 
 def test_check_describes_a_run_of_no_steps(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

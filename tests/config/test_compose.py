@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,16 @@ import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException
 
-from rollpacker.config.compose import compose
+from rollpacker.config.compose import compose, translated_errors
 from rollpacker.config.keys import legal_keys, nearest, section_docs, section_names
 from rollpacker.config.record import to_yaml
-from rollpacker.config.roots import conf_dir
+from rollpacker.config.roots import TRAIN, conf_dir
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError
+from rollpacker.runtime.placing.automatic import Chooser
+from rollpacker.runtime.placing.gpus import Gpus
 
 INPUTS = ["model.path=model", "data.path=prompts.jsonl"]
 
@@ -139,6 +143,52 @@ def test_the_resolved_configuration_reads_back_as_itself() -> None:
     assert RunConfig.model_validate(yaml.safe_load(to_yaml(config))) == config
 
 
+def test_a_section_that_may_be_absent_is_there_when_a_key_of_it_is_set_be_it_to_its_default() -> None:
+    assert compose(INPUTS).elastic.job is None
+    chosen = compose([*INPUTS, "elastic=slurm"]).elastic
+    assert chosen.job is not None
+    assert chosen.job.time_limit_min == 240
+    assert compose([*INPUTS, "elastic.max_workers=1", "elastic.job.time_limit_min=240"]).elastic.job == chosen.job
+    assert compose([*INPUTS, "elastic=slurm", "elastic.job=null"]).elastic.job is None
+
+
+def test_a_value_may_refer_to_a_default_of_a_section_that_may_be_absent() -> None:
+    config = compose([*INPUTS, "cluster=slurm", "run.dir=runs/${cluster.signal_lead_s}"])
+    assert config.cluster is not None
+    assert config.run.dir == Path(f"runs/{config.cluster.signal_lead_s}")
+
+
+def test_what_is_deleted_is_absent_or_has_its_default() -> None:
+    modelled = ["backend=sim", "model=qwen2.5-7b", "workload=agents"]
+    for word in ("~elastic.job", "~backend.deadlines"):
+        assert compose([*modelled, word, "run.dir=x"]) == compose([*modelled, "run.dir=x"])
+    assert compose([*modelled, "~reward.judge"]).reward.judge.model.shape is None
+    assert compose([*modelled, "~workload.environment"]).modelled_environment is None
+    chooser = Chooser(Gpus(per_node=4, num_bytes=80e9, has_vllm=True))
+    deadlines = compose([*INPUTS, "~backend.deadlines"], chooser.complete).backend.deadlines
+    assert deadlines.start_s > compose(INPUTS).backend.deadlines.start_s
+    with pytest.raises(ConfigError, match=r"without model\.shape"):
+        compose([*modelled, "~model.shape"])
+
+
+def test_threads_compose_one_after_the_other() -> None:
+    with ThreadPoolExecutor(4) as threads:
+        configs = threads.map(lambda seed: compose([*INPUTS, f"run.seed={seed}"]), range(12))
+        assert [config.run.seed for config in configs] == list(range(12))
+
+
+@pytest.mark.parametrize("raised", [HydraException("x"), MissingConfigException("x"), ValueError("x")], ids=repr)
+def test_an_interruption_is_none_of_the_users_mistakes(raised: Exception) -> None:
+    def interrupted() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise raised  # as Hydra does where it cleans up
+
+    with pytest.raises(KeyboardInterrupt), translated_errors(TRAIN):
+        interrupted()
+
+
 def test_every_key_and_section_says_what_it_is() -> None:
     assert not [key.name for key in legal_keys(RunConfig).values() if not key.doc]
     assert all(section_docs(RunConfig).values())
@@ -156,6 +206,9 @@ def test_every_key_and_section_says_what_it_is() -> None:
         ("trainer.clip_ratio_low", "a number, at least 0 and at most 1, or null"),
         ("backend.deadlines.train_s", "a number, at least 0.001 and at most 1,000,000"),
         ("run.dir", "a path"),
+        ("environment.python", "a path, or null"),
+        ("run.setup", "a text of letters, digits, _, ., = and -"),
+        ("data.prompt_suffix", "a text, not empty, or null"),
     ],
 )
 def test_a_key_says_in_words_what_it_takes(key: str, legal: str) -> None:

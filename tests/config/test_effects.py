@@ -52,6 +52,17 @@ def test_a_key_that_nothing_looks_at_is_named(words: list[str], named: str) -> N
     assert note.startswith(named)
 
 
+def test_a_note_on_what_has_no_effect_names_keys_that_there_are() -> None:
+    (note,) = keys_without_effect(compose([*BASE, "reward.sandbox.max_case_s=3"]))
+    assert "reward.names" not in note
+    assert "only a run with sandbox among reward, reward.parts and reward.domains uses it" in note
+
+
+def test_a_section_of_defaults_that_has_no_effect_is_named_itself() -> None:
+    words = ["elastic=slurm", "elastic.max_workers=0"]
+    assert any(note.startswith("elastic.job: without") for note in keys_without_effect(compose([*BASE, *words])))
+
+
 def _conditions(schema: type[BaseModel], inside: str = "") -> Iterator[OnlyWith]:
     """All but those about another key of the same section, which is there where they are asked."""
     for name, field in schema.model_fields.items():

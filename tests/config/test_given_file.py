@@ -19,7 +19,7 @@ FIRST = (
     "rollout.num_prompts=64",
     "trainer.learning_rate=0.001",
     "data.columns={prompt:question}",
-    r"data.prompt_suffix='\${not a key}'",
+    r"data.prompt_suffix='\\\${not a key}'",
     "reward.domains={math:math}",
 )
 
@@ -45,12 +45,14 @@ def test_relative_paths_of_a_record_lead_where_they_led_and_those_of_words_begin
     there, here = tmp_path / "there", tmp_path / "here"
     for folder in (there, here):  # the same names in both: nothing would say that others are read
         (folder / "m").mkdir(parents=True)
-        for name in ("p.jsonl", "q.jsonl", "e.jsonl", "my.py"):
+        (folder / "venv" / "bin").mkdir(parents=True)
+        for name in ("p.jsonl", "q.jsonl", "e.jsonl", "my.py", "venv/bin/python"):
             (folder / name).write_text("")
     monkeypatch.chdir(there)
     words = [
         *("model.path=m", "data.path=[p.jsonl,{path: q.jsonl, domain: my.py}]", "run.dir=runs/x"),
         *("reward.domains={code: 'my.py:score', math: math}", "run.callbacks=['gone.py:Told']"),
+        *("environment=loop", "environment.loop=my.py:Loop", "environment.python=venv/bin/python"),
         "evaluation.path=[{path: e.jsonl, name: m}, hf://openai/gsm8k]",
     ]
     config = compose(words)
@@ -65,6 +67,7 @@ def test_relative_paths_of_a_record_lead_where_they_led_and_those_of_words_begin
     ]
     assert again.reward.domains == {"code": f"{there}/my.py:score", "math": "math"}
     assert again.run.callbacks == ("gone.py:Told",)
+    assert again.environment.python == f"{there}/venv/bin/python"
     assert str(again.run.dir) == "runs/x"
     assert [str(file.path) for file in again.evaluation.files] == ["e.jsonl"]
     assert str(compose([f"config={tmp_path}"]).evaluation.files[0].path) == f"{there}/e.jsonl"
@@ -89,11 +92,41 @@ def test_words_override_the_file_also_with_a_value_that_is_the_default(tmp_path)
     assert again.model_dump() == expected
 
 
-def test_a_chosen_option_overrides_what_it_sets_and_nothing_else(tmp_path):
-    write_record(tmp_path, *FIRST)
-    again = compose([f"config={tmp_path}", "system=rollpacker", "trainer=fsdp"])
-    assert (again.system.name, again.system.batching) == ("rollpacker", "tail")
+def test_a_chosen_option_of_engine_or_trainer_keeps_the_other_settings_of_its_section(tmp_path):
+    write_record(tmp_path, *FIRST, "engine.max_num_seqs=7")
+    again = compose([f"config={tmp_path}", "engine=vllm", "trainer=fsdp"])
+    assert (again.engine.name, again.engine.max_num_seqs) == ("vllm", 7)
     assert (again.trainer.name, again.trainer.learning_rate) == ("fsdp", 0.001)
+
+
+SIM = ("backend=sim", "workload=think", "hardware=h800", "model=qwen3-30b-a3b", "run.dir=runs/x")
+
+
+@pytest.mark.parametrize(
+    ("first", "word"),
+    [
+        ((*INPUTS, "system=rollpacker"), "system=verl"),
+        ((*INPUTS, "system=dapo-rollpacker"), "system=verl"),
+        ((*INPUTS, "system=rollpacker"), "system=flash"),
+        ((*INPUTS, "elastic=slurm"), "elastic=none"),
+        ((*INPUTS, "placement=separate", "backend.num_gpus=8", "engine.num_engines=4"), "placement=auto"),
+        (SIM, "hardware=h100"),
+        (SIM, "workload=math"),
+        (SIM, "model=qwen2.5-7b"),
+        ((*INPUTS, "cluster=mini"), "cluster=slurm"),
+    ],
+    ids=str,
+)
+def test_an_option_that_describes_a_whole_section_leaves_nothing_of_the_files(tmp_path, first, word):
+    write_record(tmp_path, *first)
+    section = word.partition("=")[0]
+    plain = compose([*(each for each in first if not each.startswith(f"{section}=")), word])
+    assert getattr(compose([f"config={tmp_path}", word]), section) == getattr(plain, section)
+
+
+def test_a_system_that_an_experiment_chooses_leaves_nothing_of_the_files(tmp_path):
+    write_record(tmp_path, *INPUTS, "system=rollpacker")
+    assert compose([f"config={tmp_path}", "experiment=dapo"]).system == compose([*INPUTS, "experiment=dapo"]).system
 
 
 @pytest.mark.parametrize(
@@ -132,13 +165,18 @@ def test_a_file_of_ones_own_needs_only_what_differs(tmp_path):
     ("content", "words"),
     [
         ("run: {dir: x}\nswarm: {size: 3}\nrollout: {num_prompt: 4}", ["`swarm`", "`rollout.num_prompt`", "not a key"]),
-        ("rollout: 7", ["`rollout`"]),
+        ("rollout: 7", ["`rollout: 7`", "`rollout` is a section", "num_prompts", "Write rollout: {KEY: VALUE}"]),
+        ("engine: vllm", ["`engine` is a section", "give the word engine=vllm"]),
+        ("tracker: {wandb_tags: !!set {a}}", ["tracker.wandb_tags of no plain type: {'a'}"]),
+        ("tracker: {wandb_group: !!timestamp 2026-11-29}", ["tracker.wandb_group of no plain type"]),
+        ("data: {domain_weights: {null: 1}}", ["data.domain_weights of no plain type: None"]),
+        ("run: &a {b: *a}", ["cannot be read"]),
         ("rollout: {num_prompts: many}", ["rollout.num_prompts=many"]),
         ("run: [", ["cannot be read", "YAML"]),
         ("- a", ["holds no sections"]),
         ("", ["holds no sections"]),
     ],
-    ids=["newer version", "section", "value", "yaml", "list", "empty"],
+    ids=str,
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, content, words):
     (tmp_path / "c.yaml").write_text(content)
@@ -146,6 +184,11 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, content, words):
         compose([f"config={tmp_path}/c.yaml", *INPUTS])
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_date_of_a_file_is_a_text_as_in_files_of_hydra(tmp_path):
+    (tmp_path / "own.yaml").write_text("tracker: {wandb_group: 2026-11-29}\n")
+    assert compose([f"config={tmp_path}/own.yaml", *INPUTS]).tracker.wandb_group == "2026-11-29"
 
 
 def test_a_missing_file_and_a_multirun_of_a_file_are_refused(tmp_path):

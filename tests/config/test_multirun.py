@@ -100,12 +100,34 @@ def test_two_points_in_one_directory_are_refused() -> None:
         ("system=verl,rolpacker", "`rolpacker` is not an option"),
         ("run.seeds=1,2", "`run.seeds` is not a key"),
         ("run.seed=interval(0,1)", "no countable values"),
+        ("run.seed=range(0,3,0)", "no countable values"),
+        ("system=range(0,3,0)", "no countable values"),
+        ("run.seed=range(3,0)", "`run.seed=range(3,0)` has no value"),
+        ("system=glob(nosuch*)", "`system=glob(nosuch*)` has no value"),
+        ("run.seed=glob(*)", "`run.seed=glob(*)` has no value"),
     ],
 )
 def test_one_bad_point_refuses_the_sweep_and_is_said_once(override: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose_sweep([*INPUTS, override])
     assert str(caught.value).count(problem) == 1
+
+
+MODELLED = ["backend=sim", "model=qwen2.5-7b", "workload=math"]
+
+
+def test_a_multirun_over_options_with_sweeps_of_their_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`experiment=table2` has a sweep of its own: model="):
+        compose_sweep(["backend=sim", "experiment=table2,fig04"])
+    one = compose_sweep(["backend=sim", "workload=math", "experiment=table2", "setup=8gpus"])
+    assert len({config.system.name for config in one.configs}) > 1
+    assert len(compose_sweep([*MODELLED, "system=verl,tail"]).configs) == 2
+
+
+def test_a_word_with_a_prefix_of_hydra_says_how_points_of_jobs_resume() -> None:
+    jobs = [*MODELLED, "hydra/launcher=slurm", "cluster=slurm", "run.seed=0,1"]
+    assert {config.run.resume for config in compose_sweep(jobs).configs} == {"auto"}
+    assert {config.run.resume for config in compose_sweep([*jobs, "++run.resume=never"]).configs} == {"never"}
 
 
 def test_a_failing_point_does_not_stop_the_others_and_is_raised_in_the_end() -> None:

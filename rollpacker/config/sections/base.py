@@ -42,14 +42,16 @@ class OnlyWith:
     Args:
         key: Dotted, of the whole configuration: a field, or a property of a section.
         values: It has one of these, or contains one where it is a tuple. None: it is set, and neither false nor 0.
+        words: The condition as the end of `a run with`, where no key says it.
     """
 
-    def __init__(self, key: str, *values: str) -> None:
+    def __init__(self, key: str, *values: str, words: str = "") -> None:
         self.key = key
         self.values = values
+        self.words = words
 
     def __str__(self) -> str:
-        return f"{self.key}={' or '.join(self.values) or '...'}"
+        return self.words or f"{self.key}={' or '.join(self.values) or '...'}"
 
 
 class NotInFingerprint:
@@ -84,10 +86,11 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_empty_path(cls, value: object, info: ValidationInfo) -> object:
-        """Pathlib takes an empty name for the current folder."""
+    def _refuse_what_names_no_file(cls, value: object, info: ValidationInfo) -> object:
+        """Pathlib takes an empty name for the current folder, and a null character, which no path has."""
         annotation = cls.model_fields[info.field_name or ""].annotation
-        if value == "" and (annotation is Path or Path in get_args(annotation)):
+        is_path = annotation is Path or Path in get_args(annotation)
+        if is_path and isinstance(value, str) and (not value or "\0" in value):
             raise PydanticCustomError("path_type", "Input should be a path")
         return value
 

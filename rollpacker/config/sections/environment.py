@@ -44,7 +44,9 @@ class EnvironmentSection(Section):
     With environment=verifiers the id of a taskset, as vf-eval takes it: reverse-text, or one of those that bring other
     libraries' environments, textarena and openenv (pip install 'verifiers[ta,openenv]'), or nemo_gym, with the address
     of a server in environment.arguments={taskset: {dataset: FILE, task: {resources_url: ADDRESS}}}."""
-    python: Annotated[str | None, OnlyWith("environment.name", "gym", "verifiers"), NOT_IN_FINGERPRINT] = None
+    python: Annotated[
+        str | None, Kind("a path"), OnlyWith("environment.name", "gym", "verifiers"), NOT_IN_FINGERPRINT
+    ] = None
     """The interpreter that environments run in, where they need other packages than engines do, as `verifiers` does:
     DIR/bin/python. null is the run's own."""
     arguments: Annotated[
@@ -207,8 +209,8 @@ def check_environment(config: RunConfig) -> None:
             "It is the sum of what environments give for the turns of a response.\n"
             "Choose environment=gym, verifiers or loop, or another reward."
             if environment is None
-            else f"reward.names has {', '.join(reward.names)}.\n"
-            "In a run with environments they give every reward.\nLeave out reward.domains."
+            else f"reward=environment with reward.domains={{{', '.join(map(': '.join, reward.domains.items()))}}}.\n"
+            "Environments give the rewards of all domains.\nLeave out reward.domains, or choose another reward."
         )
     if config.trainer.advantage in TURN_ADVANTAGES and environment is None:
         raise ValueError(

@@ -31,7 +31,13 @@ from rollpacker.config.sections.reward_checks import (
 )
 from rollpacker.config.sections.sandbox import SandboxSection
 
-_WITH_RULES = OnlyWith("reward.names", "math", "walk", "function", "url", "modelled")
+_WITH_RULES = OnlyWith(
+    *("reward.names", "math", "walk", "function", "url", "modelled"),
+    words="a reward that is no sandbox, judge or environment",
+)
+_WITH_PROGRAMS = OnlyWith(
+    *("reward.names", "sandbox", "modelled"), words="sandbox among reward, reward.parts and reward.domains"
+)
 
 
 class RewardSection(Section):
@@ -85,7 +91,7 @@ class RewardSection(Section):
     """Answers that rules check at the same time in a modelled run, on cores of their own; null: among the
     `num_workers`. veRL checks one after the other."""
     judge: JudgeSection = JudgeSection()
-    sandbox: Annotated[SandboxSection, OnlyWith("reward.names", "sandbox", "modelled")] = SandboxSection()
+    sandbox: Annotated[SandboxSection, _WITH_PROGRAMS] = SandboxSection()
 
     def scoring_of(self, domain: str | None = None) -> Scoring:
         """How a domain's responses are scored; without one, those of most domains."""
@@ -227,7 +233,7 @@ class RewardSection(Section):
         if self.judge.model.path is None:
             raise ValueError(
                 "reward.judge.model.path is not set, and some responses are read by a judge.\n"
-                "A judge is a model in a local directory in Hugging Face format.\n"
+                "A judge is a model: a directory in Hugging Face format, or a name of the Hub that is in the cache.\n"
                 "Add reward.judge.model.path=DIR."
             )
         return self

@@ -12,6 +12,7 @@ from rollpacker.config.sections.reward_checks import NAMED_IN_PYTHON
 
 LABEL = r"^[\w.=-]*$"
 """A name that may be part of a path."""
+_LABEL = Kind("a text of letters, digits, _, ., = and -")
 
 
 class RunSection(Section):
@@ -53,9 +54,9 @@ class RunSection(Section):
     error as text, None when the run is complete; its constructor may take `run_dir`. It lives in a process of its own,
     so that it changes nothing and delays nothing. What it prints is in logs/. Its first failure is shown; it goes on
     being called, unless a call takes longer than 60 s."""
-    setup: Annotated[str, NOT_IN_FINGERPRINT] = Field("", pattern=LABEL)
+    setup: Annotated[str, _LABEL, NOT_IN_FINGERPRINT] = Field("", pattern=LABEL)
     """Which size of run this is: `setup=...` sets its own name. Figures draw runs of one setup at a time."""
-    study: Annotated[str, NOT_IN_FINGERPRINT] = Field("", pattern=LABEL)
+    study: Annotated[str, _LABEL, NOT_IN_FINGERPRINT] = Field("", pattern=LABEL)
     """What the run varies beyond model, workload, system and seed, as an experiment names it. A figure draws runs of a
     study only when it is about that study."""
 
@@ -87,7 +88,9 @@ class TrackerSection(Section):
     jsonl: Flag = False
     """Writes the same numbers to `run.dir/tracker.jsonl`, a line per step and per evaluation; of two lines of a step
     that a resumed run made again the later one counts."""
-    plugin: str | None = Field(None, pattern=r"^.+:[A-Za-z_]\w*$")
+    plugin: Annotated[str | None, Kind("PACKAGE.MODULE:CLASS or FILE.py:CLASS")] = Field(
+        None, pattern=r"^.+:[A-Za-z_]\w*$"
+    )
     """A tracker of your own, `PACKAGE.MODULE:CLASS` or `FILE.py:CLASS`. The class is called with run_dir, run_id and
     config by name, and has the methods log_step, log_evaluation and close of `rollpacker.runtime.run.trackers.Tracker`.
     One that fails is told nothing more, and the run goes on."""

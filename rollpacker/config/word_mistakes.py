@@ -1,0 +1,178 @@
+"""What is wrong with the words of a command line: unknown names and options, and values that Hydra does not read."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydra.errors import HydraException
+
+from rollpacker.config.keys import Key, legal_keys, nearest, section_names
+from rollpacker.config.names_elsewhere import key_for
+from rollpacker.config.roots import Root, groups
+from rollpacker.config.words import in_quotes, key_of, shown
+from rollpacker.core.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from pydantic import BaseModel
+
+_KEYS_OF_HYDRA = ("hydra.searchpath", "hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweeper")
+
+_ERRORS_OF_SWEEPS = (HydraException, ValueError, ArithmeticError)
+_MOST_CHOICES = 100
+"""Far more than any group has options."""
+
+KEYS_LISTED = "`rollpacker {command} --help` lists every group and key."
+
+
+def name_mistakes(root: Root[BaseModel], parsed: Sequence[Override]) -> Iterator[UserError]:
+    """Names that are no key and no group, and options that their group does not have."""
+    keys, sections, known_groups = legal_keys(root.schema), section_names(root.schema), groups(root)
+    has_searchpath = any(override.key_or_group == "hydra.searchpath" for override in parsed)
+    for override in parsed:
+        name = override.key_or_group
+        if re.match(r"hydra\b", name):  # Hydra's own keys, which Hydra validates
+            if not name.startswith(_KEYS_OF_HYDRA):
+                yield _useless_key_of_hydra(name)
+            continue
+        if name in known_groups and not isinstance(override._value, dict):  # noqa: SLF001 - value() refuses sweeps
+            if not has_searchpath:  # with one, only Hydra knows the options
+                yield from _option_mistakes(override, known_groups[name].options)
+        elif name not in keys and name not in sections and not _is_below_mapping(name, keys):
+            yield unknown_key(root, name)
+
+
+def _useless_key_of_hydra(name: str) -> ConfigError:
+    return ConfigError(
+        f"`{name}` has no effect: Hydra only composes the configuration and runs the points of a multirun.",
+        f"Of Hydra's own keys, {', '.join(_KEYS_OF_HYDRA)} count.",
+        "Leave it out; run.dir says where a run writes.",
+    )
+
+
+def _option_mistakes(override: Override, options: Sequence[str]) -> Iterator[UserError]:
+    group = override.key_or_group
+    if override.is_delete():
+        yield ConfigError(
+            f"`{override.input_line}` deletes a group, and every run has one option of each.",
+            f"The options of `{group}` are {', '.join(options)}.",
+            f"Choose one of them: {group}={options[0]}",
+        )
+        return
+    for choice in _choices(override):
+        for option in choice if isinstance(choice, list) else [choice]:
+            if option not in options:
+                yield unknown_option(group, shown(option), options)
+
+
+def _choices(override: Override) -> list[Any]:
+    """The options that a group is given, the first ones of many; none of a sweep that `sweep_values` refuses."""
+    if not override.is_sweep_override():
+        return [override.value()]
+    try:
+        return list(itertools.islice(override.sweep_iterator(), _MOST_CHOICES)) if override.is_discrete_sweep() else []
+    except _ERRORS_OF_SWEEPS:
+        return []
+
+
+def sweep_values(override: Override, most: int) -> list[str]:
+    """The first values of a sweep; raises where they cannot be counted, or where there are none."""
+    try:
+        values = list(itertools.islice(override.sweep_string_iterator(), most))
+    except _ERRORS_OF_SWEEPS as error:
+        raise ConfigError(
+            f"`{override.input_line}` has no countable values: {error}.",
+            "A multirun takes a,b,c or range(start,stop,step).",
+        ) from error
+    if not values:
+        raise ConfigError(
+            f"`{override.input_line}` has no value, so the multirun would have no point.",
+            "A range excludes its end; glob(PATTERN) gives the options of a group with such names.",
+            "Correct it, or list the values: KEY=A,B.",
+        )
+    return values
+
+
+def _is_below_mapping(name: str, keys: Mapping[str, Key]) -> bool:
+    ends = (index for index, character in enumerate(name) if character == ".")
+    return any(key.is_mapping for end in ends if (key := keys.get(name[:end])) is not None)
+
+
+def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
+    """A key that the schema does not have."""
+    keys = legal_keys(root.schema)
+    if (ours := key_for(name)) and ours in keys:
+        return ConfigError(
+            f"`{name}` is not a key of the configuration.",
+            f"The key of this name in other tools is `{ours}` here: {keys[ours].doc}",
+            f"Write {ours}=...",
+        )
+    close = nearest(name, [*keys, *groups(root)])
+    return ConfigError(
+        f"`{name}` is not a key of the configuration.",
+        f"The nearest legal key is `{close[0]}`." if close else "",
+        f"`rollpacker {root.command} --help` lists every key.",
+    )
+
+
+def unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigError:
+    """An option that the group does not have."""
+    close = nearest(choice, options)
+    return ConfigError(
+        f"`{choice}` is not an option of the group `{group}`.",
+        f"Its options are {', '.join(options)}." if options else "The group has no options.",
+        f"Write {group}={close[0]}." if close else f"Choose one of them: {group}={next(iter(options), '...')}.",
+    )
+
+
+_NAME = re.compile(r"[+~]{0,2}\w+([./@]\w+)*", re.ASCII)
+"""The name of a key or a group, with Hydra's prefix that adds or deletes it."""
+
+
+def grammar_mistake(root: Root[BaseModel], text: str) -> ConfigError:
+    """A word that Hydra's grammar does not take."""
+    if "=" not in text and not text.startswith("~"):
+        choices = [f"{name}={text}" for name, group in groups(root).items() if text in group.options]
+        close = choices or [f"{key}=VALUE" for key in nearest(text, legal_keys(root.schema))]
+        remedy = f"Write {close[0]}" if close else "Write key=value."
+        return ConfigError(f"`{text}` has no value.", "An argument is key=value or group=option.", remedy)
+    name, _, value = text.partition("=")
+    if not _NAME.fullmatch(name):
+        near = nearest(name, [*legal_keys(root.schema), *groups(root)])
+        return ConfigError(
+            f"`{name}` in `{text}` is not the name of a key.",
+            "A name is letters, digits and _, in parts with one dot between them.",
+            f"Write {near[0]}={value or 'VALUE'}" if near else KEYS_LISTED.format(command=root.command),
+        )
+    if value.startswith("~"):
+        return ConfigError(
+            f"`{text}` cannot be read: a value does not begin with ~.",
+            "The shell expands ~ only at the beginning of a word.",
+            f"Write {name}=$HOME{value[1:]}",
+        )
+    key = legal_keys(root.schema).get(key_of(name))
+    if value.startswith(("[", "{")) and (key is None or re.search("list|mapping", key.kind)):
+        return ConfigError(
+            f"`{text}` cannot be read: texts in it that have blanks, quotes or other special characters are quoted.",
+            'A list is [a,"b c"], a mapping {name: "b c"} with names of ASCII letters, digits and _.',
+            "Quote the texts in it, and the whole word for the shell.",
+        )
+    return ConfigError(
+        f"`{text}` cannot be read: a value with blanks, quotes, brackets or other special characters is quoted.",
+        "The shell removes the outer quotes; the inner ones belong to the value.",
+        f"Write {shlex.quote(f'{name}={in_quotes(value)}')}",
+    )
+
+
+def sweep_mistakes(override: Override) -> Iterator[UserError]:
+    """Several values in a single run."""
+    if override.is_sweep_override():
+        yield ConfigError(
+            f"`{override.input_line}` gives several values to one run.",
+            "A single run takes one value; a list is written in brackets.",
+            "Add -m to run once per value.",
+        )
