@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker.cli.settings import parse_settings, whole_number
 from rollpacker.config.mistakes import collected, raise_mistakes
+from rollpacker.config.words import key_of
 from rollpacker.core.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -78,13 +79,14 @@ def split_arguments(arguments: Sequence[str]) -> tuple[Question, list[str]]:
             f"Write {DECIDED[key]}.",
         )
         for argument in others
-        if (key := argument.partition("=")[0].lstrip("+~")) in DECIDED
+        if (key := key_of(argument)) in DECIDED
     ]
-    if not own["gpus"] and not any(argument.startswith("experiment=") for argument in others):
+    keys = {key_of(argument) for argument in others}
+    if not own["gpus"] and "experiment" not in keys:
         mistakes.append(
             ConfigError("`gpus` is not set.", "The number of GPUs that you have in mind.", "Add gpus=32, for example.")
         )
-    if not any(argument.startswith(("model=", "model.path=", "model.shape", "experiment=")) for argument in others):
+    if not any(key in {"model", "model.path", "experiment"} or key.startswith("model.shape") for key in keys):
         mistakes.append(_no_model())
     numbers: dict[str, int] = {}
     for name in ("gpus", "seconds", "seeds", "workers"):

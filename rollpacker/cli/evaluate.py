@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
+from rollpacker.cli.temporary_folder import temporary_folder
 from rollpacker.config.words import key_of, quoted, replaced
-from rollpacker.core.errors import ConfigError, Interrupted, Preempted, UserError, WorldError
+from rollpacker.core.errors import ConfigError, Interrupted, WorldError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -204,18 +204,8 @@ def _folder(words: Sequence[str]) -> Iterator[Path | None]:
             "Its nodes meet in a folder that all of them see.",
             "Set run.dir to a new folder on the shared file system.",
         )
-    from rollpacker.metrics.files import remove_folder
-
-    folder = Path(tempfile.mkdtemp(prefix="rollpacker-evaluate-"))
-    try:
+    with temporary_folder("evaluate") as folder:
         yield folder
-    except (UserError, Interrupted, Preempted, KeyboardInterrupt):
-        remove_folder(folder)
-        raise
-    except WorldError as error:
-        remedy = f"{error.remedy}\nLogs are kept in {folder}.".strip()
-        raise type(error)(error.problem, error.allowed, remedy) from error
-    remove_folder(folder)
 
 
 def _compose(

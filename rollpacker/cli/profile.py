@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollpacker.cli.command_help import INPUTS, KEYS_OF_TRAIN, CommandHelp
+from rollpacker.cli.temporary_folder import temporary_folder
 from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -103,7 +104,6 @@ def _check_out(out: Path, *, is_overwriting: bool) -> None:
 def _measure(config: RunConfig) -> Profile:
     import asyncio
     import signal
-    import tempfile
 
     from rollpacker.cli.screen import profile_progress
     from rollpacker.data.shapes import transformer_of
@@ -125,8 +125,8 @@ def _measure(config: RunConfig) -> Profile:
                 on_note=progress.note,
             )
 
-    with tempfile.TemporaryDirectory(prefix="rollpacker-profile-") as logs:
-        return asyncio.run(measured(Path(logs)))
+    with temporary_folder("profile") as logs:
+        return asyncio.run(measured(logs))
 
 
 def _facts(config: RunConfig) -> ProfileFacts:

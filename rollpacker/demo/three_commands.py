@@ -23,7 +23,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from rollpacker.config.multirun import compose_sweep
-from rollpacker.config.words import replaced
+from rollpacker.config.words import key_of, replaced
 from rollpacker.core.errors import ConfigError
 from rollpacker.demo import mixed
 from rollpacker.demo.inputs import Inputs, are_made, make_inputs
@@ -77,7 +77,7 @@ def run_demo(overrides: Sequence[str]) -> int:
 
 
 def _refuse_own(overrides: Sequence[str]) -> None:
-    if own := [word for word in overrides if word.lstrip("+~").partition("=")[0] in _OWN]:
+    if own := [word for word in overrides if key_of(word) in _OWN]:
         raise ConfigError(
             f"`{own[0]}` with `rollpacker demo`.",
             f"The demo compares the systems {' and '.join(SYSTEMS)}, in a new folder below {FOLDER}.",

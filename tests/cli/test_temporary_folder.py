@@ -1,0 +1,35 @@
+"""The folder of a command that measures or evaluates: gone with it, unless its logs are needed."""
+
+import tempfile
+
+import pytest
+
+from rollpacker.cli.temporary_folder import temporary_folder
+from rollpacker.core.errors import ConfigError, EngineFailed, Interrupted
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def use_one(command, error=None):
+    with temporary_folder(command) as folder:
+        (folder / "engine-0.log").write_text("said")
+        if error is not None:
+            raise error
+
+
+def test_what_fails_through_the_world_is_said_with_the_folder_that_has_its_logs(scratch):
+    with pytest.raises(EngineFailed, match=r"(?s)Look there\.\nLogs are kept in .*rollpacker-profile-"):
+        use_one("profile", EngineFailed("engine-0 has died.", "", "Look there."))
+    assert [file.read_text() for file in scratch.glob("rollpacker-profile-*/engine-0.log")] == ["said"]
+
+
+@pytest.mark.parametrize("error", [ConfigError("No.", "", ""), Interrupted("Ctrl-C.", "", ""), KeyboardInterrupt()])
+def test_it_goes_where_nothing_needs_it(scratch, error):
+    use_one("evaluate")
+    with pytest.raises(type(error)):
+        use_one("evaluate", error)
+    assert list(scratch.iterdir()) == []
