@@ -439,7 +439,7 @@ class Fleet:
         machine._last_life = dict(snapshot["last_life"])
         machine._num_failures = dict(snapshot["num_failures"])
         machine._policy_version = snapshot["policy_version"]
-        machine._num_wanted = min(snapshot["num_wanted"], settings.max_workers)
+        machine._num_wanted = min(max(snapshot["num_wanted"], settings.min_workers), settings.max_workers)
         return machine
 
 

@@ -164,7 +164,8 @@ STEPS = TableSchema(
         count("num_reclaims", "Orders to take lent engines back before the round was over", is_nullable=True),
         seconds(
             "member_idle_s",
-            "From the round's last response to the end of the step, in which workers had nothing to do",
+            "From the round's last response to the end of the step, in which workers had nothing to do; null also in "
+            "an asynchronous run",
             is_nullable=True,
         ),
         seconds("trainer_idle_s", "Time in which the trainer, engines lent to it, waited for groups", is_nullable=True),

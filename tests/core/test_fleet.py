@@ -328,6 +328,19 @@ def test_after_three_steps_that_could_use_fewer_workers_one_drains_and_it_comes_
     assert player.tell(measured(3, rollout_s=1000.0, train_s=100.0)) == (WishWorkers(num_workers=2),)
 
 
+def test_a_run_that_goes_on_with_a_higher_minimum_takes_the_workers_that_it_wishes_for():
+    player = ElasticPlayer()
+    for step in range(3):
+        wish = player.tell(measured(step, rollout_s=50.0, train_s=100.0))
+    assert wish == (WishWorkers(num_workers=1),)
+    more = replace(SETTINGS, elastic=replace(ELASTIC, min_workers=2))
+    player.scheduler = Scheduler.restore(more, player.scheduler.snapshot())
+    player.settings = more
+    assert WishWorkers(num_workers=2) in player.tell(SlotsOpened(slots=(LOCAL,)))
+    for worker in (A, B):
+        assert of_kind(player.tell(WorkerArrived(worker=worker, num_engines=1)), StartMember)
+
+
 def test_while_a_worker_is_about_to_serve_requests_wait_for_room_and_without_one_none_does():
     balance = BalanceSettings(num_slots=2, max_pending=1)
     player = ElasticPlayer(replace(SETTINGS, elastic=replace(ELASTIC, balance=balance)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.config.compose import compose
-from rollpacker.launch.elastic_script import elastic_script
+from rollpacker.launch.elastic_script import elastic_script, porter
 from tests.launch.golden_scripts import ELASTIC
 
 NO_RUN, RUN_LEFT, MAY_RETURN = "75", "76", "10"
@@ -76,7 +76,7 @@ def test_the_array_ends_when_its_runs_job_is_over(tmp_path, state):
 
 
 @pytest.mark.parametrize("state", [GONE, UNKNOWN])
-@pytest.mark.parametrize("code", [NO_RUN, RUN_LEFT])
+@pytest.mark.parametrize("code", [NO_RUN, RUN_LEFT, MAY_RETURN])
 def test_the_array_ends_when_its_runs_job_is_gone(tmp_path, code, state):
     assert asked_of_slurm(tmp_path, [code], state) == ["scancel 4712"]
 
@@ -87,6 +87,34 @@ def test_a_slurm_that_does_not_answer_has_not_said_that_the_run_is_gone(tmp_path
 
 def test_a_worker_that_was_told_so_queues_again_at_once_and_is_not_held(tmp_path):
     assert asked_of_slurm(tmp_path, [MAY_RETURN], ALIVE) == ["scontrol requeue 4712_3", "sleep"]
+
+
+def test_those_that_are_held_are_released_until_the_next_attempt_has_wished_for_them(tmp_path):
+    place = tmp_path / "it's run #1" / "elastic"
+    place.mkdir(parents=True)
+    wish = place / "wish.json"
+    wish.write_text('{"num_workers": 2}')  # the last attempt's
+    (tmp_path / "4711.elastic").write_text(f"4712\n{place}\n")
+    (tmp_path / "turn").write_text("0")
+    programs = {
+        "sleep": 'turn=$(< turn); echo $((turn + 1)) > turn; [[ $turn != 2 ]] || echo 3 > "$WISH"; ((turn < 4))',
+        "scontrol": 'echo "$*" >> asked',
+        "squeue": "exit 0",
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o700)
+    subprocess.run(
+        ["bash"],
+        input="\n".join([*porter(tmp_path, "4711", 30), 'wait "$porter"', ""]),
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "WISH": str(wish)},
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    throttle = "update JobId=4712 ArrayTaskThrottle=3"
+    assert (tmp_path / "asked").read_text().splitlines() == [*["release 4712"] * 3, throttle]
 
 
 def test_a_folder_with_blanks_quotes_and_a_hash_reaches_slurm_whole():

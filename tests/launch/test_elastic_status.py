@@ -55,6 +55,14 @@ def test_a_worker_that_was_killed_is_gone_when_its_element_comes_back_or_waits_a
     assert workers_in_words(tmp_path) == "1 in the run, 1 joining, 1 waiting (BeginTime), 4 gone"
 
 
+def test_a_wish_is_of_one_attempt(tmp_path):
+    folder = ElasticFolder(tmp_path)
+    folder.open()
+    folder.wish(4)
+    folder.reopen()
+    assert folder.wished() is None
+
+
 def test_every_joining_of_an_element_is_a_life_of_its_own_and_other_users_can_enter_nothing(tmp_path):
     folder = ElasticFolder(tmp_path)
     folder.open()

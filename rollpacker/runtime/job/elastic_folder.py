@@ -8,7 +8,7 @@
 
 Invariants: only the user may enter the folder, and a lease that another user owns is not read; files are written whole,
 by one process each, so nothing is locked; no file holds a secret, the token is named by its path. A lease counts while
-its Ray answers: nobody else can answer with that attempt's token.
+it is renewed: a head that died leaves its own behind, and whoever listens at that address by now would get the token.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import hashlib
 import json
 import os
 import platform
+import threading
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from rollpacker.config.fingerprint import config_fingerprint
 from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import StorageFailed
 from rollpacker.core.ids import WorkerId
 from rollpacker.metrics.files import make_private_folder, storage_errors, write_atomically
+
+RENEWAL_S = 2.0
+"""Between two writes of a lease: a worker waits for one, at most, before it joins."""
 
 LEASE_WAIT_S = 120.0
 """A worker waits so long for a run; then its batch script, outside any container, looks whether that job exists."""
@@ -61,18 +68,21 @@ class Fingerprint:
         return f"The worker has another {', '.join(unlike)}." if unlike else ""
 
 
-def fingerprint_here(config: RunConfig) -> Fingerprint:
-    """What this process would make engines from."""
+def versions_here() -> dict[str, str]:
+    """What of a fingerprint needs no configuration: another version of the package may not understand a run's."""
     package = Path(__file__).parents[2]
     code = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         code.update(str(file.relative_to(package)).encode())
         code.update(file.read_bytes())
+    return {"code": code.hexdigest()[:16], "python": platform.python_version(), "ray": version("ray")}
+
+
+def fingerprint_here(config: RunConfig) -> Fingerprint:
+    """What this process would make engines from."""
     engine = config.engine.model_dump_json(exclude={"num_engines", "resources"}) + config.model.dtype
     return Fingerprint(
-        code=code.hexdigest()[:16],
-        python=platform.python_version(),
-        ray=version("ray"),
+        **versions_here(),
         run=config_fingerprint(config),
         engine=hashlib.sha256(engine.encode()).hexdigest()[:16],
     )
@@ -88,6 +98,8 @@ class Lease:
     """host:port of its Ray."""
     token_file: Path
     fingerprint: Fingerprint
+    num_renewals: int = 0
+    """Tells those who wait that the attempt is alive: clocks and times of files differ between nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +148,27 @@ class ElasticFolder:
     def give_lease(self, lease: Lease) -> None:
         self._write(self.path / _LEASE_FILE, lease)
 
+    @contextmanager
+    def renewed(self, lease: Lease) -> Iterator[None]:
+        """Give a lease, and renew it for as long as this is open, whatever else the process does."""
+        is_over = threading.Event()
+        self.give_lease(lease)
+
+        def renew() -> None:
+            for number in count(1):
+                if is_over.wait(RENEWAL_S):
+                    return
+                with suppress(StorageFailed):  # a file system may be away for a while
+                    self.give_lease(replace(lease, num_renewals=number))
+
+        renewal = threading.Thread(target=renew, name="renewal of the lease", daemon=True)
+        renewal.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            renewal.join()
+
     def withdraw_lease(self) -> None:
         (self.path / _LEASE_FILE).unlink(missing_ok=True)
 
@@ -160,8 +193,8 @@ class ElasticFolder:
     def reopen(self) -> None:
         """Another attempt begins; what the last one said counts no more."""
         self.open()
-        self.withdraw_lease()
-        (self.path / _OVER_FILE).unlink(missing_ok=True)
+        for name in (_LEASE_FILE, _WISH_FILE, _OVER_FILE):
+            (self.path / name).unlink(missing_ok=True)
 
     # -- whoever looks --
 

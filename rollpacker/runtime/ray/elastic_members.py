@@ -57,18 +57,17 @@ async def open_members(config: RunConfig, cluster: RayCluster, context: BackendC
     attempt = cluster.rendezvous.folder.name
     await in_daemon_thread(folder.reopen)
     fingerprint = await in_daemon_thread(lambda: fingerprint_here(config))
-    folder.give_lease(
-        Lease(
-            attempt=attempt,
-            head_address=cluster.address,
-            token_file=cluster.rendezvous.token_file,
-            fingerprint=fingerprint,
-        )
+    lease = Lease(
+        attempt=attempt,
+        head_address=cluster.address,
+        token_file=cluster.rendezvous.token_file,
+        fingerprint=fingerprint,
     )
     members = RayMembers(config, folder, attempt, context)
     members.watch()
     try:
-        yield members
+        with folder.renewed(lease):
+            yield members
     except BaseException as error:
         is_loss = isinstance(error, WorldError | asyncio.CancelledError) and _can_be_requeued()
         if is_loss or isinstance(error, Preempted):
@@ -135,7 +134,8 @@ class RayMembers:
         self._engines.setdefault(worker, []).append(process)
         try:
             start = process.start(engine, config_of(self._config, degree))
-            await within_or_failed(self._config.elastic.start_s, f"{engine} to start", start)
+            start_s = self._config.elastic.start_s
+            await within_or_failed(start_s, f"{engine} to start", start, setting="elastic.start_s")
         except BaseException:
             _kill(process)
             raise
@@ -219,7 +219,8 @@ class _Bounded(Forwarder):
         answer = getattr(self._process, method)(*arguments)
         if method in _UNBOUNDED:
             return await answer
-        return await within_or_failed(self._silence_s, f"{method}() of {self._engine}", answer)
+        what = f"{method}() of {self._engine}"
+        return await within_or_failed(self._silence_s, what, answer, setting="elastic.silence_s")
 
 
 def _kill(process: EngineProcess) -> None:

@@ -1,12 +1,13 @@
 """The process of a rollout worker on its node: it waits for a run that takes workers, joins its Ray, and leaves.
 
-    no lease ──lease──> compare ──equal──> joined ──order, notice over, run over──> gone
-       ^                   └──unequal──> refused (ends)   │ head silent for 10 s
-       └──────────────────────────────────────────────────┘
+    no lease ──renewed──> compare ──equal──> joined ──order, notice over, run over──> gone
+       ^                     └──unequal──> refused (ends)   │ head silent for 10 s
+       └────────────────────────────────────────────────────┘
 
-It reads the run's record when a lease has come: an attempt writes its own before that, and what lies there earlier is
-of the job before. It alone ends Ray here: when the head falls silent, nothing of Ray survives as a zombie. Slurm's
-signals become a notice in its report; Ray and the engines are shielded from them (`guardian.py`).
+It joins an attempt whose lease it has seen renewed. It reads the run's record then: an attempt writes its own before
+that, and what lies there earlier is of the job before. It alone ends Ray here: when the head falls silent, nothing of
+Ray survives as a zombie. Slurm's signals become a notice in its report; Ray and the engines are shielded from them
+(`guardian.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rollpacker.runtime.job.elastic_folder import (
     Order,
     WorkerReport,
     fingerprint_here,
+    versions_here,
 )
 from rollpacker.runtime.job.signals import UNKNOWN_GRACE_S
 from rollpacker.runtime.ray.node import RayNode, log_tail, worker_node_here
@@ -49,7 +51,7 @@ class Outcome(IntEnum):
     ENDS = 0
     """It is not needed any more, or unfit."""
     MAY_RETURN = 10
-    """Its element should queue again: it was told to leave, or will be taken away."""
+    """Its element should queue again, if the run's job still exists: it was told to leave, or is taken away."""
     NO_RUN = 75
     """No run has taken it for as long as its patience; the script looks whether the run's job still exists."""
     RUN_LEFT = 76
@@ -114,11 +116,17 @@ class _Worker:
         self._has_notice = True
 
     def _wait_for_lease(self) -> Lease | None:
+        """That of an attempt which is alive: it has written since this began to look.
+
+        One that comes where there was none may be an old one that could not be read.
+        """
         deadline = time.monotonic() + self._patience.without_lease_s
+        before: Lease | None = None
         while time.monotonic() < deadline and not (self._has_notice or self._is_over()):
             lease = self._folder.lease()
-            if lease is not None and is_listening(lease.head_address):
+            if lease is not None and before not in (None, lease) and is_listening(lease.head_address):
                 return lease
+            before = lease
             time.sleep(_POLL_S)
         return None
 
@@ -131,20 +139,24 @@ class _Worker:
 
     def _join(self, lease: Lease) -> Outcome | None:
         """Serve one attempt of the run; None where it has ended and another one may come."""
-        config = self._config()
+        config = None
+        mismatch = lease.fingerprint.difference(replace(lease.fingerprint, **versions_here()))
+        if not mismatch:
+            config = self._config()
+            mismatch = lease.fingerprint.difference(fingerprint_here(config))
         worker = self._folder.claim_life(self._element)
         report = WorkerReport(
             worker=worker,
             attempt=lease.attempt,
             node=self._allocation.node_name if self._allocation else socket.gethostname(),
             stage="joining",
-            num_engines=config.elastic.engines_per_worker,
+            num_engines=config.elastic.engines_per_worker if config else 1,
             end_time=self._end_time,
-            mismatch=lease.fingerprint.difference(fingerprint_here(config)),
+            mismatch=mismatch,
         )
         self._folder.report(report)
-        if report.mismatch:
-            sys.stderr.write(f"{worker} does not join the run: {report.mismatch}\n")
+        if config is None or mismatch:
+            sys.stderr.write(f"{worker} does not join the run: {mismatch}\n")
             return Outcome.ENDS
         log = self._folder.path / "workers" / f"{worker}.log"
         node = worker_node_here(config, self._allocation, worker, log)

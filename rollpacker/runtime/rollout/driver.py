@@ -161,6 +161,7 @@ class Driver:
             report=self._take_aside,
             on_reclaim=listeners.on_reclaim,
             clock=clock,
+            under_way=lambda: self._rounds.live,
         )
         self._is_run_over = False
         self._sending: asyncio.Handle | None = None

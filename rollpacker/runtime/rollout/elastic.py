@@ -13,7 +13,7 @@ from rollpacker.core.commands import (
     WishWorkers,
 )
 from rollpacker.core.events import EnginesReturned, Event, PolicyPublished
-from rollpacker.runtime.rollout.elastic_times import elastic_times
+from rollpacker.runtime.rollout.elastic_times import elastic_times, num_moved
 
 if TYPE_CHECKING:
     from rollpacker.protocols.weights import WeightSync
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rollpacker.runtime.rollout.batch import Batch
     from rollpacker.runtime.rollout.engines import Engines
     from rollpacker.runtime.rollout.members import MemberEngines
+    from rollpacker.runtime.rollout.request_book import RequestBook
     from rollpacker.runtime.waiting.clock import RunClock
 
 ElasticCommand = StartMember | FetchPolicy | DismissWorker | WishWorkers | ReclaimEngines
@@ -36,6 +37,7 @@ class Elastic:
         report: Tells the scheduler.
         on_reclaim: Awaited until the trainer has left GPUs that were lent to it.
         clock: The run's.
+        under_way: Gives the requests that outlive a step.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Elastic:
         report: Callable[[Event], None],
         on_reclaim: Callable[[], Awaitable[None]],
         clock: RunClock,
+        under_way: Callable[[], RequestBook],
     ) -> None:
         self._engines = engines
         self._members = members
@@ -54,6 +57,7 @@ class Elastic:
         self._report = report
         self._on_reclaim = on_reclaim
         self._clock = clock
+        self._under_way = under_way
         self._sync: WeightSync | None = None
         """That published last."""
         self._policy_version: int | None = None
@@ -106,8 +110,8 @@ class Elastic:
         """A step is over: tell where its time went; gives columns of its row, none in a run without workers."""
         if not self._members.are_any_expected:
             return {}
-        now = self._clock.now()
-        times = elastic_times(batch, self._members.all_ever, ended_at_s=now)
+        now, under_way = self._clock.now(), self._under_way()
+        times = elastic_times(batch, under_way, self._members.all_ever, began_at_s=self._reported_at_s, ended_at_s=now)
         self._report(times.measured(batch.begin.step, train_s=train_s, trainer_idle_s=trainer_idle_s))
         num_lost, served_s = self._members.take_turnover()
         passed_s, self._reported_at_s = now - self._reported_at_s, now
@@ -119,9 +123,9 @@ class Elastic:
             "num_members_lost": num_lost,
             "tokens_of_members": times.member_tokens,
             "tokens_saved": batch.book.num_tokens_saved,
-            "num_requests_moved": sum(stretch.end != "turn" for stretch in batch.book.stretches),
+            "num_requests_moved": num_moved(batch, under_way),
             "seeding_s": None if lent_at_s is None else lent_at_s - batch.began_at_s,
             "num_reclaims": num_reclaims,
-            "member_idle_s": times.fleet_idle_s,
+            "member_idle_s": None if batch.max_staleness else times.fleet_idle_s,
             "trainer_idle_s": trainer_idle_s,
         }

@@ -1,4 +1,8 @@
-"""Where the time of a step went, in a run with rollout workers."""
+"""Where the time of a step went, in a run with rollout workers.
+
+In an asynchronous run requests outlive steps: of a stay on an engine, each step counts what lies in its own time, and
+workers that generate ahead are not idle while the trainer trains.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from rollpacker.core.ids import EngineId
 
 if TYPE_CHECKING:
     from rollpacker.runtime.rollout.batch import Batch
+    from rollpacker.runtime.rollout.request_book import RequestBook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +42,17 @@ class ElasticTimes:
         )
 
 
-def elastic_times(batch: Batch, members: Collection[EngineId], *, ended_at_s: float) -> ElasticTimes:
-    """Take them from the requests of a batch.
+def elastic_times(
+    batch: Batch, under_way: RequestBook, members: Collection[EngineId], *, began_at_s: float, ended_at_s: float
+) -> ElasticTimes:
+    """Take them from the requests of a batch, and the time also from those under way.
 
     Args:
         batch: Of the step.
+        under_way: Requests that no batch has yet; none in a synchronous run.
         members: The engines of workers; all others are on the trainer's allocation.
-        ended_at_s: When the step was over, in seconds since the run began.
+        began_at_s: When the step before was over, in seconds since the run began.
+        ended_at_s: When this one was.
     """
     stays: dict[EngineId, list[tuple[float, float]]] = {}
     tokens: dict[bool, int] = {False: 0, True: 0}
@@ -52,18 +61,40 @@ def elastic_times(batch: Batch, members: Collection[EngineId], *, ended_at_s: fl
             stays.setdefault(record.engine, []).append((record.placed_at_s, record.finished_at_s))
             tokens[record.engine in members] += record.response.num_tokens - record.num_begun
     for stretch in batch.book.stretches:
-        stays.setdefault(stretch.engine, []).append((stretch.began_at_s, stretch.ended_at_s))
         tokens[stretch.engine in members] += stretch.num_tokens
+    for stretch in (*batch.book.stretches, *under_way.stretches):
+        stays.setdefault(stretch.engine, []).append((stretch.began_at_s, stretch.ended_at_s))
+    for record in under_way.requests.values():
+        until_s = ended_at_s if record.finished_at_s is None else record.finished_at_s
+        stays.setdefault(record.engine, []).append((record.placed_at_s, until_s))
     busy = {False: 0.0, True: 0.0}
     for engine, spans in stays.items():
-        busy[engine in members] += covered_s(spans)
+        busy[engine in members] += covered_s((max(began, began_at_s), min(ended, ended_at_s)) for began, ended in spans)
+    is_ahead = batch.max_staleness > 0
     return ElasticTimes(
-        fleet_idle_s=ended_at_s - (batch.generated_at_s or batch.ended_at_s),
+        fleet_idle_s=0.0 if is_ahead else ended_at_s - (batch.generated_at_s or batch.ended_at_s),
         local_engine_s=busy[False],
         member_engine_s=busy[True],
         local_tokens=tokens[False],
         member_tokens=tokens[True],
     )
+
+
+def num_moved(batch: Batch, under_way: RequestBook) -> int:
+    """Count the launches of requests that had left another engine; in a synchronous run, of all that had left one.
+
+    An asynchronous one suspends what is in flight at every update, after which most of it goes on where it was.
+    """
+    if not batch.max_staleness:
+        return sum(stretch.end != "turn" for stretch in batch.book.stretches)
+    engines = {request: record.engine for request, record in (*batch.requests.items(), *under_way.requests.items())}
+    engines |= {stretch.request: stretch.engine for stretch in reversed(under_way.stretches)}
+    number = 0
+    for stretch in reversed(batch.book.stretches):
+        following = engines.get(stretch.request, stretch.engine)
+        number += stretch.end in ("evicted", "lost") and following != stretch.engine
+        engines[stretch.request] = stretch.engine
+    return number
 
 
 def covered_s(spans: Iterable[tuple[float, float]]) -> float:

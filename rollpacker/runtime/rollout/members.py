@@ -12,7 +12,7 @@ what it says after it was dismissed, or lost, is not heard. An engine holds a ve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import EngineId, RequestId, WorkerId
 from rollpacker.protocols.weights import Shelf
-from rollpacker.runtime.rollout.starts import ask_each, within_or_failed
+from rollpacker.runtime.rollout.starts import Answer, ask_each, within_or_failed
 
 if TYPE_CHECKING:
     from rollpacker.core.commands import DismissWorker, FetchPolicy, StartMember
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _TWICE = 2
 """A silence is found in two halves: if the driver itself was held up for so long, the second half lets answers in."""
 
+_SILENCE = "elastic.silence_s"
+
 
 @dataclass(slots=True, kw_only=True)
 class _Member:
@@ -58,6 +60,8 @@ class _Member:
     fetching: asyncio.Task[None] | None = None
     serves_since_s: float | None = None
     """None while it does not hold the newest policy."""
+    stats: EngineStats | None = None
+    """As it gave them last; None until it has started."""
 
 
 class MemberEngines:
@@ -223,7 +227,8 @@ class MemberEngines:
         began = self._clock.now()
         try:
             engine = await self._members.start_engine(command.worker, command.engine)
-            stats = await within_or_failed(self._silence_s, f"the statistics of {command.engine}", engine.stats())
+            what = f"the statistics of {command.engine}"
+            stats = await within_or_failed(self._silence_s, what, engine.stats(), setting=_SILENCE)
         except InternalError:
             raise
         except RollpackerError as error:
@@ -232,7 +237,7 @@ class MemberEngines:
             self._note(error.problem)
             self._report(EngineStartFailed(engine=command.engine))
             return
-        member.engine = engine
+        member.engine, member.stats = engine, stats
         self._interval_log.add(command.engine, "worker", "starting", began)
         self._inbox.listen(command.engine, engine, lambda *_: None)
         self._begin(self._listen(command.engine, engine), member.tasks, f"increments of {command.engine}")
@@ -297,16 +302,24 @@ class MemberEngines:
         return turnover
 
     async def stats(self) -> Mapping[EngineId, EngineStats]:
-        """The statistics of every engine that answers before it counts as silent."""
-        return await ask_each(
-            self.present, "to give its statistics", lambda engine: engine.stats(), self._silence_s, self.lose
-        )
+        """The statistics of every engine that has started; while it loads a policy, those before that."""
+        answers = await self._ask("to give its statistics", lambda engine: engine.stats())
+        for engine_id in answers.keys() & self._known.keys():
+            self._known[engine_id].stats = answers[engine_id]
+        return {name: member.stats for name, member in self._known.items() if member.stats is not None}
 
     async def progress(self) -> Collection[EngineProgress]:
-        """How far everything in flight is, on every engine that answers before it counts as silent."""
-        what = "to say how far it is"
-        answers = await ask_each(self.present, what, lambda engine: engine.progress(), self._silence_s, self.lose)
-        return answers.values()
+        """How far everything in flight is, on every engine that serves and answers before it counts as silent."""
+        return (await self._ask("to say how far it is", lambda engine: engine.progress())).values()
+
+    async def _ask(self, what: str, question: Callable[[Engine], Awaitable[Answer]]) -> dict[EngineId, Answer]:
+        """Ask the engines that hold the newest policy: one that loads it may not answer before it has."""
+        serving = {
+            name: member.engine
+            for name, member in self._known.items()
+            if member.engine is not None and member.serves_since_s is not None
+        }
+        return await ask_each(serving, what, question, self._silence_s, self.lose, setting=_SILENCE)
 
     def _begin(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(self._carry_out(work), name=name)

@@ -16,6 +16,8 @@ from rollpacker.protocols.engine import Engine
 
 Answer = TypeVar("Answer")
 
+_DEADLINES = "a key of backend.deadlines"
+
 StartActor = Callable[[EngineId, EngineId], Awaitable[None]]
 """Given the slot and the name of the actor that is to take it: starts it, within a deadline of its own."""
 
@@ -106,10 +108,12 @@ async def ask_each(
     question: Callable[[Engine], Awaitable[Answer]],
     deadline_s: float,
     lose: Callable[[EngineId, EngineFailed], object],
+    *,
+    setting: str = _DEADLINES,
 ) -> dict[EngineId, Answer]:
     """Ask several engines at once; those that fail, or do not answer in time, are lost. All else is raised."""
     asked = {
-        engine_id: within_or_failed(deadline_s, f"{engine_id} {what}", question(engine))
+        engine_id: within_or_failed(deadline_s, f"{engine_id} {what}", question(engine), setting=setting)
         for engine_id, engine in engines.items()
     }
     answers = await asyncio.gather(*asked.values(), return_exceptions=True)
@@ -124,12 +128,21 @@ async def ask_each(
     return given
 
 
-async def within_or_failed(deadline_s: float, what: str, answer: Awaitable[Answer]) -> Answer:
-    """Await an answer for at most so long; raises `EngineFailed`, because one slow actor is no reason to end a run."""
+async def within_or_failed(
+    deadline_s: float, what: str, answer: Awaitable[Answer], *, setting: str = _DEADLINES
+) -> Answer:
+    """Await an answer for at most so long; raises `EngineFailed`, because one slow actor is no reason to end a run.
+
+    Args:
+        deadline_s: How long.
+        what: Is waited for.
+        answer: Comes, or does not.
+        setting: The key that sets the deadline.
+    """
     try:
         async with asyncio.timeout(deadline_s) as scope:
             return await answer
     except TimeoutError:
         if not scope.expired():
             raise
-    raise EngineFailed(f"Waited {deadline_s:g} s for {what}, in vain.", "Deadlines are set under backend.deadlines.")
+    raise EngineFailed(f"Waited {deadline_s:g} s for {what}, in vain.", f"That is set by {setting}.")

@@ -26,6 +26,7 @@ rm --force "$ROLLPACKER_REQUEUE_FILE"
 elastic=/shared/runs/sweep/"$SLURM_JOB_ID.elastic"
 porter() { # the only one of this run that asks Slurm about its workers
     local array place wish last=
+    [[ ! -e "$elastic" ]] || rm -f "$(tail -n 1 "$elastic")/wish.json" # the last attempt wished for them
     while sleep 30; do
         [[ -e "$elastic" ]] || continue
         { read -r array; read -r place; } < "$elastic"

@@ -28,25 +28,21 @@ num_waits=0
 while :; do
     srun --open-mode=append --cpus-per-task=8 --kill-on-bad-exit=0 /shared/venv/bin/python -u -m rollpacker.launch.worker /shared/runs/sweep
     exit_code=$?
-    case "$exit_code" in
-    10) # it may return
+    [[ "$exit_code" =~ ^(10|75|76)$ ]] || exit "$exit_code"
+    state="$(squeue --noheader --jobs="4711" --format=%T 2>&1)" && is_told=true || is_told=false
+    [[ "$state" == *"Invalid job id"* ]] && is_told=true # Slurm has forgotten it
+    if $is_told && [[ ! "$state" =~ COMPLETING|CONFIGURING|PENDING|POWER_UP_NODE|REQUEUED|REQUEUE_FED|REQUEUE_HOLD|RESIZING|RESV_DEL_HOLD|RUNNING|SIGNALING|SPECIAL_EXIT|STAGE_OUT|STOPPED|SUSPENDED|UPDATE_DB ]]; then
+        scancel "$SLURM_ARRAY_JOB_ID"
+        exit 0
+    fi
+    if [[ "$exit_code" == 10 ]]; then # it may return
         scontrol requeue "$job" && sleep 60
         exit 0
-        ;;
-    75 | 76) # no run takes it; 76: since one had
-        [[ "$exit_code" == 75 ]] || num_waits=0
-        state="$(squeue --noheader --jobs="4711" --format=%T 2>&1)" && is_told=true || is_told=false
-        [[ "$state" == *"Invalid job id"* ]] && is_told=true # Slurm has forgotten it
-        if $is_told && [[ ! "$state" =~ COMPLETING|CONFIGURING|PENDING|POWER_UP_NODE|REQUEUED|REQUEUE_FED|REQUEUE_HOLD|RESIZING|RESV_DEL_HOLD|RUNNING|SIGNALING|SPECIAL_EXIT|STAGE_OUT|STOPPED|SUSPENDED|UPDATE_DB ]]; then
-            scancel "$SLURM_ARRAY_JOB_ID"
-            exit 0
-        fi
-        if ((++num_waits >= 8)); then # its node is of more use to others
-            scontrol requeuehold "$job" && sleep 60
-            exit 0
-        fi
-        sleep 5
-        ;;
-    *) exit "$exit_code" ;;
-    esac
+    fi
+    [[ "$exit_code" == 75 ]] || num_waits=0 # no run takes it; 76: since one had
+    if ((++num_waits >= 8)); then # its node is of more use to others
+        scontrol requeuehold "$job" && sleep 60
+        exit 0
+    fi
+    sleep 5
 done

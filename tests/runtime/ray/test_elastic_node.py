@@ -26,6 +26,7 @@ from rollpacker.config.record import CONFIG_FILE, to_yaml
 from rollpacker.core.errors import StorageFailed
 from rollpacker.core.ids import WorkerId
 from rollpacker.launch.elastic_status import workers_in_words
+from rollpacker.runtime.job import elastic_folder
 from rollpacker.runtime.job.elastic_folder import ElasticFolder, Lease, Order, WorkerReport, fingerprint_here
 from rollpacker.runtime.ray import elastic_node
 from rollpacker.runtime.ray.elastic_node import Outcome, Patience, _Worker
@@ -73,21 +74,28 @@ def run() -> Iterator[WaitingRun]:
     shutil.rmtree(folder)
 
 
-def test_a_worker_of_another_version_of_the_package_is_refused_with_one_line_and_does_not_come_back(run, tmp_path):
+@pytest.mark.parametrize("is_record_unknown", [False, True], ids=["same schema", "another schema"])
+def test_a_worker_of_another_version_of_the_package_is_refused_with_one_line_and_does_not_come_back(
+    run, tmp_path, is_record_unknown
+):
     package = Path(rollpacker.__file__).parent
     other = tmp_path / "other" / package.name
     shutil.copytree(package, other, ignore=shutil.ignore_patterns("__pycache__"))
     with (other / "core" / "routing.py").open("a") as file:
         file.write("# a later version\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "rollpacker.launch.worker", run.run_dir],
-        cwd=other.parent,
-        env={**os.environ, "PYTHONPATH": str(other.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    if is_record_unknown:
+        record = run.run_dir / CONFIG_FILE
+        record.write_text(f"{record.read_text()}section_of_another_version: {{}}\n")
+    with run.folder.renewed(run.lease):
+        done = subprocess.run(
+            [sys.executable, "-m", "rollpacker.launch.worker", run.run_dir],
+            cwd=other.parent,
+            env={**os.environ, "PYTHONPATH": str(other.parent)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
     assert done.returncode == Outcome.ENDS
     [line] = done.stderr.splitlines()
     has = f"(the run has {run.lease.fingerprint.code})."
@@ -110,8 +118,8 @@ def test_a_worker_that_waited_for_a_relaunch_compares_itself_with_the_record_of_
     assert config_fingerprint(before) == config_fingerprint(now), "it is the same run"
     (run.run_dir / CONFIG_FILE).write_text(to_yaml(now))
     other_python = replace(fingerprint_here(now), python="3.0.0")  # it is refused: there is no Ray to go on to
-    run.folder.give_lease(replace(run.lease, fingerprint=other_python))
-    _, said = worker.communicate(timeout=300)
+    with run.folder.renewed(replace(run.lease, fingerprint=other_python)):
+        _, said = worker.communicate(timeout=300)
     assert said.endswith(f": The worker has another python {platform.python_version()} (the run has 3.0.0).\n")
 
 
@@ -236,4 +244,23 @@ def test_a_worker_that_waits_for_a_run_looks_again_at_a_folder_that_fails(run):
     run.folder.withdraw_lease()
     worker = _Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=0.1))
     worker._folder = FlakyFolder(run, "the folder cannot be looked at", 3)
+    assert worker.run() == Outcome.NO_RUN
+
+
+@pytest.mark.usefixtures("serve")
+def test_a_worker_joins_no_run_whose_head_has_died_whoever_listens_at_its_address_by_now(run, monkeypatch):
+    monkeypatch.setattr(elastic_folder, "RENEWAL_S", 0.01)
+    assert run.folder.lease() == run.lease, "it was left behind"
+    hasty, patient = (_Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=each)) for each in (0.1, 60))
+    assert hasty.run() == Outcome.NO_RUN
+    assert list(run.folder.reports()) == []
+    with run.folder.renewed(run.lease):
+        joined = patient._wait_for_lease()
+    assert joined == replace(run.lease, num_renewals=joined.num_renewals)
+
+
+@pytest.mark.usefixtures("serve")
+def test_a_lease_that_could_not_be_read_for_a_moment_was_not_renewed(run):
+    worker = _Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=0.1))
+    worker._folder = FlakyFolder(run, "the lease cannot be read", 3)
     assert worker.run() == Outcome.NO_RUN

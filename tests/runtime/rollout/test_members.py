@@ -41,10 +41,11 @@ class ScriptedEngine:
         self.checksum = "right"
         self.loads = asyncio.Event()
         self.loads.set()
-        self.num_loading = 0
+        self.num_loading = self.num_steps = 0
 
     async def stats(self):
-        return SimpleNamespace(kv_tokens_capacity=1000)
+        await self.loads.wait()  # one thread does both
+        return SimpleNamespace(kv_tokens_capacity=1000, num_decode_steps=self.num_steps)
 
     async def collect(self):
         await asyncio.Event().wait()
@@ -57,6 +58,7 @@ class ScriptedEngine:
         return reported
 
     async def progress(self):
+        await self.loads.wait()
         if self.is_silent:
             await asyncio.Event().wait()
         return EngineProgress(FIRST, 1000, ())
@@ -170,10 +172,34 @@ async def test_an_engine_that_starts_is_told_with_its_memory_and_one_that_does_n
 @scripted
 async def test_nobody_waits_for_the_progress_of_an_engine_longer_than_for_its_reports(fixture):
     engine = await fixture.started()
+    fixture.side.fetch(FetchPolicy(engine=FIRST, policy_version=3))
+    await asyncio.sleep(0.5)
     assert list(await fixture.side.progress()) == [EngineProgress(FIRST, 1000, ())]
     engine.is_silent = True
     assert list(await asyncio.wait_for(fixture.side.progress(), SILENCE_S + 0.1)) == []
     assert fixture.told[-1] == EngineLost(engine=FIRST)
+
+
+@scripted
+async def test_an_engine_that_loads_a_policy_is_asked_nothing_that_it_cannot_answer_meanwhile(fixture):
+    engine = await fixture.started()
+    order = FetchPolicy(engine=FIRST, policy_version=3)
+    fixture.side.fetch(order)
+    await asyncio.sleep(0.5)
+    engine.num_steps = 7
+    assert [stats.num_decode_steps for stats in (await fixture.side.stats()).values()] == [7]
+    fixture.shelf.newest = 4
+    await fixture.side.lay_out(fixture.shelf)
+    engine.loads.clear()
+    fixture.side.fetch(order)
+    await asyncio.sleep(0.5)
+    assert [stats.num_decode_steps for stats in (await fixture.side.stats()).values()] == [7], "as it said last"
+    assert list(await fixture.side.progress()) == []
+    await asyncio.sleep(SILENCE_S)
+    engine.loads.set()
+    await asyncio.sleep(0.5)
+    assert [type(event) for event in fixture.told] == [EngineStarted, EngineUpdated, EngineUpdated]
+    assert list(await fixture.side.progress()) == [EngineProgress(FIRST, 1000, ())]
 
 
 @scripted
