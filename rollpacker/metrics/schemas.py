@@ -164,8 +164,7 @@ STEPS = TableSchema(
         count("num_reclaims", "Orders to take lent engines back before the round was over", is_nullable=True),
         seconds(
             "member_idle_s",
-            "From the round's last response to the end of the step, in which workers had nothing to do; null also in "
-            "an asynchronous run",
+            "From the round's last response to the step's end: workers had nothing to do; null if asynchronous, too",
             is_nullable=True,
         ),
         seconds("trainer_idle_s", "Time in which the trainer, engines lent to it, waited for groups", is_nullable=True),

@@ -17,6 +17,13 @@ UNKNOWN, NO_ANSWER = "slurm_load_jobs error: Invalid job id specified", "slurm_l
 """What squeue complains of."""
 
 
+def put_programs(folder, programs: dict[str, str]) -> None:
+    """Have programs in a folder, by name and what they do in bash."""
+    for name, body in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o700)
+
+
 def asked_of_slurm(folder, exit_codes: list[str], state: str) -> list[str]:
     """Run the script, whose program ends with these codes; gives what it asks of Slurm, and how often it waits."""
     config = compose([*ELASTIC, f"run.dir={folder}", "elastic.job.patience_min=5"])
@@ -29,9 +36,7 @@ def asked_of_slurm(folder, exit_codes: list[str], state: str) -> list[str]:
         "scancel": 'echo "scancel $*" >> asked',
         "sleep": 'echo "sleep" >> asked',
     }
-    for name, body in programs.items():
-        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
-        (folder / name).chmod(0o700)
+    put_programs(folder, programs)
     (folder / "codes").write_text("\n".join([*exit_codes, "99", ""]))
     (folder / "asked").touch()
     environment = {
@@ -101,9 +106,7 @@ def test_those_that_are_held_are_released_until_the_next_attempt_has_wished_for_
         "scontrol": 'echo "$*" >> asked',
         "squeue": "exit 0",
     }
-    for name, body in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o700)
+    put_programs(tmp_path, programs)
     subprocess.run(
         ["bash"],
         input="\n".join([*porter(tmp_path, "4711", 30), 'wait "$porter"', ""]),

@@ -140,6 +140,11 @@ class Fixture:
         await asyncio.sleep(0.5)
         return self.members.engines[FIRST]
 
+    async def fetched(self, policy_version=3):
+        """Its engine is told to fetch a policy, and has had time to."""
+        self.side.fetch(FetchPolicy(engine=FIRST, policy_version=policy_version))
+        await asyncio.sleep(0.5)
+
 
 def scripted(test):
     """Run a test in virtual time: silences of seconds take none."""
@@ -172,8 +177,7 @@ async def test_an_engine_that_starts_is_told_with_its_memory_and_one_that_does_n
 @scripted
 async def test_nobody_waits_for_the_progress_of_an_engine_longer_than_for_its_reports(fixture):
     engine = await fixture.started()
-    fixture.side.fetch(FetchPolicy(engine=FIRST, policy_version=3))
-    await asyncio.sleep(0.5)
+    await fixture.fetched()
     assert list(await fixture.side.progress()) == [EngineProgress(FIRST, 1000, ())]
     engine.is_silent = True
     assert list(await asyncio.wait_for(fixture.side.progress(), SILENCE_S + 0.1)) == []
@@ -183,16 +187,13 @@ async def test_nobody_waits_for_the_progress_of_an_engine_longer_than_for_its_re
 @scripted
 async def test_an_engine_that_loads_a_policy_is_asked_nothing_that_it_cannot_answer_meanwhile(fixture):
     engine = await fixture.started()
-    order = FetchPolicy(engine=FIRST, policy_version=3)
-    fixture.side.fetch(order)
-    await asyncio.sleep(0.5)
+    await fixture.fetched()
     engine.num_steps = 7
     assert [stats.num_decode_steps for stats in (await fixture.side.stats()).values()] == [7]
     fixture.shelf.newest = 4
     await fixture.side.lay_out(fixture.shelf)
     engine.loads.clear()
-    fixture.side.fetch(order)
-    await asyncio.sleep(0.5)
+    await fixture.fetched()
     assert [stats.num_decode_steps for stats in (await fixture.side.stats()).values()] == [7], "as it said last"
     assert list(await fixture.side.progress()) == []
     await asyncio.sleep(SILENCE_S)
@@ -205,12 +206,9 @@ async def test_an_engine_that_loads_a_policy_is_asked_nothing_that_it_cannot_ans
 @scripted
 async def test_an_engine_holds_a_policy_only_if_the_checksum_says_so(fixture):
     engine = await fixture.started()
-    order = FetchPolicy(engine=FIRST, policy_version=3)
-    fixture.side.fetch(order)
-    await asyncio.sleep(0.5)
+    await fixture.fetched()
     engine.checksum = "torn"
-    fixture.side.fetch(order)
-    await asyncio.sleep(0.5)
+    await fixture.fetched()
     assert fixture.told[1:] == [
         EngineUpdated(engine=FIRST, policy_version=3),
         FetchFailed(engine=FIRST, policy_version=3),
@@ -220,10 +218,8 @@ async def test_an_engine_holds_a_policy_only_if_the_checksum_says_so(fixture):
 @scripted
 async def test_a_policy_that_a_newer_one_takes_the_place_of_was_not_missed_before_it_was_fetched_or_meanwhile(fixture):
     engine = await fixture.started()
-    order = FetchPolicy(engine=FIRST, policy_version=3)
     fixture.shelf.superseded = 3
-    fixture.side.fetch(order)
-    await asyncio.sleep(0.5)
+    await fixture.fetched()
     fixture.shelf.superseded = None
 
     async def lose_it(weights):
@@ -231,11 +227,9 @@ async def test_a_policy_that_a_newer_one_takes_the_place_of_was_not_missed_befor
         raise EngineRaised("A bucket is gone.")
 
     engine.load_weights = lose_it
-    fixture.side.fetch(order)
-    await asyncio.sleep(0.5)
+    await fixture.fetched()
     assert len(fixture.told) == 1  # that it started
-    fixture.side.fetch(FetchPolicy(engine=FIRST, policy_version=4))
-    await asyncio.sleep(0.5)
+    await fixture.fetched(4)
     assert fixture.told[1:] == [FetchFailed(engine=FIRST, policy_version=4)]
 
 
@@ -243,10 +237,8 @@ async def test_a_policy_that_a_newer_one_takes_the_place_of_was_not_missed_befor
 async def test_a_newer_order_to_fetch_takes_the_place_of_one_that_hangs(fixture):
     engine = await fixture.started()
     engine.loads.clear()
-    fixture.side.fetch(FetchPolicy(engine=FIRST, policy_version=3))
-    await asyncio.sleep(0.5)
-    fixture.side.fetch(FetchPolicy(engine=FIRST, policy_version=4))
-    await asyncio.sleep(0.5)
+    await fixture.fetched()
+    await fixture.fetched(4)
     engine.loads.set()
     await asyncio.sleep(0.5)
     assert engine.num_loading == 2
