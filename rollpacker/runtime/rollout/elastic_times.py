@@ -81,12 +81,10 @@ def elastic_times(
 
 
 def num_moved(batch: Batch, under_way: RequestBook) -> int:
-    """Count the launches of requests that had left another engine; in a synchronous run, of all that had left one.
+    """Count the launches of requests that had left another engine.
 
-    An asynchronous one suspends what is in flight at every update, after which most of it goes on where it was.
+    Those on the same one are no moves: an update suspends what is in flight, and most of it goes on where it was.
     """
-    if not batch.max_staleness:
-        return sum(stretch.end != "turn" for stretch in batch.book.stretches)
     engines = {request: record.engine for request, record in (*batch.requests.items(), *under_way.requests.items())}
     engines |= {stretch.request: stretch.engine for stretch in reversed(under_way.stretches)}
     number = 0

@@ -147,7 +147,8 @@ def test_what_workers_wait_for_the_end_of_a_step_is_no_column_where_they_generat
     assert measured.member_engine_s == (90.0 if max_staleness else 80.0)
 
 
-def test_a_request_has_moved_when_it_goes_on_on_another_engine_than_before():
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_a_request_has_moved_when_it_goes_on_on_another_engine_than_before(max_staleness):
     of_batch = batch(
         stretch(0, LOCAL, 0.0, 10.0),  # suspended at an update
         stretch(0, LOCAL, 20.0, 30.0),
@@ -158,6 +159,7 @@ def test_a_request_has_moved_when_it_goes_on_on_another_engine_than_before():
         stretch(2, LOCAL, 0.0, 10.0),
         stretch(3, LOCAL, 0.0, 10.0, "turn"),
         stretch(4, LOCAL, 0.0, 10.0),
+        max_staleness=max_staleness,
     )
     under_way = book(
         stretch(2, OTHER, 10.0, 20.0),  # the next step's
