@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rollpacker.core.errors import EngineFailed, StorageFailed, WorldError
 from rollpacker.runtime.ray.node import RayNode, log_tail, pin_of
@@ -65,6 +65,7 @@ class RayCluster:
         self._start_deadline_s = start_deadline_s
         self._stage = stage
         self._watcher: asyncio.Task[None] | None = None
+        self._asking: asyncio.Future[list[dict[str, Any]]] | None = None
         self._loss: WorldError | None = None
         self._spare: frozenset[int] = frozenset()
         self._note: Callable[[str], None] = stage
@@ -190,7 +191,9 @@ class RayCluster:
         """Indices of the nodes that are not part of Ray."""
         import ray
 
-        nodes = await in_daemon_thread(ray.nodes)
+        if self._asking is None or self._asking.done():  # one call at a time: it may hang as long as gcs_server does
+            self._asking = asyncio.ensure_future(in_daemon_thread(ray.nodes))
+        nodes = await asyncio.shield(self._asking)
         resources = {name for node in nodes if node["Alive"] for name in node["Resources"]}
         return [index for index in range(len(self._node_names)) if pin_of(index) not in resources]
 

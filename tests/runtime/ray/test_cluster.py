@@ -1,6 +1,8 @@
 """Which lost nodes end a run."""
 
 import errno
+import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from rollpacker.core.errors import EngineFailed, StorageFailed, WorldError
 from rollpacker.runtime.ray import cluster as cluster_module
 from rollpacker.runtime.ray.cluster import RayCluster
+from rollpacker.runtime.ray.node import pin_of
 from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous
 
 
@@ -66,6 +69,25 @@ async def test_a_folder_that_cannot_be_read_is_no_lost_node_and_ray_still_says_w
     assert await cluster._find_loss() is None
     cluster.missing = [1]
     assert (await cluster._find_loss()).problem == "n1 is lost: Ray there has ended."
+
+
+async def test_a_head_that_hangs_is_asked_by_one_thread_however_often(tmp_path, monkeypatch):
+    cluster, answer, asked = ClusterOfThree(tmp_path), threading.Event(), []
+    monkeypatch.setattr(cluster_module, "_ANSWER_S", 0.02)
+
+    def nodes():
+        asked.append(len(asked))
+        answer.wait(60)
+        return [{"Alive": True, "Resources": {pin_of(index): 1}} for index in (0, 1)]
+
+    monkeypatch.setattr("ray.nodes", nodes)
+    cluster._missing_nodes = partial(RayCluster._missing_nodes, cluster)
+    for _ in range(3):
+        assert await cluster._find_loss() is None
+    assert asked == [0]
+    answer.set()
+    monkeypatch.setattr(cluster_module, "_ANSWER_S", 60)
+    assert "n2 is lost" in (await cluster._find_loss()).problem
 
 
 class EndingCluster(ClusterOfThree):
