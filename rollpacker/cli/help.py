@@ -86,6 +86,11 @@ def show_command(command: Command, topics: Sequence[str], commands: Iterable[Com
     """
     text = _help_of(command)
     root = {"train": TRAIN, "score": SCORE, None: None}[text.lists_keys_of]
+    if own := [argument for argument in text.arguments if argument[0] in topics]:
+        _print_section("Arguments", [facts(own)])
+        topics = [topic for topic in topics if topic not in dict(own)]
+        if not topics:
+            return
     if root and (asked := [topic for topic in topics if "=" not in topic or _is_option(root, topic)]):
         _show_topics(root, asked, commands)
         return

@@ -146,6 +146,14 @@ def test_an_options_commands_stay_lines_that_can_be_copied_and_its_lists_wrap(
     assert set(lines) <= set(printed)
 
 
+@pytest.mark.parametrize(("command", "argument"), [("train", "config"), ("check", "full"), ("plan", "gpus")])
+def test_a_topic_may_be_an_argument_of_the_command(command, argument, capsys) -> None:
+    assert main([command, "--help", argument]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Arguments\n  {argument} ")
+    assert "Usage" not in shown
+
+
 def test_words_that_set_a_key_are_no_topics(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rollout.num_prompts=32" in _run(["train", "model.path=x", "--help"], capsys)
 
