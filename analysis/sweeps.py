@@ -85,7 +85,7 @@ def train_here(experiment: str, asked: Asked, inputs: Inputs, on_line: Callable[
     here = ["hydra/launcher=slurm", "hydra.launcher.executor=local", "hydra.launcher.array_parallelism=1"]
     words = replaced(["train", *words_of(experiment, asked)], [*own, *here])
     on_line(f"rollpacker {shlex.join(words)}")
-    _run_to_its_end([sys.executable, "-m", "rollpacker.cli", *words], on_line)
+    _run_to_its_end([sys.executable, "-P", "-m", "rollpacker.cli", *words], on_line)
 
 
 def make_tiny_inputs(inputs: Inputs, on_line: Callable[[str], None]) -> None:

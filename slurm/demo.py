@@ -44,7 +44,7 @@ def main(overrides: Sequence[str]) -> int:
 
 
 def _run_demo(overrides: Sequence[str], cluster: MiniCluster) -> int:
-    command = [sys.executable, "-m", "rollpacker.cli", "demo", *overrides]
+    command = [sys.executable, "-P", "-m", "rollpacker.cli", "demo", *overrides]
     demo = subprocess.Popen(bound(command), env=cluster.environment)
     try:
         return demo.wait()

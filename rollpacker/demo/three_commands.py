@@ -163,7 +163,7 @@ def _run(console: Terminal, command: str, words: Sequence[str]) -> int:
     line = ["rollpacker", command, *words]
     console.print(Text.assemble(("$ ", "dim"), (shlex.join(line), "bold")), soft_wrap=True)
     process = subprocess.Popen(  # noqa: S603  # our own command
-        [sys.executable, "-m", "rollpacker.cli", *line[1:]],
+        [sys.executable, "-P", "-m", "rollpacker.cli", *line[1:]],
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
         process_group=0,  # Ctrl-C reaches it through this process alone: a second signal would end a run at once
     )

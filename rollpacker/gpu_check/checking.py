@@ -162,7 +162,7 @@ class Checking:
         with reaping():
             with self.log(row).open("wb") as log:
                 process = subprocess.Popen(  # noqa: S603  # our own module
-                    [sys.executable, "-m", "rollpacker.gpu_check", json.dumps(work)],
+                    [sys.executable, "-P", "-m", "rollpacker.gpu_check", json.dumps(work)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

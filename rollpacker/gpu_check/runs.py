@@ -83,7 +83,7 @@ class _Run:
     """`rollpacker train` in a process of the row's group, so that it ends with the row."""
 
     def __init__(self, words: list[str]) -> None:
-        self._process = subprocess.Popen([sys.executable, "-m", "rollpacker.cli", "train", *words])  # noqa: S603
+        self._process = subprocess.Popen([sys.executable, "-P", "-m", "rollpacker.cli", "train", *words])  # noqa: S603
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():

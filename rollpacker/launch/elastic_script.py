@@ -108,7 +108,7 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         **cluster.sbatch,
     }
     num_waits = math.ceil(60 * job.patience_min / LEASE_WAIT_S)
-    command = shlex.join([*python, "-u", "-m", "rollpacker.launch.worker", str(config.run.dir.absolute())])
+    command = shlex.join([*python, "-P", "-u", "-m", "rollpacker.launch.worker", str(config.run.dir.absolute())])
     lines = [
         "#!/bin/bash",
         *(

@@ -103,7 +103,7 @@ def sbatch_text(
 
     is_array = num_jobs > 1
     job = job_word(is_array=is_array)
-    command = f"-u -m submitit.core._submit {shlex.quote(str(folder))}"
+    command = f"-P -u -m submitit.core._submit {shlex.quote(str(folder))}"
     ranks, lines = f"{shlex.join(python)} {command}", []
     if (beside := shape.beside) is not None:
         log = f'{shlex.quote(in_log_name(folder))}/"{job}"_%N{ENVIRONMENTS_LOG_SUFFIX}'

@@ -60,7 +60,7 @@ def test_words_with_blanks_and_quotes_reach_the_ranks_whole(tmp_path: Path) -> N
     for name, body in {
         "squeue": "echo 1234",
         "scontrol": "echo GraceTime=60",
-        "srun": 'printf "%s\\n" "${@: -6}"; env',
+        "srun": 'printf "%s\\n" "${@: -7}"; env',
     }.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
@@ -81,7 +81,7 @@ def test_words_with_blanks_and_quotes_reach_the_ranks_whole(tmp_path: Path) -> N
     )
     lines = done.stdout.splitlines()
     assert done.stderr == ""
-    assert lines[:6] == ["/a b/python", "$HOME", "-u", "-m", "submitit.core._submit", str(folder)]
+    assert lines[:7] == ["/a b/python", "$HOME", "-P", "-u", "-m", "submitit.core._submit", str(folder)]
     assert "GREETING=it's $HOME" in lines
     assert "ROLLPACKER_JOB_END=1234" in lines
     assert "ROLLPACKER_GRACE_S=60" in lines

@@ -63,7 +63,7 @@ while shift && [[ "$1" != -- ]]; do
 done
 shift
 exec "$runtime" exec "${binds[@]}" "$@"
-' container apptainer '$SLURM_TMPDIR' '$TMPDIR' /tmp -- /dev/shm:/dev/shm /shared/models/qwen:/shared/models/qwen:ro /shared/prompts.jsonl:/shared/prompts.jsonl:ro /shared/runs/sweep:/shared/runs/sweep /data:/data:ro -- --nv /shared/rollpacker.sif env TMPDIR=/tmp PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1 PYTHONPATH= HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_CACHE_ROOT=/tmp/cache/vllm TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/torchinductor CUDA_CACHE_PATH=/tmp/cache/cuda FLASHINFER_WORKSPACE_BASE=/tmp/cache NCCL_DEBUG=WARN RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1 python3 -u -m submitit.core._submit /shared/runs/sweep/.submitit
+' container apptainer '$SLURM_TMPDIR' '$TMPDIR' /tmp -- /dev/shm:/dev/shm /shared/models/qwen:/shared/models/qwen:ro /shared/prompts.jsonl:/shared/prompts.jsonl:ro /shared/runs/sweep:/shared/runs/sweep /data:/data:ro -- --nv /shared/rollpacker.sif env TMPDIR=/tmp PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1 PYTHONPATH= HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_CACHE_ROOT=/tmp/cache/vllm TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/torchinductor CUDA_CACHE_PATH=/tmp/cache/cuda FLASHINFER_WORKSPACE_BASE=/tmp/cache NCCL_DEBUG=WARN RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1 python3 -P -u -m submitit.core._submit /shared/runs/sweep/.submitit
 
 
 # teardown

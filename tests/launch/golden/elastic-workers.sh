@@ -26,7 +26,7 @@ ROLLPACKER_GRACE_S="$(scontrol show partition "$SLURM_JOB_PARTITION" | sed -n 's
 export ROLLPACKER_JOB_END ROLLPACKER_GRACE_S
 num_waits=0
 while :; do
-    srun --open-mode=append --cpus-per-task=8 --kill-on-bad-exit=0 /shared/venv/bin/python -u -m rollpacker.launch.worker /shared/runs/sweep
+    srun --open-mode=append --cpus-per-task=8 --kill-on-bad-exit=0 /shared/venv/bin/python -P -u -m rollpacker.launch.worker /shared/runs/sweep
     exit_code=$?
     [[ "$exit_code" =~ ^(10|75|76)$ ]] || exit "$exit_code"
     state="$(squeue --noheader --jobs="4711" --format=%T 2>&1)" && is_told=true || is_told=false

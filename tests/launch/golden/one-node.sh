@@ -22,7 +22,7 @@ unset ROLLPACKER_REQUEUE_FILE
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /shared/runs/sweep/.submitit/%j_%t_log.out --open-mode=append --cpus-per-task=1 --kill-on-bad-exit=0 --wait=0 /shared/venv/bin/python -u -m submitit.core._submit /shared/runs/sweep/.submitit
+srun --unbuffered --output /shared/runs/sweep/.submitit/%j_%t_log.out --open-mode=append --cpus-per-task=1 --kill-on-bad-exit=0 --wait=0 /shared/venv/bin/python -P -u -m submitit.core._submit /shared/runs/sweep/.submitit
 
 
 # teardown
