@@ -46,7 +46,10 @@ def write_state(state: State, file: Path) -> None:
     content = {"format": FORMAT, **{field.name: getattr(state, field.name) for field in fields(state)}}
     # Through an open file: given a path, torch turns a full disk into a RuntimeError without its reason.
     with storage_errors(file.parent), file.open("wb") as opened:
-        torch.save(content, opened)
+        try:
+            torch.save(content, opened)
+        except RuntimeError as error:  # of closing what a full disk has cut off, in the place of its reason
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
 def read_state(kind: type[StateT], file: Path) -> StateT:

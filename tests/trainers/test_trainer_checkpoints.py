@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.core.errors import CheckpointError, ModelError, StorageFailed
+from rollpacker.trainers.checkpoints import State, write_state
 from rollpacker.trainers.models import load_model
 
 if TYPE_CHECKING:
@@ -202,6 +203,17 @@ async def test_a_disk_that_takes_no_more_says_so(bench, tmp_path: Path, torn: st
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (tmp_path / "model" / "model.safetensors").exists() == (torn == "trainer.pt")
+
+
+def test_a_disk_that_is_full_in_the_midst_of_a_tensor_says_so(tmp_path: Path) -> None:
+    state = State(policy_version=0, generators=(torch.zeros(1 << 20), torch.zeros(100)), reference_checksum=None)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(StorageFailed, match=r"(?s)file is larger.*EFBIG"):
+            write_state(state, tmp_path / "trainer.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(
