@@ -190,7 +190,9 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is untyped
         window = self._window
         num_left = window.num_rows - len(rows)
         holes = rows[rows < num_left]
-        movers = np.setdiff1d(np.arange(num_left, window.num_rows), rows)
+        stays = np.ones(window.num_rows, dtype=bool)
+        stays[rows] = False
+        movers = num_left + np.flatnonzero(stays[num_left:])
         order = np.arange(num_left)
         order[holes] = movers
         index_holes = torch.from_numpy(holes).to(self._device)
