@@ -40,7 +40,9 @@ The tests:
 
   The expectation is the mean of the finished responses among the last `num_recent_lengths` that were longer, rounded up
   to a whole token; where none was, `max_response_tokens`. Responses that lose a race are never seen at full length, so
-  in short rounds the estimate leans low; the long rounds' lengths, in the same window, make up for it.
+  in short rounds the estimate leans low; the long rounds' lengths, in the same window, make up for it. A trajectory
+  whose environment acts is on no engine and comes back to one: it counts as well, with what it had when its last turn
+  ended, and with the mean prompt of those that run.
 
 An engine of the fleet that is missing from the measurement may be full for all one knows: then the tests fail. A
 measurement that comes after its round, or a second time, changes nothing. The share counts finishes that were news,
@@ -57,7 +59,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Self
 
@@ -158,6 +160,9 @@ class StreamScaling:
         if not self._settings.replicas:
             return ()  # nothing is tested, and finishes may be of requests that were launched in earlier rounds
         self._num_finished += 1
+        if self._num_finished > self._num_launched:  # as data ends, two prompts may take the place of a dropped one
+            self._num_launched = self._num_finished
+            self._count_out()
         is_done = self._is_measuring or self._has_lent or self.is_led
         if is_done or not self._due_at <= self._num_finished <= self._last_at:
             return ()
@@ -185,7 +190,11 @@ class StreamScaling:
         return event.round < self._round or (event.round == self._round and self._num_tests > 0)
 
     def choose(
-        self, event: ProgressMeasured, fleet: Sequence[EngineId], holders: Mapping[RequestId, EngineId | None]
+        self,
+        event: ProgressMeasured,
+        fleet: Sequence[EngineId],
+        holders: Mapping[RequestId, EngineId | None],
+        acting: Iterable[int] = (),
     ) -> tuple[EngineId, ...]:
         """Name the engines to lend now, in joining order; none if a test fails or the measurement is late.
 
@@ -194,6 +203,7 @@ class StreamScaling:
             fleet: All engines, in joining order.
             holders: Which engine holds each request in flight. What has finished or moved since the measurement, by
                 what was told so far, does not count.
+            acting: Tokens so far of each trajectory whose environment acts.
         """
         if event.round != self._round or not self._is_measuring:
             return ()
@@ -207,7 +217,7 @@ class StreamScaling:
         }
         lent = self._choose_blocks(fleet, running)
         kept = [progress_of[engine] for engine in fleet if engine not in lent]
-        if not lent or not self._do_fit([request for each in running.values() for request in each], kept):
+        if not lent or not self._do_fit([request for each in running.values() for request in each], kept, acting):
             return ()
         self._has_lent = True
         self._lending = tuple(engine for engine in fleet if engine in lent)
@@ -308,11 +318,16 @@ class StreamScaling:
             visited |= neighbours
         return block, is_whole
 
-    def _do_fit(self, running: Sequence[RunningRequest], kept: Sequence[EngineProgress]) -> bool:
+    def _do_fit(
+        self, running: Sequence[RunningRequest], kept: Sequence[EngineProgress], acting: Iterable[int]
+    ) -> bool:
         if not self._settings.must_fit:
             return True
         estimate = LengthEstimate(self._recent_lengths, self._settings.max_response_tokens)
-        demand = sum(request.num_prompt_tokens + estimate.of(request.num_generated_tokens) for request in running)
+        num_prompt_tokens = sum(request.num_prompt_tokens for request in running)
+        demand = num_prompt_tokens + sum(estimate.of(request.num_generated_tokens) for request in running)
+        mean_prompt_tokens = math.ceil(Fraction(num_prompt_tokens, len(running))) if running else 0
+        demand += sum(mean_prompt_tokens + estimate.of(num_tokens) for num_tokens in acting)
         return demand <= sum(progress.kv_tokens_capacity for progress in kept)
 
     # Self-check and snapshot
