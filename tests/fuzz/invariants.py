@@ -250,6 +250,8 @@ class InvariantChecker(WorkerObserver):
         assert self.history is not None
         match command:
             case Launch(request=request, engine=engine):
+                # what had come of an earlier launch and is not told yet is outdated, and never will be
+                self._facts = deque(fact for fact in self._facts if fact[0] is None or fact[1] != request)
                 self._orders.setdefault(engine, deque()).append(("generate", request))
             case Abort(request=request, engine=engine) | Evict(request=request, engine=engine):
                 self._orders.setdefault(engine, deque()).append(("abort", request))
