@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.core.events import DraftPasses, DraftsMeasured, RoundMeasured
-from rollpacker.core.ids import EngineId
+from rollpacker.core.ids import EngineId, worker_of
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.runtime.rollout.batch import Batch
 
@@ -46,8 +46,15 @@ class RoundCosts:
 
     def growth(self, counter: str) -> int:
         """How much a counter grew, over the engines that are still alive."""
+        return sum(self._growths(counter).values())
+
+    def _growths(self, counter: str) -> Mapping[EngineId, int]:
         before = {engine: getattr(stats, counter) for engine, stats in self.before.items()}
-        return sum(getattr(stats, counter) - before.get(engine, 0) for engine, stats in self.after.items())
+        return {engine: getattr(stats, counter) - before.get(engine, 0) for engine, stats in self.after.items()}
+
+    def local_growth(self, counter: str) -> int:
+        """The same, over those on the trainer's allocation."""
+        return sum(number for engine, number in self._growths(counter).items() if worker_of(engine) is None)
 
     def mean_per_pass(self, counter: str) -> float:
         """How much a counter grew in a forward pass of an engine, on average; 0 without any pass."""
@@ -148,7 +155,7 @@ def measurements(batch: Batch, costs: RoundCosts, switch_time_s: float) -> tuple
     number = batch.begin.round
     round_measured = RoundMeasured(
         round=number,
-        num_preemptions=costs.growth("num_preemptions"),
+        num_preemptions=costs.local_growth("num_preemptions"),
         rollout_time_s=(batch.generated_at_s or batch.ended_at_s) - batch.began_at_s,
         num_tokens=batch.num_needed_tokens,
         switch_time_s=switch_time_s,
