@@ -2,7 +2,9 @@
 
 With W the engine-seconds of rollout in a step, counted in the speed of an engine on the trainer's allocation, t the
 seconds of training and s the relative speed of a worker, more than `W / (s t)` workers have nothing to do: the rollout
-is over before the trainer is. The three are exponential means over steps.
+is over before the trainer is. The three are exponential means over steps. Where the trainer has GPUs of its own, its
+allocation's engines generate while it trains, and W is without what they do in that time. Where rollout and training
+take turns, each worker shortens the step, and all are of use.
 
 The wish follows that number by one worker a step, upwards at once and downwards after `STEPS_OF_SURPLUS` steps in a row
 that could use fewer. It begins at `max_workers`: the first steps measure whether all of them are of use.
@@ -58,12 +60,13 @@ class Demand:
         """Of an engine of a worker, relative to a local one."""
         return self._speed
 
-    def measure(self, event: StepMeasured, engines_per_worker: float) -> tuple[WishWorkers, ...]:
+    def measure(self, event: StepMeasured, engines_per_worker: float, num_local: int) -> tuple[WishWorkers, ...]:
         """Learn from a step, and change the wish if it says so; one that was measured before changes nothing.
 
         Args:
             event: The measurement.
             engines_per_worker: The mean over the workers that are in; 1 where none is.
+            num_local: Engines on the trainer's allocation.
 
         Raises:
             ImpossibleEvent: A number is below 0; nothing was changed.
@@ -77,7 +80,8 @@ class Demand:
         if min(numbers[1:]) > 0:
             rates = event.member_tokens / event.member_engine_s, event.local_tokens / event.local_engine_s
             self._speed = _mean(self._speed, rates[0] / rates[1])
-        self._rollout_s = _mean(self._rollout_s, self.rollout_s(event))
+        beside_s = min(event.local_engine_s, num_local * event.train_s) if self._settings.is_apart else 0.0
+        self._rollout_s = _mean(self._rollout_s, self.rollout_s(event) - beside_s)
         self._train_s = _mean(self._train_s, event.train_s)
         return self._change(self._num_useful(engines_per_worker))
 
@@ -85,7 +89,7 @@ class Demand:
         least, most = self._settings.min_workers, self._settings.max_workers
         assert self._rollout_s is not None
         worker_s = self._speed * engines_per_worker * (self._train_s or 0.0)
-        if self._rollout_s >= most * worker_s:
+        if not self._settings.overlaps or self._rollout_s >= most * worker_s:
             return most
         return max(least, math.ceil(self._rollout_s / worker_s))
 

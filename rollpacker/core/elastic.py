@@ -7,9 +7,9 @@
     every event ──> an engine has room: what waits is launched; a draining worker is empty: it leaves
 
 While workers serve, an engine gets no more than its slots and `max_pending` requests, and the rest waits for room on
-any; while some are about to serve, what is their share of the requests waits for them. So a worker that comes when the
-round has begun finds work. Without one nothing is held back, and every command but timers and wishes is that of a run
-without workers.
+any; while some are about to serve, what is their share of the requests waits for them, unless they take too long. So a
+worker that comes when the round has begun finds work. Without one nothing is held back, and every command but timers
+and wishes is that of a run without workers.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ from rollpacker.core.events import (
     TimerFired,
     WorkerEvent,
 )
-from rollpacker.core.fleet import Admit, Close, Fleet, FleetDecision, Remove, Stage
+from rollpacker.core.fleet import Admit, Close, Fleet, FleetDecision, Remove
 from rollpacker.core.ids import EngineId, RequestId, WorkerId, member_of
 from rollpacker.core.load_order import Room
 from rollpacker.core.routing import Router
+from rollpacker.core.worker import Stage
 
 if TYPE_CHECKING:
     from rollpacker.core.companions import Companions
@@ -84,7 +85,7 @@ class Elastic:
         """
         match event:
             case StepMeasured():
-                wishes = self._demand.measure(event, self.fleet.engines_per_worker)
+                wishes = self._demand.measure(event, self.fleet.engines_per_worker, self._num_local)
                 if self._beside.seeding:
                     self._beside.seeding.measure(event, self._demand.rollout_s(event), self._speed, self._num_local)
                 drains = [each for wish in wishes for each in self.fleet.limit(wish.num_workers, now)]
@@ -117,7 +118,7 @@ class Elastic:
         if not seeding or not stream:
             return ()
         num_serving = self.fleet.num_in(Stage.SERVING)
-        num_soon = num_serving + self.fleet.num_in(Stage.CATCHING_UP)
+        num_soon = num_serving + len(self.fleet.expected)
         timers = (
             *seeding.count(num_soon, self._speed, self._num_local, now),
             *seeding.watch(num_serving, num_soon, self._speed, self._num_local, now),
@@ -206,7 +207,7 @@ class Elastic:
     def _set_limit(self) -> None:
         """Hold requests back for workers that serve, or are about to."""
         balance = self._settings.balance
-        num_expected = self.fleet.num_engines_in(Stage.CATCHING_UP)
+        num_expected = sum(self.fleet.expected.values())
         room = None
         if balance is not None and (num_expected or self._is_served):
             room = Room(num_slots=balance.num_slots, max_pending=balance.max_pending, num_expected=num_expected)

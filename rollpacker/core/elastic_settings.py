@@ -72,6 +72,13 @@ class ElasticSettings:
     """So long before a known end nothing more is launched on a worker."""
     drain_margin_s: float
     """So long before it what still runs there is evicted."""
+    patience_s: float = 15.0
+    """What is to be generated waits so long, at most, for one that fetches a policy, unless its last fetch took long.
+    A round that holds its share back for so long loses little."""
+    overlaps: bool = True
+    """The trainer trains while the rollout goes on: on a round's first groups, or on a batch of before."""
+    is_apart: bool = False
+    """It has GPUs of its own, so that the engines on its allocation generate meanwhile."""
     seeding: SeedingSettings | None = None
     """None: engines on the trainer's GPUs are not lent for the workers' sake; one that cannot be taken back must not
     be."""
@@ -81,7 +88,7 @@ class ElasticSettings:
     def __post_init__(self) -> None:
         are_bounds = 0 <= self.min_workers <= self.max_workers and self.max_workers >= 1
         require(are_bounds, f"not 0 <= min_workers={self.min_workers} <= max_workers={self.max_workers}")
-        for name in ("start_s", "fetch_s", "grace_s", "least_stay_s"):
+        for name in ("start_s", "fetch_s", "grace_s", "least_stay_s", "patience_s"):
             require(0 <= getattr(self, name) < math.inf, f"{name}={getattr(self, name):g} is below 0")
         lead, margin = self.drain_lead_s, self.drain_margin_s
         require(0 <= margin <= lead < math.inf, f"not 0 <= drain_margin_s={margin:g} <= drain_lead_s={lead:g}")

@@ -13,9 +13,10 @@ round has a controller of its own.
 The reference is the previous round of the same kind on the same degree. Without one the counts say nothing: after the
 first round of a kind, and after the first round since its degree changed.
 
-How fast a kind is on a degree is a mean: tokens per second of rollout, over those of its last `num_rounds_remembered`
-rounds that ran there. Rounds differ by chance, so a change that one of them made is undone when later ones say so. Only
-tokens that the batch needed count: engines that do more for responses that are aborted in the end are no faster.
+How fast a kind is on a degree is a mean: tokens per second of rollout, over those of its last round and the
+`num_rounds_remembered` before it that ran there. Rounds differ by chance, so a change that one of them made is undone
+when later ones say so. Only tokens that the batch needed count: engines that do more for responses that are aborted in
+the end are no faster.
 
 A change has to **pay**, so far as is known. What it gains follows from the kind's rates on both degrees; what it costs
 is the time that the last change to that degree took, and where kinds alternate the time of the way back. The gain

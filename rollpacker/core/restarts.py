@@ -7,8 +7,8 @@
 A place for an actor is a slot and goes by the name of its first actor. Each actor that takes it has a name of its own
 (`successor_of`), so that no late fact of a dead one passes for a fact of its successor, and no log is written over.
 
-Pauses double with each restart that fails. A start that is cancelled because the trainer takes the GPUs does not count
-as a restart.
+Pauses double with each restart of a slot. A start that is cancelled because the trainer takes the GPUs does not count
+as one.
 
 Invariant: a slot has at most one successor under way, and never more restarts than are allowed.
 """

@@ -52,8 +52,8 @@ class ParallelismSettings:
     patience: int = 4
     """So many rounds of a kind in a row without a preemption halve its degree."""
     num_rounds_remembered: int = 16
-    """So many rounds of a kind are remembered, and over so many at most a change has to gain its time back.
-    Not in the paper; 16 long rounds are 80 steps of 4 + 1, in which lengths drift."""
+    """So many rounds of a kind are remembered beside its last one, and over so many at most a change has to gain its
+    time back. Not in the paper; 16 long rounds are 80 steps of 4 + 1, in which lengths drift."""
     costs: tuple[DegreeCosts, ...] = ()
     """Of each degree, where a profile or a model has them: for the guess after a kind's first round."""
     prompt_tokens: int = 0

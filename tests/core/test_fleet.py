@@ -300,14 +300,14 @@ def test_timers_of_workers_end_with_the_attempt_in_which_they_came():
     assert [timer for timer in player.scheduler.timers if timer.startswith(A)] == [f"{A} start"]
 
 
-def measured(step: int, *, rollout_s: float, train_s: float) -> StepMeasured:
+def measured(step: int, *, rollout_s: float, train_s: float, member_s: float = 0.0) -> StepMeasured:
     return StepMeasured(
         step=step,
         train_s=train_s,
         trainer_idle_s=0.0,
         fleet_idle_s=0.0,
         local_engine_s=rollout_s,
-        member_engine_s=0.0,
+        member_engine_s=member_s,
         local_tokens=100,
         member_tokens=0,
     )
@@ -326,6 +326,39 @@ def test_after_three_steps_that_could_use_fewer_workers_one_drains_and_it_comes_
     assert dismissal(B, "it is drained") in commands, "the first to end, at once, for it is empty"
     assert player.tell(WorkerArrived(worker=C, num_engines=1))[0] == dismissal(C, "no more than 1 are wanted")
     assert player.tell(measured(3, rollout_s=1000.0, train_s=100.0)) == (WishWorkers(num_workers=2),)
+
+
+def test_of_workers_that_are_too_many_one_that_does_not_serve_yet_goes_first():
+    player = ElasticPlayer()
+    player.publish()
+    player.serve(A, leaves_in_s=400.0)
+    player.tell(WorkerArrived(worker=B, num_engines=1))
+    for step in range(3):
+        commands = player.tell(measured(step, rollout_s=50.0, train_s=100.0))
+    assert of_kind(commands, DismissWorker) == [dismissal(B, "no more than 1 are wanted")]
+
+
+def wishes_after(*steps: StepMeasured, **elastic: object) -> list[int]:
+    player = ElasticPlayer(replace(SETTINGS, elastic=replace(ELASTIC, max_workers=4, **elastic)))
+    player.publish()
+    orders = [order for step in steps for order in of_kind(player.tell(step), WishWorkers)]
+    return [order.num_workers for order in orders]
+
+
+def test_work_of_local_engines_beside_the_trainer_is_none_for_workers():
+    steps = [measured(step, rollout_s=90.0, member_s=180.0, train_s=100.0) for step in range(9)]
+    assert wishes_after(*steps) == [3]
+    assert wishes_after(*steps, is_apart=True) == [3, 2]
+
+
+def test_without_a_worker_what_local_engines_do_beyond_the_training_is_left_for_some():
+    few = [measured(step, rollout_s=50.0, train_s=100.0) for step in range(3)]
+    long = [measured(step, rollout_s=900.0, train_s=100.0) for step in range(3, 5)]
+    assert wishes_after(*few, *long, is_apart=True) == [3, 4]
+
+
+def test_where_rollout_and_training_take_turns_all_workers_are_of_use():
+    assert wishes_after(*[measured(step, rollout_s=50.0, train_s=100.0) for step in range(6)], overlaps=False) == []
 
 
 def test_a_run_that_goes_on_with_a_higher_minimum_takes_the_workers_that_it_wishes_for():
@@ -356,6 +389,30 @@ def test_while_a_worker_is_about_to_serve_requests_wait_for_room_and_without_one
     rest = of_kind(player.tell(WorkerLeft(worker=A)), Launch)
     assert len(rest) == 4
     assert player.scheduler.waiting == ()
+
+
+def test_requests_are_held_back_for_a_worker_that_hangs_only_for_a_while_and_it_may_still_come():
+    balance = BalanceSettings(num_slots=8, max_pending=0)
+    player = ElasticPlayer(replace(SETTINGS, elastic=replace(ELASTIC, balance=balance, patience_s=2.0)))
+    player.publish()
+    player.tell(WorkerArrived(worker=A, num_engines=1))
+    player.tell(EngineStarted(engine=member_of(A, 0)))
+    assert len(of_kind(player.begin(0), Launch)) == 4
+    assert [each.engine for each in of_kind(player.fire(f"{A} late"), Launch)] == [LOCAL] * 4
+    assert player.now == 102.0
+    player.now = 104.5
+    player.tell(EngineUpdated(engine=member_of(A, 0), policy_version=1))
+    assert player.scheduler.snapshot()["elastic"]["fleet"]["workers"][0]["stage"] == "serving"
+
+
+def test_a_worker_whose_last_fetch_took_long_is_waited_for_twice_as_long():
+    player = ElasticPlayer(replace(SETTINGS, elastic=replace(ELASTIC, fetch_s=50.0, patience_s=2.0)))
+    player.publish()
+    player.tell(WorkerArrived(worker=A, num_engines=1))
+    assert SetTimer(timer=f"{A} late", at_s=102.0) in player.tell(EngineStarted(engine=member_of(A, 0)))
+    player.now = 110.0
+    player.tell(EngineUpdated(engine=member_of(A, 0), policy_version=1))
+    assert SetTimer(timer=f"{A} late", at_s=130.0) in player.publish()
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def settings_of(rng: random.Random, calm: random.Random) -> tuple[SchedulerSetti
         max_workers=rng.randint(1, 4),
         start_s=rng.choice([5.0, 20.0]),
         fetch_s=rng.choice([3.0, 10.0]),
+        patience_s=2.0,
         grace_s=5.0,
         least_stay_s=rng.choice([0.0, 8.0]),
         drain_lead_s=lead_s,

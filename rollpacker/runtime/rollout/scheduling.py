@@ -139,7 +139,7 @@ def scheduler_settings(
             else None
         ),
         evaluation=_evaluation(config, held_out) if held_out else None,
-        elastic=_elastic(config) if config.elastic.is_on and config.trains else None,
+        elastic=_elastic(config, trainer_parts) if config.elastic.is_on and config.trains else None,
         environment=_environment(config.environment or config.modelled_environment),
         routing=config.system.routing,
         restarts=RestartSettings(max_restarts=config.engine.max_restarts, first_pause_s=config.engine.restart_pause_s),
@@ -261,7 +261,7 @@ def _evaluation(config: RunConfig, held_out: Mapping[str, Collection[str]]) -> E
     )
 
 
-def _elastic(config: RunConfig) -> ElasticSettings:
+def _elastic(config: RunConfig, trainer_parts: Sequence[tuple[int, ...]]) -> ElasticSettings:
     section = config.elastic
     return ElasticSettings(
         min_workers=section.min_workers,
@@ -272,6 +272,8 @@ def _elastic(config: RunConfig) -> ElasticSettings:
         least_stay_s=section.least_stay_s,
         drain_lead_s=section.drain_lead_s,
         drain_margin_s=section.drain_margin_s,
+        overlaps=config.system.stream or config.system.is_async,
+        is_apart=not trainer_parts,
         seeding=_seeding(section),
         balance=BalanceSettings(
             num_slots=config.engine.max_num_seqs,

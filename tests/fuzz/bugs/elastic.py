@@ -7,11 +7,12 @@ from dataclasses import replace
 from rollpacker.core.balance import Balance
 from rollpacker.core.demand import Demand
 from rollpacker.core.elastic import Elastic
-from rollpacker.core.fleet import Close, Fleet, Remove, Stage
+from rollpacker.core.fleet import Close, Fleet, Remove
 from rollpacker.core.load_order import LoadOrder
 from rollpacker.core.routing import Router
 from rollpacker.core.seeding import Seeding
 from rollpacker.core.stream_scaling import StreamScaling
+from rollpacker.core.worker import Stage
 from tests.fuzz.bugs.harness import Bug, Worlds, around, instead
 
 
@@ -27,8 +28,8 @@ def _keep_older_lives(right, fleet, event, now):
     return [each for each in decisions if not isinstance(each, Remove)]
 
 
-def _any_version(right, fleet, worker, engine, _):
-    return right(fleet, worker, engine, fleet._policy_version)
+def _any_version(right, fleet, worker, engine, _, now):
+    return right(fleet, worker, engine, fleet._policy_version, now)
 
 
 def _stay_at_publication(right, fleet, version, now):
@@ -40,10 +41,10 @@ def _stay_at_publication(right, fleet, version, now):
     return decisions
 
 
-def _first_engine_is_enough(right, fleet, worker, engine, version):
-    if worker.stage is Stage.CATCHING_UP and version == fleet._policy_version:
+def _first_engine_is_enough(right, fleet, worker, engine, *version_and_now):
+    if worker.stage is Stage.CATCHING_UP and version_and_now[0] == fleet._policy_version:
         worker.updated = [each for each in worker.engines if each != engine]
-    return right(fleet, worker, engine, version)
+    return right(fleet, worker, engine, *version_and_now)
 
 
 def _not_for(purpose):

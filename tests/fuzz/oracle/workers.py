@@ -63,6 +63,8 @@ class WorkerModel:
     holds: dict[EngineId, int] = field(default_factory=dict)
     started_at_s: float | None = None
     """All engines."""
+    is_late: bool = False
+    """Nothing is held back for it until another policy is published."""
 
 
 class ElasticModel:
@@ -129,6 +131,7 @@ class ElasticModel:
         self.joining = owner(event.engine) if isinstance(event, EngineUpdated) else None
         if self.is_late(event):
             assert not commands, f"a late fact led to something: {event}: {commands}"
+        self._note_lateness(event)
         self._hear(event, now)
         gone: set[WorkerId] = set()
         self._check_moves(event, commands)
@@ -335,15 +338,23 @@ class ElasticModel:
             num_left = len(self.holders) + len(waiting)
             assert not self._has_room(loads[engine], num_left, now), f"requests wait, and {engine} has room"
 
+    def _note_lateness(self, event: Event) -> None:
+        for name, worker in self.workers.items():
+            if isinstance(event, PolicyPublished):
+                worker.is_late = False
+            elif isinstance(event, TimerFired) and event.timer == f"{name} late":
+                worker.is_late = True
+
+    def _is_expected(self, name: WorkerId) -> bool:
+        worker = self.workers[name]
+        return worker.started_at_s is not None and not worker.is_late and not self.serves(name)
+
     def _has_room(self, load: int, num_requests: int, now: float) -> bool:
         """Whether an engine with so many in flight gets another one."""
         balance = self.settings.balance
         assert balance is not None
-        coming = [each for name, each in self.workers.items() if each.started_at_s is not None]
-        expected = [
-            each for name, each in self.workers.items() if each.started_at_s is not None and not self.serves(name)
-        ]
-        if not coming:
+        expected = [each for name, each in self.workers.items() if self._is_expected(name)]
+        if not expected and not self._num_serving():
             return True
         num_expected = sum(worker.num_engines for worker in expected)
         is_fair = not expected or load * (len(self.open(now)) + num_expected) < num_requests
