@@ -12,7 +12,7 @@ from rollpacker.launch.container import container_command, paths_to_read, paths_
 from rollpacker.launch.elastic_script import elastic_script, end_of_array, porter
 from rollpacker.launch.points import Point
 from rollpacker.launch.sbatch_script import job_word, sbatch_text
-from rollpacker.launch.shape import JobShape, job_shape
+from rollpacker.launch.shape import JobShape, job_shape, workers_shape
 from rollpacker.runtime.placing.actors import counted
 
 FOLDER = ".submitit"
@@ -86,7 +86,8 @@ def _for_workers(batch: Batch, sweep_folder: Path) -> dict[str, list[str]]:
 
     Points without them may be in the same array: their porter only sleeps, and array_parallelism stays one limit.
     """
-    intervals = [job.poll_interval_s for point in batch.points if (job := point.config.elastic.job) is not None]
+    jobs = [point.config.elastic.job for point in batch.points if workers_shape(point.config) is not None]
+    intervals = [job.poll_interval_s for job in jobs if job is not None]
     if not intervals:
         return {}
     own = job_word(is_array=len(batch.points) > 1)

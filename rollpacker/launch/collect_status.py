@@ -86,9 +86,13 @@ def _with_jobs(
     joined = []
     for view in views:
         job = jobs.get((_cluster(view), job_id_of(view)))
-        is_known = job is not None and (view.job is None or job.state != UNKNOWN)
-        joined.append(replace(view, job=job) if is_known else view)
+        joined.append(replace(view, job=job) if job is not None and _is_new(job, view.job) else view)
     return joined
+
+
+def _is_new(job: JobState, known: JobState | None) -> bool:
+    """Whether Slurm says something of a job, and it is not the known one under its other number: 13 is 12_0, too."""
+    return known is None or (job.state != UNKNOWN and replace(job, job_id=known.job_id) != known)
 
 
 def _without_job(run_dir: Path) -> RunStatusView:

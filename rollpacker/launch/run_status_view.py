@@ -124,7 +124,10 @@ class RunStatusView:
 
     @property
     def later_job_id(self) -> str | None:
-        """The job in which the run was continued by hand after the submitted one had ended; None where it was not."""
+        """The job in which the run was continued by hand after the submitted one had ended; None where it was not.
+
+        Of an array's element without accounting it may be its own job, under its other number.
+        """
         status, job = self.status, self.job
         if status is None or job is None or not job.is_over or status.job_id in {None, job.job_id}:
             return None

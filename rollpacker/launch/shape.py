@@ -77,7 +77,7 @@ def job_shape(config: RunConfig) -> JobShape:
 def workers_shape(config: RunConfig) -> JobShape | None:
     """Derive the shape of the job of each rollout worker; None where a run takes none of Slurm's."""
     cluster, job, elastic = config.cluster, config.elastic.job, config.elastic
-    if cluster is None or job is None or not elastic.is_on:
+    if cluster is None or job is None or not elastic.is_on or config.backend.name != "ray":
         return None
     own = {key: value for key in _OF_WORKERS if (value := getattr(job, key)) is not None}
     num_gpus = elastic.engines_per_worker * (elastic.tensor_parallel or config.engine.tensor_parallel)

@@ -147,6 +147,22 @@ def test_a_run_that_was_continued_by_hand_lives_as_its_later_job_does(
     assert run.job.node_list == "gpu07"
 
 
+def test_an_ended_element_of_an_array_keeps_its_name_where_slurm_lists_it_under_two_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dirs = [tmp_path / name for name in ("0-verl", "1-tail")]
+    for run_dir, name, number in zip(run_dirs, ("12_0", "12_1"), ("13", "12"), strict=True):
+        write_submission(run_dir, a_submission(name))
+        write_status(run_dir, replace(a_status("finished"), job_id=number))
+    rows = [f"{names}|COMPLETED|None|0|1|gpu07|1795266000|0|main|" for names in ("12_0|13", "12_1|12")]
+    install_command(tmp_path, "squeue", f"printf '%s\\n' {' '.join(map(repr, rows))}", monkeypatch)
+    install_command(tmp_path, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1", monkeypatch)
+
+    views = collect_status(run_dirs).views
+
+    assert [view.job.job_id for view in views if view.job is not None] == ["12_0", "12_1"]
+
+
 def test_a_run_goes_on_on_this_machine_after_its_job_while_its_lock_is_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

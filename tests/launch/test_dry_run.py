@@ -83,6 +83,18 @@ def test_the_script_of_rollout_workers_is_shown_and_options_that_it_sets_itself_
 
 
 @pytest.mark.parametrize(
+    ("backend", "num_workers", "has_any"), [("ray", 1, True), ("sim", 1, False), ("ray", 0, False)]
+)
+def test_only_a_real_run_that_may_take_workers_submits_and_looks_for_some(
+    backend: str, num_workers: int, has_any: bool, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["system=verl", "elastic=slurm", f"elastic.max_workers={num_workers}", f"backend={backend}"]
+    assert main(["train", "-m", *E2E, "model=qwen2.5-7b", *words, "hydra.launcher.dry_run=true"]) == 0
+    printed = capsys.readouterr().out
+    assert ["# The array of rollout workers" in printed, "porter=$!" in printed] == [has_any] * 2
+
+
+@pytest.mark.parametrize(
     ("name", "is_legal"), [("%j", False), ("a%t", False), ("%A", False), ("x%a", False), ("a%b", True)]
 )
 def test_a_folder_that_would_be_another_one_in_the_job_is_refused(

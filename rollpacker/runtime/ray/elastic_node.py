@@ -12,6 +12,7 @@ Ray survives as a zombie. Slurm's signals become a notice in its report; Ray and
 
 from __future__ import annotations
 
+import math
 import signal
 import socket
 import sys
@@ -24,7 +25,7 @@ from types import FrameType
 
 from rollpacker.config.record import read_record
 from rollpacker.config.schema import RunConfig
-from rollpacker.core.errors import StorageFailed
+from rollpacker.core.errors import DataError, StorageFailed
 from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.job.elastic_folder import (
     LEASE_WAIT_S,
@@ -93,7 +94,7 @@ class _Worker:
             signal.signal(number, self._hear)
 
     def run(self) -> Outcome:
-        alone = Outcome.NO_RUN
+        alone, deadline = Outcome.NO_RUN, math.inf
         while True:
             lease = self._wait_for_lease()
             if lease is None and self._is_over():
@@ -101,7 +102,18 @@ class _Worker:
             if lease is None:
                 return Outcome.MAY_RETURN if self._has_notice else alone
             alone = Outcome.RUN_LEFT
-            outcome = self._join(lease)
+            try:
+                config, report = self._begin_life(lease)
+            except (OSError, StorageFailed, DataError):  # DataError: the record cannot be read
+                deadline = min(deadline, time.monotonic() + self._patience.without_lease_s)
+                if time.monotonic() >= deadline:
+                    raise
+                continue  # with a lease that is renewed then
+            deadline = math.inf
+            if config is None or report.mismatch:
+                sys.stderr.write(f"{report.worker} does not join the run: {report.mismatch}\n")
+                return Outcome.ENDS
+            outcome = self._join(lease, config, report)
             if outcome is not None:
                 return outcome
 
@@ -123,12 +135,19 @@ class _Worker:
         deadline = time.monotonic() + self._patience.without_lease_s
         before: Lease | None = None
         while time.monotonic() < deadline and not (self._has_notice or self._is_over()):
-            lease = self._folder.lease()
+            lease = self._lease()
             if lease is not None and before not in (None, lease) and is_listening(lease.head_address):
                 return lease
             before = lease
             time.sleep(_POLL_S)
         return None
+
+    def _lease(self) -> Lease | None:
+        """That of the attempt that takes workers; None where none can be read."""
+        try:
+            return self._folder.lease()
+        except OSError:
+            return None
 
     def _is_over(self) -> bool:
         """Whether the run is known to take no workers any more."""
@@ -137,16 +156,19 @@ class _Worker:
         except OSError:
             return False
 
-    def _join(self, lease: Lease) -> Outcome | None:
-        """Serve one attempt of the run; None where it has ended and another one may come."""
+    def _begin_life(self, lease: Lease) -> tuple[RunConfig | None, WorkerReport]:
+        """Compare this worker with an attempt, and report it there.
+
+        Returns:
+            The run's configuration, None where another version of the package made it; and the report.
+        """
         config = None
         mismatch = lease.fingerprint.difference(replace(lease.fingerprint, **versions_here()))
         if not mismatch:
             config = self._config()
             mismatch = lease.fingerprint.difference(fingerprint_here(config))
-        worker = self._folder.claim_life(self._element)
         report = WorkerReport(
-            worker=worker,
+            worker=self._folder.claim_life(self._element),
             attempt=lease.attempt,
             node=self._allocation.node_name if self._allocation else socket.gethostname(),
             stage="joining",
@@ -155,11 +177,12 @@ class _Worker:
             mismatch=mismatch,
         )
         self._folder.report(report)
-        if config is None or mismatch:
-            sys.stderr.write(f"{worker} does not join the run: {mismatch}\n")
-            return Outcome.ENDS
-        log = self._folder.path / "workers" / f"{worker}.log"
-        node = worker_node_here(config, self._allocation, worker, log)
+        return config, report
+
+    def _join(self, lease: Lease, config: RunConfig, report: WorkerReport) -> Outcome | None:
+        """Serve one attempt of the run; None where it has ended and another one may come."""
+        log = self._folder.path / "workers" / f"{report.worker}.log"
+        node = worker_node_here(config, self._allocation, report.worker, log)
         try:
             node.join(lease.head_address, lease.token_file)
             return self._serve(node, lease, replace(report, stage="joined"))

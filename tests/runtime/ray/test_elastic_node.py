@@ -22,8 +22,8 @@ import pytest
 import rollpacker
 from rollpacker.config.compose import compose
 from rollpacker.config.fingerprint import config_fingerprint
-from rollpacker.config.record import CONFIG_FILE, to_yaml
-from rollpacker.core.errors import StorageFailed
+from rollpacker.config.record import CONFIG_FILE, read_record, to_yaml
+from rollpacker.core.errors import DataError, StorageFailed
 from rollpacker.core.ids import WorkerId
 from rollpacker.launch.elastic_status import workers_in_words
 from rollpacker.runtime.job import elastic_folder
@@ -187,7 +187,14 @@ class FlakyFolder(ElasticFolder):
             raise OSError(errno.ESTALE, "Stale file handle")
         return super().is_over()
 
+    def claim_life(self, element: str) -> WorkerId:
+        if self._fails("a life cannot be claimed"):
+            raise StorageFailed("The folder could not be written.")
+        return super().claim_life(element)
+
     def lease(self) -> Lease | None:
+        if self._fails("the lease cannot be looked for"):
+            raise OSError(errno.ESTALE, "Stale file handle")
         return None if self._fails("the lease cannot be read") else super().lease()
 
 
@@ -215,6 +222,7 @@ def serve(run: WaitingRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         ("a report cannot be written", 3),
         ("the folder cannot be listed", 3),
         ("the folder cannot be looked at", 3),
+        ("the lease cannot be looked for", 3),
         ("the lease cannot be read", 1),
     ],
 )
@@ -240,11 +248,44 @@ def test_a_worker_leaves_a_run_that_withdrew_its_lease_or_goes_on_in_another_att
 
 
 @pytest.mark.usefixtures("serve")
-def test_a_worker_that_waits_for_a_run_looks_again_at_a_folder_that_fails(run):
+@pytest.mark.parametrize("failure", ["the folder cannot be looked at", "the lease cannot be looked for"])
+def test_a_worker_that_waits_for_a_run_looks_again_at_a_folder_that_fails(run, failure):
     run.folder.withdraw_lease()
     worker = _Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=0.1))
-    worker._folder = FlakyFolder(run, "the folder cannot be looked at", 3)
+    worker._folder = FlakyFolder(run, failure, 3)
     assert worker.run() == Outcome.NO_RUN
+
+
+@pytest.mark.usefixtures("serve")
+@pytest.mark.parametrize("failure", ["a life cannot be claimed", "a report cannot be written"])
+def test_a_worker_that_joins_a_run_tries_again_while_the_shared_folder_fails_and_is_patient(run, monkeypatch, failure):
+    monkeypatch.setattr(elastic_folder, "RENEWAL_S", 0.01)
+    unlike = replace(run.lease, fingerprint=replace(run.lease.fingerprint, python="3.0.0"))  # no Ray is needed
+    patient, hasty = (_Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=each)) for each in (60, 1))
+    patient._folder, hasty._folder = FlakyFolder(run, failure, 3), FlakyFolder(run, failure, 10**9)
+    with run.folder.renewed(unlike):
+        assert patient.run() == Outcome.ENDS
+        assert patient._folder.reported == ["joining"]
+        with pytest.raises(StorageFailed):
+            hasty.run()
+
+
+@pytest.mark.usefixtures("serve")
+def test_a_worker_reads_the_record_of_the_run_again_where_it_could_not_be_read(run, monkeypatch):
+    errors = [DataError("config.yaml cannot be read.")]
+
+    def read_late(run_dir: Path) -> object:
+        if errors:
+            raise errors.pop()
+        return read_record(run_dir)
+
+    monkeypatch.setattr(elastic_folder, "RENEWAL_S", 0.01)
+    monkeypatch.setattr(elastic_node, "read_record", read_late)
+    worker = _Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=60))
+    with run.folder.renewed(replace(run.lease, fingerprint=replace(run.lease.fingerprint, engine="another"))):
+        assert worker.run() == Outcome.ENDS
+    assert not errors
+    assert [report.mismatch.split()[4] for report in run.folder.reports()] == ["engine"]
 
 
 @pytest.mark.usefixtures("serve")
