@@ -7,21 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rollpacker.core.errors import Interrupted, Preempted, UserError, WorldError
+from rollpacker.core.errors import InternalError, WorldError
 
 
 @contextmanager
 def temporary_folder(command: str) -> Iterator[Path]:
-    """Make one for a command; what fails through the world is raised with the folder's name."""
+    """Make one for a command; what fails through the world, or a bug that its event log shows, names the folder."""
     from rollpacker.metrics.files import remove_folder
 
     folder = Path(tempfile.mkdtemp(prefix=f"rollpacker-{command}-"))
+    is_kept = False
     try:
         yield folder
-    except (UserError, Interrupted, Preempted, KeyboardInterrupt):
-        remove_folder(folder)
-        raise
-    except WorldError as error:
+    except (WorldError, InternalError) as error:
+        is_kept = True
         remedy = f"{error.remedy}\nLogs are kept in {folder}.".strip()
         raise type(error)(error.problem, error.allowed, remedy) from error
-    remove_folder(folder)
+    finally:
+        if not is_kept:
+            remove_folder(folder)

@@ -5,7 +5,7 @@ import tempfile
 import pytest
 
 from rollpacker.cli.temporary_folder import temporary_folder
-from rollpacker.core.errors import ConfigError, EngineFailed, Interrupted
+from rollpacker.core.errors import ConfigError, EngineFailed, Interrupted, InvariantViolated
 
 
 @pytest.fixture(autouse=True)
@@ -21,13 +21,24 @@ def use_one(command, error=None):
             raise error
 
 
-def test_what_fails_through_the_world_is_said_with_the_folder_that_has_its_logs(scratch):
-    with pytest.raises(EngineFailed, match=r"(?s)Look there\.\nLogs are kept in .*rollpacker-profile-"):
-        use_one("profile", EngineFailed("engine-0 has died.", "", "Look there."))
+@pytest.mark.parametrize("kind", [EngineFailed, InvariantViolated])
+def test_what_asks_for_its_logs_is_said_with_the_folder_that_has_them(scratch, kind):
+    with pytest.raises(kind, match=r"(?s)Look there\.\nLogs are kept in .*rollpacker-profile-"):
+        use_one("profile", kind("engine-0 has died.", "", "Look there."))
     assert [file.read_text() for file in scratch.glob("rollpacker-profile-*/engine-0.log")] == ["said"]
 
 
-@pytest.mark.parametrize("error", [ConfigError("No.", "", ""), Interrupted("Ctrl-C.", "", ""), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("No.", "", ""),
+        Interrupted("Ctrl-C.", "", ""),
+        KeyboardInterrupt(),
+        BrokenPipeError(),  # of `rollpacker evaluate RUN | head -1`
+        OSError("Disk full."),
+        KeyError("a bug"),
+    ],
+)
 def test_it_goes_where_nothing_needs_it(scratch, error):
     use_one("evaluate")
     with pytest.raises(type(error)):
