@@ -20,8 +20,8 @@ HALF_IS_ENOUGH = 1.25
 GPU-hours."""
 
 DOUBLE_PAYS = 0.6
-"""Twice the GPUs are suggested when a step takes at most this share of the time: at least 83 % of the added GPUs' work
-counts."""
+"""Twice the GPUs are suggested when a step takes at most this share of the time: at least two thirds of the added
+GPUs' work counts."""
 
 Row = pd.Series
 """One setting, of the table that `summarise` makes."""

@@ -26,6 +26,8 @@ SHOWN = {
     "request": "asking an engine: requests, tokens",
     "response": "responses on their way back",
     "reward": "reward, without judging: responses, tokens",
+    "sandbox_start": "a sandbox, without its programs: programs",
+    "program": "a program in a sandbox",
     "train": "training: responses, tokens",
     "train_forward": "training without advantage",
     "train_lengths": "training few long ones, many short ones",

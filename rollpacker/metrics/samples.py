@@ -69,7 +69,8 @@ def _together(run_dir: Path, training: tuple[int, int], evaluation: tuple[int, i
     """Both tables, each of some steps as it counts them itself; a run that only evaluates or only trains has one."""
     parts = []
     has_evaluated = has_evaluations(run_dir)
-    if load_manifest(run_dir / METRICS_FOLDER) or not has_evaluated:
+    manifest = load_manifest(run_dir / METRICS_FOLDER)
+    if (manifest and manifest.parts) or not has_evaluated:
         parts.append(_with_texts(run_dir, "responses", training, "training", "domain"))
         parts[0]["step"] += 1
     if has_evaluated:

@@ -48,7 +48,7 @@ STEPS = TableSchema(
         seconds("step_time_s", "From the start of the rollout until every engine holds the new weights"),
         seconds("rollout_time_s", "From the first launch until the batch was complete"),
         replace(
-            seconds("exposed_reward_time_s", "Time in which rewards or environments worked and nothing was generated"),
+            seconds("exposed_reward_time_s", "From the end of the last response until the rewards made the batch complete"),
             former_name="reward_time_s",
         ),
         seconds("train_time_s", "From the first forward pass of the trainer until the update was done"),
@@ -314,7 +314,7 @@ RESPONSES = TableSchema(
         _RESPONSE_TURNS,
         count("race_rank", "1 for the first of its group to have a reward; null when not scored", is_nullable=True),
         flag("accepted", "True when it was trained"),
-        flag("is_raced", "True when its round launched more than it needed"),
+        flag("is_raced", "True in a short round, which launches more than it needs"),
         _MODELLED,
     ),
 )

@@ -82,6 +82,11 @@ def test_the_samples_of_training_and_of_evaluations_are_one_table(run_dir: Path)
     ]
 
 
+def test_evaluations_are_shown_where_no_step_is_left(run_dir: Path) -> None:
+    MetricsWriter(run_dir / "metrics").truncate_after(-1)
+    assert read_samples(run_dir)["kind"].tolist() == ["evaluation", "evaluation"]
+
+
 def test_the_newest_step_and_evaluation_are_shown_in_80_columns(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
