@@ -228,7 +228,8 @@ class Companions:
         validate_progress(event)
         if router.is_changing:
             return ()
-        lent = self.stream.choose(event, engines, router.holders) if self.stream else ()
+        acting = self.environments.acting_tokens if self.environments else ()
+        lent = self.stream.choose(event, engines, router.holders, acting) if self.stream else ()
         if self.escalation and self.stream and self.stream.lending:
             self.escalation.postpone(event)
         if lent:

@@ -339,6 +339,12 @@ class Environments:
         """What environments owe an answer, with the number of the call."""
         return [(request, each.call) for request, each in self._trajectories.items() if each.stage in _CALLED]
 
+    @property
+    def acting_tokens(self) -> list[int]:
+        """Tokens that each trajectory has so far whose environment owes an answer."""
+        acting = (each for each in self._trajectories.values() if each.stage in _CALLED)
+        return [each.turn.num_tokens if each.turn else 0 for each in acting]
+
     # Self-check and snapshot
 
     def check(self, running: Collection[RequestId]) -> None:

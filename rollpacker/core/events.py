@@ -28,7 +28,10 @@ class EngineJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUpdated:
-    """An engine holds another policy version, by checksum; nothing is in flight on it. Of a member: as ordered."""
+    """An engine holds another policy version, by checksum; of a member: as ordered.
+
+    Nothing is in flight on it, unless engines keep requests (`system.interrupt=keep`): those go on under this version.
+    """
 
     engine: EngineId
     policy_version: int
@@ -323,7 +326,7 @@ class RoundMeasured:
 
     round: int
     num_preemptions: int
-    """Over all engines."""
+    """Over the engines of the trainer's allocation: workers have a degree of their own."""
     rollout_time_s: float
     """From `BeginRound` to the last response that the batch needed; what only the reward took after it is left out."""
     num_tokens: int

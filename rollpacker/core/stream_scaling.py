@@ -318,9 +318,7 @@ class StreamScaling:
             visited |= neighbours
         return block, is_whole
 
-    def _do_fit(
-        self, running: Sequence[RunningRequest], kept: Sequence[EngineProgress], acting: Iterable[int]
-    ) -> bool:
+    def _do_fit(self, running: Sequence[RunningRequest], kept: Sequence[EngineProgress], acting: Iterable[int]) -> bool:
         if not self._settings.must_fit:
             return True
         estimate = LengthEstimate(self._recent_lengths, self._settings.max_response_tokens)

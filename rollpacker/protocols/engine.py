@@ -72,7 +72,11 @@ class Engine(Protocol):
         """
 
     async def load_weights(self, weights: Weights) -> str:
-        """Replace the policy; returns the checksum of the weights now held. No request may be in flight."""
+        """Replace the policy; returns the checksum of the weights now held.
+
+        No request may be in flight, unless the engine keeps requests (`system.interrupt=keep`): then they go on with
+        the KV cache that they have.
+        """
 
     async def sleep(self) -> None:
         """Free the memory of weights and KV cache; no request may be in flight."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -22,6 +23,7 @@ from rollpacker.core.commands import (
     ScoreResponse,
     StreamGroups,
 )
+from rollpacker.core.environment_events import EnvironmentStepped, TurnFinished
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
@@ -33,11 +35,12 @@ from rollpacker.core.events import (
     SlotsOpened,
     SlotVacated,
 )
-from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.core.ids import EngineId, RequestId, VersionSpan
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import StreamSettings
 from rollpacker.core.stream_scaling import StreamScaling, can_lend
 from tests.core.player import Player, begun, make_settings, prompt
+from tests.core.turns import RULES
 
 ENGINES = E0, E1, E2, E3 = tuple(EngineId(f"engine-{number}") for number in range(4))
 
@@ -121,6 +124,29 @@ def test_nothing_is_lent_when_the_rest_cannot_hold_what_is_expected() -> None:
     player.finish(RequestId(0, prompt("math-4"), 0))
     # 15 run, and two engines would remain
     assert player.measure(kv_tokens_capacity=15 * 110 // 2, generated=5)
+
+
+@pytest.mark.parametrize(("kv_tokens_capacity", "num_lendings"), [(8 * 110 // 2 - 1, 0), (8 * 110 // 2, 1)])
+def test_the_rest_has_to_hold_trajectories_whose_environments_act_too(
+    kv_tokens_capacity: int, num_lendings: int
+) -> None:
+    player = StreamPlayer(batching="plain", environment=replace(RULES, max_open=10))
+    requests = [RequestId(0, prompt(f"math-{number}"), sample) for number in range(5) for sample in (0, 1)]
+
+    def answer(request: RequestId, call: int, *, is_done: bool = False) -> tuple[Command, ...]:
+        return player.tell(EnvironmentStepped(request=request, call=call, num_tokens_left=9, is_done=is_done))
+
+    for request in requests:
+        answer(request, 0)
+    for request in requests[:6]:
+        spans = (VersionSpan(player.version, 5),)
+        player.tell(TurnFinished(request=request, engine=player.engine_of[request], num_tokens=5, spans=spans))
+    for request in requests[:2]:
+        ordered = answer(request, 1, is_done=True)
+    assert MeasureProgress(round=0) in ordered
+    # 4 of 8 are on engines; all 8 are expected at the cap: no finished one was longer than 5 tokens
+    lent = player.measure(kv_tokens_capacity=kv_tokens_capacity, generated=5)
+    assert sum(isinstance(command, LendEngines) for command in lent) == num_lendings
 
 
 def test_at_a_fixed_share_engines_are_lent_whether_or_not_the_rest_can_hold_what_runs() -> None:

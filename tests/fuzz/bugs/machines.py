@@ -243,9 +243,9 @@ def _note_rows(choose, machine, event, *args):
     return choose(machine, event, *args)
 
 
-def _count_finished(choose, machine, event, fleet, _):
+def _count_finished(choose, machine, event, fleet, _, *acting):
     holders = {request.request: row.engine for row in event.engines for request in row.running}
-    return choose(machine, event, fleet, holders)
+    return choose(machine, event, fleet, holders, *acting)
 
 
 def _start_while_changing(patch):
@@ -278,7 +278,9 @@ _LENDING = (
         both(
             around(StreamScaling, "choose", _note_rows),
             around(
-                StreamScaling, "_do_fit", lambda right, machine, running, _: right(machine, running, machine._all_rows)
+                StreamScaling,
+                "_do_fit",
+                lambda right, machine, running, _, acting: right(machine, running, machine._all_rows, acting),
             ),
         ),
     ),
