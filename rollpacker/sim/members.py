@@ -9,9 +9,10 @@ every call, or answers none, as the settings say.
 
 Pulls share the link of the trainer's node. A pull goes bucket by bucket, each at the rate of the moment that it begins:
 
-    rate = min(worker's link, source's link / buckets under way from it)
+    rate = min(worker's link / buckets under way to it, source's link / buckets under way from it)
 
-The source is the trainer's node; with `relay` any node that has the bucket, each as likely, which is how Ray chooses.
+A bucket comes to a worker once, for all of its engines, as to the node's object store: the others wait for it. The
+source is the trainer's node; with `relay` any node that has the bucket, each as likely, which is how Ray chooses.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.events import NoticeGiven, WorkerArrived, WorkerLeft
-from rollpacker.core.ids import EngineId, RequestId, WorkerId
+from rollpacker.core.ids import EngineId, RequestId, WorkerId, worker_of
 from rollpacker.engines.checks import NO_VERSION
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.rollout import TokenIncrement
@@ -49,7 +50,7 @@ MakeEngine = Callable[[EngineId], "ModelledEngine"]
 
 MEBIBYTE = 1 << 20
 
-_TRAINER = EngineId("trainer")
+_TRAINER = WorkerId("trainer")
 """Its node, as a source."""
 
 
@@ -64,38 +65,50 @@ class Network:
         self._chance = np.random.default_rng(section.seed)
         self._policy_version = NO_VERSION
         """That is pulled now."""
-        self._holders: dict[int, list[EngineId]] = {}
+        self._holders: dict[int, list[WorkerId]] = {}
         """Of its buckets, beside the trainer's node."""
-        self._num_uploads: dict[EngineId, int] = {}
+        self._bringing: dict[tuple[WorkerId, int, int], asyncio.Lock] = {}
+        """Held while an engine of this worker brings, of this policy version, this bucket."""
+        self._num_uploads: dict[WorkerId, int] = {}
         """Buckets under way from each source."""
+        self._num_downloads: dict[WorkerId, int] = {}
+        """Buckets under way to each worker."""
 
     async def pull(self, num_bytes: int, puller: EngineId, policy_version: int) -> None:
         """Take the time of a pull."""
         if policy_version > self._policy_version:
-            self._policy_version, self._holders = policy_version, {}
+            self._policy_version, self._holders, self._bringing = policy_version, {}, {}
+        worker = worker_of(puller)
+        assert worker is not None
         num_buckets = math.ceil(num_bytes / self._bucket_bytes)
         first = first_bucket(puller, num_buckets) if self._relays else 0
         for bucket in (*range(first, num_buckets), *range(first)):
             is_last = bucket == num_buckets - 1
-            await self._bring(bucket, num_bytes - bucket * self._bucket_bytes if is_last else self._bucket_bytes)
-            if policy_version == self._policy_version:
-                self._holders.setdefault(bucket, []).append(puller)
+            size = num_bytes - bucket * self._bucket_bytes if is_last else self._bucket_bytes
+            async with self._bringing.setdefault((worker, policy_version, bucket), asyncio.Lock()):
+                if policy_version == self._policy_version and worker in self._holders.get(bucket, ()):
+                    continue
+                await self._bring(bucket, size, worker)
+                if policy_version == self._policy_version:
+                    self._holders.setdefault(bucket, []).append(worker)
 
-    async def _bring(self, bucket: int, num_bytes: int) -> None:
+    async def _bring(self, bucket: int, num_bytes: int, worker: WorkerId) -> None:
         sources = [_TRAINER, *(self._holders.get(bucket, ()) if self._relays else ())]
         source = sources[self._chance.integers(len(sources))]
         self._num_uploads[source] = num_uploads = self._num_uploads.get(source, 0) + 1
+        self._num_downloads[worker] = num_downloads = self._num_downloads.get(worker, 0) + 1
         source_rate = self._trainer_rate if source == _TRAINER else self._worker_rate
         try:
-            await asyncio.sleep(num_bytes / min(self._worker_rate, source_rate / num_uploads))
+            await asyncio.sleep(num_bytes / min(self._worker_rate / num_downloads, source_rate / num_uploads))
         finally:
             self._num_uploads[source] -= 1
+            self._num_downloads[worker] -= 1
 
-    def leave(self, engine: EngineId) -> None:
+    def leave(self, worker: WorkerId) -> None:
         """What a worker had is gone with it."""
         for holders in self._holders.values():
-            if engine in holders:
-                holders.remove(engine)
+            if worker in holders:
+                holders.remove(worker)
 
 
 class MemberEngine:
@@ -117,7 +130,6 @@ class MemberEngine:
         if not self._gone.done():
             self._is_silent = silently
             self._gone.set_result(None)
-            self._network.leave(self._name)
             await self._engine.close()
 
     async def _here(self) -> None:
@@ -363,6 +375,7 @@ class ModelledMembers:
         worker, place.worker = place.worker, None
         engines, place.engines = place.engines, []
         assert worker is not None
+        self._network.leave(worker)
         for engine in engines:
             await engine.lose(silently=silently)
         if not silently:

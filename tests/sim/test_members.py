@@ -155,7 +155,7 @@ def test_requests_move_to_a_worker_that_comes_when_all_of_them_run(tmp_path, alo
     replay(tmp_path / "2")
 
 
-def seconds_of_pulls(num_pulls, *words):
+def seconds_of_pulls(num_pulls, *words, engines_per_worker=1):
     """Of so many workers that pull 2 GB at once by links of 1 GB/s, from a node that has one of 2 GB/s."""
     rates = ("elastic.modelled.network_gb_per_s=1", "elastic.modelled.trainer_network_gb_per_s=2")
     section = composed(*WORKERS, *rates, *words).elastic.modelled
@@ -164,7 +164,8 @@ def seconds_of_pulls(num_pulls, *words):
         network = Network(section, bucket_bytes=100_000_000)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await asyncio.gather(*(network.pull(2_000_000_000, f"e0_{n}-r0.0", 1) for n in range(num_pulls)))
+        engines = [f"e0_{worker}-r0.{number}" for worker in range(num_pulls) for number in range(engines_per_worker)]
+        await asyncio.gather(*(network.pull(2_000_000_000, engine, 1) for engine in engines))
         return loop.time() - began
 
     return run_in_virtual_time(main())
@@ -182,6 +183,27 @@ def test_a_worker_loads_what_it_pulled_at_the_share_of_pcie_that_transfers_reach
 
 def test_pulls_share_the_link_of_the_trainer_s_node():
     assert [seconds_of_pulls(number) for number in (1, 2, 4)] == [pytest.approx(2), pytest.approx(2), pytest.approx(4)]
+
+
+@pytest.mark.parametrize("relay", ["true", "false"])
+def test_engines_of_a_worker_have_a_policy_as_soon_as_one_alone_would(relay):
+    taken_s = seconds_of_pulls(1, f"elastic.modelled.relay={relay}", engines_per_worker=4)
+    assert taken_s == pytest.approx(2)
+
+
+def test_what_an_engine_was_cut_off_from_bringing_another_one_of_its_worker_brings():
+    section = composed(*WORKERS, "elastic.modelled.network_gb_per_s=1").elastic.modelled
+
+    async def main():
+        network = Network(section, bucket_bytes=1_000_000_000)
+        first, second = (asyncio.create_task(network.pull(2_000_000_000, f"e0_0-r0.{n}", 1)) for n in range(2))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        began = asyncio.get_running_loop().time()
+        await second
+        return asyncio.get_running_loop().time() - began
+
+    assert run_in_virtual_time(main()) == pytest.approx(2)
 
 
 def test_workers_that_relay_are_hardly_slower_together_than_alone():
