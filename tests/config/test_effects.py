@@ -14,6 +14,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import OnlyWith
 
 BASE = ["model.path=m", "data.path=p.jsonl", "run.dir=r"]
+DRAFTS = ["engine=vllm", "system.speculative_decoding=true"]
 SIM = ["backend=sim", "hardware=h800", "workload=math", "reward=modelled", "model=qwen2.5-7b"]
 
 
@@ -45,11 +46,34 @@ def test_a_warm_up_that_ends_with_the_run_has_its_effect() -> None:
         ([*SIM, "backend.num_cpus=9"], "backend.num_cpus=9"),
         ([*SIM, "engine.num_threads=9"], "engine.num_threads=9"),
         ([*SIM, "weight_sync.timeout_s=9"], "weight_sync.timeout_s=9.0"),
+        ([*SIM, "trainer.kl_coefficient=0.1"], "trainer.kl_coefficient=0.1"),
+        ([*SIM, "trainer.num_minibatches=2", "system=verl"], "trainer.num_minibatches=2"),
+        ([*SIM, "trainer.logits_chunk_tokens=9"], "trainer.logits_chunk_tokens=9"),
+        ([*SIM, "trainer=fsdp", "trainer.shard_gradients=true"], "trainer.shard_gradients=true"),
+        ([*SIM, "trainer=fsdp", "trainer.shard_ranks=1"], "trainer.shard_ranks=1"),
+        ([*SIM, "engine=vllm", "engine.vllm.memory_share=0.5"], "engine.vllm.memory_share=0.5"),
+        ([*SIM, "engine=vllm", "engine.vllm.kv_cache_mb=64"], "engine.vllm.kv_cache_mb=64"),
+        ([*SIM, "engine=vllm", "engine.vllm.enforce_eager=true"], "engine.vllm.enforce_eager=true"),
+        ([*SIM, "engine=vllm", "engine.vllm.max_num_batched_tokens=9"], "engine.vllm.max_num_batched_tokens=9"),
+        ([*SIM, *DRAFTS, "engine.vllm.drafter=ngram"], "engine.vllm.drafter=ngram"),
+        ([*SIM, *DRAFTS, "engine.vllm.draft_length=2"], "engine.vllm.draft_length=2"),
+        ([*SIM, *DRAFTS, "engine.vllm.draft_max_sequences=2"], "engine.vllm.draft_max_sequences=2"),
+        ([*SIM, "engine=vllm", "+engine.vllm.arguments.seed=2"], "engine.vllm.arguments={'seed': 2}"),
     ],
 )
 def test_a_key_that_nothing_looks_at_is_named(words: list[str], named: str) -> None:
     (note,) = keys_without_effect(compose([*BASE, *words]))
     assert note.startswith(named)
+
+
+def test_the_keys_of_vllm_and_of_the_trainer_that_a_modelled_run_follows_are_not_named() -> None:
+    agents = [*SIM, "workload=agents", "engine=vllm", "engine.vllm.prefix_caching=false"]
+    assert keys_without_effect(compose([*BASE, *agents, "trainer.max_tokens_per_microbatch=9000"])) == ()
+
+
+def test_an_experiment_that_a_modelled_run_follows_in_part_is_modelled() -> None:
+    (note,) = keys_without_effect(compose([*BASE, *SIM, "experiment=dapo"]))
+    assert note.startswith("trainer.num_minibatches=16: without effect: only a run with backend.name=ray")
 
 
 def test_a_note_on_what_has_no_effect_names_keys_that_there_are() -> None:

@@ -25,38 +25,40 @@ Degree = Annotated[WorkerCount, Field(ge=1)]
 """GPUs of one engine."""
 
 
-_DRAFTS = (OnlyWith("system.speculative_decoding"), NOT_IN_FINGERPRINT)
+_DRAFTS = (REAL_RUN, OnlyWith("system.speculative_decoding"), NOT_IN_FINGERPRINT)
 
 
 class VllmSection(Section):
-    """What only an engine of vLLM takes."""
+    """What only an engine of vLLM takes; of it a modelled run follows `prefix_caching` alone."""
 
-    memory_share: Annotated[Positive, NOT_IN_FINGERPRINT] = Field(0.9, le=1)
-    """Of each GPU's memory, for weights, activations and KV cache together."""
-    kv_cache_mb: Annotated[Count | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
+    memory_share: Annotated[Positive, REAL_RUN, NOT_IN_FINGERPRINT] = Field(0.9, le=1)
+    """Of each GPU's memory, for weights, activations and KV cache together. A modelled engine has
+    `hardware.memory_share`."""
+    kv_cache_mb: Annotated[Count | None, REAL_RUN, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """KV cache of each GPU, in MB of 2^20 bytes. null takes what is left of the memory share; on a CPU 256. Engines of
     other `degrees` have the same memory: what their weights take less is added."""
     prefix_caching: Annotated[Flag, NOT_IN_FINGERPRINT] = True
     """Keys and values of common beginnings are computed once per policy version; new weights forget them."""
-    enforce_eager: Annotated[Flag | None, NOT_IN_FINGERPRINT] = None
+    enforce_eager: Annotated[Flag | None, REAL_RUN, NOT_IN_FINGERPRINT] = None
     """Start sooner, without compiling the model and recording CUDA graphs, and decode more slowly. null is false on a
     GPU and true on a CPU."""
-    max_num_batched_tokens: Annotated[Count | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
+    max_num_batched_tokens: Annotated[Count | None, REAL_RUN, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """Tokens of one forward pass, prompts and decoding together; null takes vLLM's own choice. On a CPU at least those
     of the longest sequence."""
     drafter: Annotated[Literal["suffix", "ngram", "eagle"] | None, *_DRAFTS] = None
     """What proposes draft tokens. `suffix`: earlier responses and the prompt, by a suffix tree (needs the package
     arctic-inference). `ngram`: the response's own prompt and text. `eagle`: a model beside the policy,
     `draft_model`. null: `suffix` where its package is installed, else `ngram`."""
-    draft_model: Annotated[Path | None, OnlyWith("engine.vllm.drafter", "eagle"), NOT_IN_FINGERPRINT] = None
+    draft_model: Annotated[Path | None, REAL_RUN, OnlyWith("engine.vllm.drafter", "eagle"), NOT_IN_FINGERPRINT] = None
     """A local directory of the EAGLE or EAGLE-3 model that was trained for the policy; its `config.json` says which.
     The policy's weights change, its own do not."""
     draft_length: Annotated[Count, *_DRAFTS] = Field(4, ge=1, le=32)
     """Draft tokens per sequence and pass, at most. vLLM takes it when it starts, so the lengths that
-    `system.speculative_decoding` learns are not carried out, none of 0 either."""
+    `system.speculative_decoding` learns are not carried out, none of 0 either. A modelled engine carries them out, of
+    vLLM too."""
     draft_max_sequences: Annotated[Count | None, *_DRAFTS] = Field(32, ge=1)
     """Larger batches decode plainly: there verifying costs more than it gains. null drafts in all."""
-    arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    arguments: Annotated[dict[str, bool | int | float | str], REAL_RUN] = Field(default_factory=dict)
     """Further arguments of vLLM's AsyncEngineArgs under its own names. A text in brackets or braces is read as JSON."""
 
     @field_validator("arguments")

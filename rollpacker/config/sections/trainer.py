@@ -79,8 +79,9 @@ class TrainerSection(Section):
     entropy_coefficient: Number = Field(0.0, ge=0)
     """Weight of an entropy bonus: the entropy of the policy's distribution at each token is taken off its loss, and
     divided as that is (`loss_normalisation`). 0 computes no gradient of it."""
-    kl_coefficient: Number = Field(0.0, ge=0)
-    """Weight of the KL penalty to the initial policy; 0 loads no reference."""
+    kl_coefficient: Annotated[Number, REAL_RUN] = Field(0.0, ge=0)
+    """Weight of the KL penalty to the initial policy; 0 loads no reference. A modelled run does not count the time of
+    the reference's forward pass."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the penalty is a term of the loss, or a token's reward: then what its response costs from that token on
     is taken off its advantage, which in the mean is the gradient of the whole response's divergence."""
@@ -132,11 +133,12 @@ class TrainerSection(Section):
     """Over-long filtering (DAPO): a response that was cut is left out of the loss: at `max_response_tokens`, and with
     environments at `environment.max_turns` and by its environment, too. Its reward still counts in its group's
     advantages, and it counts in what the loss is divided by, but for `token_mean`."""
-    num_minibatches: Count = Field(1, ge=1)
-    """Optimizer updates per step; 1 is strictly on-policy. Divides `rollout.num_prompts`."""
+    num_minibatches: Annotated[Count, REAL_RUN] = Field(1, ge=1)
+    """Optimizer updates per step; 1 is strictly on-policy. Divides `rollout.num_prompts`. More need a forward pass over
+    the whole batch before the first of them; a modelled run counts one update, without such a pass."""
     max_tokens_per_microbatch: Annotated[Count, NOT_IN_FINGERPRINT] = Field(16384, ge=1)
     """Padded tokens per forward pass."""
-    logits_chunk_tokens: Annotated[Count | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
+    logits_chunk_tokens: Annotated[Count | None, REAL_RUN, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """Response tokens whose logits exist at a time: log-probabilities and entropies are computed chunk by chunk, and
     once more in the backward pass, so that no tensor of all tokens times the vocabulary is made. null makes it: 16,384
     tokens of 152,000 words are 10 GB, several times. With GPUs `placement=auto` sets 1024. Models that change their
@@ -154,11 +156,12 @@ class TrainerSection(Section):
     every sequence; null only what would take more memory whole than the longest one takes in parts."""
     recompute_activations: Annotated[Flag, NOT_IN_FINGERPRINT] = False
     """Keep only each layer's input for the backward pass and compute the rest again: a third more work for a
-    fraction of the memory."""
-    shard_gradients: Annotated[Flag, OnlyWith("trainer.name", "fsdp"), NOT_IN_FINGERPRINT] = False
+    fraction of the memory. A modelled run takes the same time with and without: `hardware.training_efficiency` says
+    what is reached, and has to allow for it."""
+    shard_gradients: Annotated[Flag, REAL_RUN, OnlyWith("trainer.name", "fsdp"), NOT_IN_FINGERPRINT] = False
     """FSDP2 only: sum gradients over the ranks in every backward pass, and keep a rank's part of them. Otherwise each
     rank keeps its own whole ones, 4 bytes per parameter of the model, until they are summed once per update."""
-    shard_ranks: Annotated[WorkerCount | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
+    shard_ranks: Annotated[WorkerCount | None, REAL_RUN, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """FSDP2 only: how many neighbouring ranks share one copy of parameters and optimizer among them; divides
     `data_parallel`. null is all of them, which takes the least memory. With fewer there are several copies, and those
     whose GPUs are lent can stream while engines generate on the others' GPUs; 1 keeps everything on each rank."""
