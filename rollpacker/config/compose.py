@@ -31,7 +31,7 @@ from rollpacker.config.given_file import NO_FILE, GivenFile, take_file
 from rollpacker.config.keys import REQUIRED, legal_keys, nearest, value_at
 from rollpacker.config.launching import is_chosen, single_run_mistake
 from rollpacker.config.mistakes import combined, raise_interruption, raise_mistakes
-from rollpacker.config.optional_sections import base_tree, take_defaults, without_absent
+from rollpacker.config.optional_sections import base_tree, take_defaults, with_defaults_of_deleted, without_absent
 from rollpacker.config.roots import SCORE, TRAIN, Root, Schema_co, conf_dir, groups
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.score_schema import ScoreConfig
@@ -137,7 +137,7 @@ def compose_in(
     """Compose one configuration within a session of that file, as Hydra composes the job `job_num` of a multirun."""
     _refuse_sweeps(session, root, overrides)
     with translated_errors(root):
-        words = [*given.settled, *overrides]
+        words = [*given.settled, *with_defaults_of_deleted(root, overrides)]
         config = session.config_loader.load_configuration(root.name, words, run_mode=RunMode.RUN)
         if job_num is not None:
             with open_dict(config.hydra.job):

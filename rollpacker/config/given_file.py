@@ -2,9 +2,10 @@
 
 Invariant: what the file says counts as a default does, so every other word of the command line overrides it: a key, or
 an option of a group with the keys that it sets and the options that it chooses. Where an option describes its whole
-section, as one of `system` does, the file's section counts no longer. A group of which the file has the section is not
-chosen by default. Relative paths of a run's record lead where they led when the run was started, and those of other
-words begin in the present folder.
+section, as one of `system` does, and the file describes another one there, the file's section counts no longer; single
+settings of the file stay. In a group that no word chooses, the file's section names the option, or lies over the
+default one. Relative paths of a run's record lead where they led when the run was started, and those of other words
+begin in the present folder.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import yaml
 
 from rollpacker.config.keys import legal_keys, nearest, section_names
 from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.optional_sections import mark_empty
 from rollpacker.config.record import CONFIG_FILE, started_in
 from rollpacker.config.roots import Group, Root, conf_dir, groups
 from rollpacker.config.words import literal, shown
@@ -30,10 +32,15 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 _WORD = "config="
+_LEGAL = f"It is the {CONFIG_FILE} in a run's folder, that folder, or a YAML file of your own."
 
 _OF_ONE_OPTION = frozenset({"system", "elastic", "placement", "hardware", "workload", "model", "cluster"})
 """Sections that describe one option each: with what a file has of another one, it would be neither. The other sections
 (engine, trainer, reward, data, environment) have settings and paths that hold for whatever option is chosen."""
+
+_OF_AN_OPTION = frozenset({"name", "automatic", "engine", "trainer"})
+"""Keys by which one of these sections describes an option, and has not only settings beside one: the option's name, or,
+of `placement`, which has none, what its options set."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -57,7 +64,9 @@ class GivenFile:
     values: Mapping[str, Any] = field(default_factory=dict)
     """As the file nests them; every key is legal."""
     settled: tuple[str, ...] = ()
-    """The overrides with which Hydra leaves out the default options of groups that the file settles."""
+    """The overrides with which Hydra leaves out the default options of groups of which the file has the section."""
+    beneath: Mapping[str, Any] = field(default_factory=dict)
+    """What those options set, but for sections that have a name of their own."""
 
     def without(self, sections: Collection[str]) -> GivenFile:
         """The file as if it lacked some sections."""
@@ -67,16 +76,19 @@ class GivenFile:
 
     def over(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """Lay the values over a tree of defaults."""
-        return _laid_over(defaults, self.values)
+        return _laid_over(_laid_over(defaults, self.beneath), self.values)
 
     def beside(self, chosen: Collection[str]) -> GivenFile:
         """The file beside words that choose an option of some groups, or an option that does."""
-        settled = (
-            f"~{name}"
-            for name, group in self._groups().items()
-            if name not in chosen and group.default is not None and _sets_keys(name, group.default)
+        replaced = {name for name in _OF_ONE_OPTION & set(chosen) if _OF_AN_OPTION & set(self.values.get(name) or {})}
+        unchosen = {name: group.default for name, group in self._groups().items() if name not in chosen}
+        defaults = {name: _set_by(name, option) for name, option in unchosen.items() if option is not None}
+        named = self.named()
+        return replace(
+            self.without(replaced),
+            settled=tuple(f"~{name}" for name, keys in defaults.items() if keys),
+            beneath={name: keys for name, keys in defaults.items() if f"{name}.name" not in named},
         )
-        return replace(self.without(_OF_ONE_OPTION & set(chosen)), settled=tuple(settled))
 
     def named(self) -> set[str]:
         """The names of options that the file gives: `engine.name` and the like."""
@@ -92,8 +104,8 @@ class GivenFile:
 NO_FILE = GivenFile()
 
 
-def _sets_keys(group: str, option: str) -> bool:
-    return bool(yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text(encoding="utf-8")))
+def _set_by(group: str, option: str) -> dict[str, Any]:
+    return yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text(encoding="utf-8")) or {}
 
 
 def take_file(root: Root[BaseModel], words: Sequence[str]) -> tuple[GivenFile, list[str]]:
@@ -103,6 +115,8 @@ def take_file(root: Root[BaseModel], words: Sequence[str]) -> tuple[GivenFile, l
         ConfigError: It cannot be read, is no YAML, or has keys that this version does not know.
     """
     paths = [word.removeprefix(_WORD) for word in words if word.startswith(_WORD)]
+    if "" in paths:
+        raise ConfigError(f"`{_WORD}` names no file.", _LEGAL, "Give its path; a variable of the shell may be unset.")
     others = [word for word in words if not word.startswith(_WORD)]
     return (_read(root, Path(paths[0])) if paths else NO_FILE), others
 
@@ -126,7 +140,7 @@ def _read(root: Root[BaseModel], path: Path) -> GivenFile:
     except FileNotFoundError:
         raise ConfigError(
             f"config={path}: {file} does not exist.",
-            f"It is the {CONFIG_FILE} in a run's folder, that folder, or a YAML file of your own.",
+            _LEGAL,
             "Correct the path.",
         ) from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -151,6 +165,7 @@ def _read(root: Root[BaseModel], path: Path) -> GivenFile:
             *_name_mistakes(root, file, values, ""),
         ]
     )
+    mark_empty(root, values)
     folder = started_in(text)
     if folder is not None and folder != Path.cwd():
         values = _led_from(folder, values, _input_paths(root))

@@ -34,6 +34,7 @@ from rollpacker.config.compose import (
 from rollpacker.config.given_file import refuse_file
 from rollpacker.config.launching import LAUNCHER, LauncherSettings, is_chosen, launcher_mistakes, validate_launcher
 from rollpacker.config.mistakes import collected, raise_mistakes
+from rollpacker.config.optional_sections import with_defaults_of_deleted
 from rollpacker.config.roots import DEFAULT_RUN_DIR, TRAIN, groups
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.word_mistakes import sweep_values
@@ -75,7 +76,7 @@ class Sweep:
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """List the overrides of every point that a multirun would run, in Hydra's order; does not validate their values."""
     with hydra_session() as session:
-        return _expand(session, _base(session, without_plus(TRAIN, overrides)))
+        return _expand(session, _base(session, with_defaults_of_deleted(TRAIN, without_plus(TRAIN, overrides))))
 
 
 def point_names(points: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -109,12 +110,12 @@ def compose_sweep(
     `tell` is called with the number of points before they are composed, `complete_point` before each.
     """
     refuse_file(overrides)
-    overrides = without_plus(TRAIN, overrides)
+    overrides = with_defaults_of_deleted(TRAIN, without_plus(TRAIN, overrides))
     with hydra_session() as session:
         base = _base(session, overrides)
         launcher = _launcher(base)
         points = _expand(session, base)
-        _refuse_lost_sweeps(session, base, points)
+        _refuse_lost_sweeps(session, base, points, overrides)
         tell(len(points))
         added = [*_run_dir_overrides(session, points[0]), *_launcher_overrides(launcher, points[0])]
         points = [[*point, *added] for point in points]
@@ -218,8 +219,11 @@ def _expand(session: Hydra, base: DictConfig) -> list[list[str]]:
     return [[*hydra_overrides, *point] for point in itertools.product(*choices.values())]
 
 
-def _refuse_lost_sweeps(session: Hydra, base: DictConfig, points: Sequence[Sequence[str]]) -> None:
+def _refuse_lost_sweeps(
+    session: Hydra, base: DictConfig, points: Sequence[Sequence[str]], overrides: Sequence[str]
+) -> None:
     """Refuse a multirun over options that have sweeps of their own: Hydra takes those of what all points share."""
+    given = set(map(key_of, overrides))  # they win over the sweeps of options
     shared_words, first = set.intersection(*map(set, points)), dict[str, Sequence[str]]()
     for point in points:
         for word in point:
@@ -229,7 +233,7 @@ def _refuse_lost_sweeps(session: Hydra, base: DictConfig, points: Sequence[Seque
         with translated_errors(TRAIN):
             config = session.config_loader.load_configuration(TRAIN.name, list(point), run_mode=RunMode.RUN)
         own, shared = (dict(each.hydra.sweeper.params or {}) for each in (config, base))
-        if lost := {name: value for name, value in own.items() if shared.get(name) != value}:
+        if lost := {name: value for name, value in own.items() if shared.get(name) != value and name not in given}:
             raise ConfigError(
                 f"`{word}` has a sweep of its own: {' '.join(f'{name}={value}' for name, value in lost.items())}.",
                 f"A multirun over several options of `{key_of(word)}` would leave it out.",

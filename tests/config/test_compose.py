@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rollpacker.config.keys import legal_keys, nearest, section_docs, section_na
 from rollpacker.config.record import to_yaml
 from rollpacker.config.roots import TRAIN, conf_dir
 from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.placing.automatic import Chooser
 from rollpacker.runtime.placing.gpus import Gpus
@@ -169,6 +171,21 @@ def test_what_is_deleted_is_absent_or_has_its_default() -> None:
     assert deadlines.start_s > compose(INPUTS).backend.deadlines.start_s
     with pytest.raises(ConfigError, match=r"without model\.shape"):
         compose([*modelled, "~model.shape"])
+
+
+@pytest.mark.parametrize("key", ["requeue", "gpus_per_node", "scratch", "partition", "sbatch", "container.options"])
+def test_a_deleted_key_of_a_section_that_may_be_absent_has_its_default(key: str) -> None:
+    default = operator.attrgetter(key)(ClusterSection(name="h800"))
+    config = compose([*INPUTS, "cluster=h800", f"~cluster.{key}"])
+    assert operator.attrgetter(key)(config.cluster) == default
+    job = compose([*INPUTS, "elastic=slurm", "~elastic.job.time_limit_min"]).elastic.job
+    assert job == compose([*INPUTS, "elastic=slurm"]).elastic.job
+
+
+@pytest.mark.parametrize("word", ["elastic.job.time_limit_min=null", "elastic.job={time_limit_min: null}"])
+def test_null_is_no_way_to_lose_a_section_by_one_of_its_keys(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"elastic\.job\.time_limit_min=null is not legal"):
+        compose([*INPUTS, "elastic=slurm", word])
 
 
 def test_threads_compose_one_after_the_other() -> None:

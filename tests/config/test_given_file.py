@@ -124,6 +124,59 @@ def test_an_option_that_describes_a_whole_section_leaves_nothing_of_the_files(tm
     assert getattr(compose([f"config={tmp_path}", word]), section) == getattr(plain, section)
 
 
+JUDGED = ("reward=judge", "reward.judge.model.path=j")
+
+
+def of_ones_own(tmp_path, content, *words):
+    (tmp_path / "own.yaml").write_text(content)
+    return compose([f"config={tmp_path}/own.yaml", *INPUTS, *words])
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "same"),
+    [
+        (
+            "cluster: {partition: gpu, cpus_per_node: 32, has_shared_files: true}",
+            ["cluster=h800"],
+            ["cluster=h800", "cluster.partition=gpu", "cluster.has_shared_files=true"],
+        ),
+        ("system: {eta_prompts: 1.5}", ["system=tail"], ["system=tail", "system.eta_prompts=1.5"]),
+        (
+            "placement: {judge: 3}",
+            ["placement=separate", "backend.num_gpus=8", "engine.num_engines=4", *JUDGED],
+            ["placement=separate", "placement.judge=3", "backend.num_gpus=8", "engine.num_engines=4", *JUDGED],
+        ),
+        ("model: {download: auto}", ["model=qwen2.5-7b"], ["model=qwen2.5-7b", "model.download=auto"]),
+        ("system: {eta_prompts: 1.5}", [], ["system.eta_prompts=1.5"]),
+        ("system: {batching: plain, reward: batch}", [], ["system.batching=plain", "system.reward=batch"]),
+        ("system:", [], []),
+        ("elastic: {least_stay_s: 7}", [], ["elastic.least_stay_s=7"]),
+    ],
+    ids=str,
+)
+def test_settings_without_the_name_of_an_option_hold_for_the_chosen_or_the_default_one(tmp_path, content, words, same):
+    assert of_ones_own(tmp_path, content, *words, "run.dir=x") == compose([*INPUTS, *same, "run.dir=x"])
+
+
+def test_settings_of_a_group_without_a_default_option_ask_for_one(tmp_path):
+    with pytest.raises(UserError, match="Add cluster=h800"):
+        of_ones_own(tmp_path, "cluster: {partition: gpu}")
+
+
+def test_an_empty_section_is_there_with_its_defaults(tmp_path):
+    config = of_ones_own(tmp_path, "elastic: {name: slurm, max_workers: 4, job: {}}", "cluster=h800")
+    assert config.elastic == compose([*INPUTS, "cluster=h800", "elastic=slurm"]).elastic
+    with pytest.raises(UserError, match=r"`model.shape.num_layers` is not set"):
+        of_ones_own(tmp_path, "model: {shape: {}}")
+
+
+def test_a_word_that_names_no_file_is_refused(tmp_path, monkeypatch):
+    write_record(tmp_path, *FIRST)
+    monkeypatch.chdir(tmp_path)  # an unset variable would take what lies here
+    with pytest.raises(UserError, match="`config=` names no file"):
+        compose(["config=", *INPUTS])
+
+
 def test_a_system_that_an_experiment_chooses_leaves_nothing_of_the_files(tmp_path):
     write_record(tmp_path, *INPUTS, "system=rollpacker")
     assert compose([f"config={tmp_path}", "experiment=dapo"]).system == compose([*INPUTS, "experiment=dapo"]).system

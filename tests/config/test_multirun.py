@@ -42,6 +42,7 @@ class Recorder:
         ["data.domain_weights={math: 1}", "trainer.adam_betas=[0.9,0.99],[0.8,0.9]"],
         ["experiment=demo"],
         ["+data.domain_weights.math=1,2"],
+        ["cluster=slurm", "~cluster.requeue", "run.seed=0,1"],
     ],
     ids=" ".join,
 )
@@ -122,6 +123,14 @@ def test_a_multirun_over_options_with_sweeps_of_their_own_is_refused() -> None:
     one = compose_sweep(["backend=sim", "workload=math", "experiment=table2", "setup=8gpus"])
     assert len({config.system.name for config in one.configs}) > 1
     assert len(compose_sweep([*MODELLED, "system=verl,tail"]).configs) == 2
+
+
+def test_a_word_wins_over_the_sweep_of_an_option_and_loses_nothing() -> None:
+    swept = ["backend=sim", "model=qwen2.5-7b", "run.num_steps=2", "experiment=e2e,table1"]
+    workloads = [config.workload for config in compose_sweep([*swept, "workload=math"]).configs]
+    assert [workload.name for workload in workloads if workload] == ["math", "math"]
+    with pytest.raises(ConfigError, match="`experiment=table1` has a sweep of its own: workload="):
+        compose_sweep(swept)
 
 
 def test_a_word_with_a_prefix_of_hydra_says_how_points_of_jobs_resume() -> None:
