@@ -7,8 +7,10 @@ A folder is one of three:
     anything else        a folder of tables and JSON lines, such as a repository of the Hub; the split of a file is the
                          beginning of its name (train-00000-of-00003.parquet), or the folder of numbered files
 
-Invariant: no file of data is left out unsaid, and no row is read twice. A packed file (.gz) belongs to a split as
-others do, and is refused with it; so are files of two formats.
+Invariant: no file of data is left out unsaid, and no row is read twice. A packed file (.gz) or one of tabs (.tsv)
+belongs to a split as others do, and is refused with it; so are files of two formats. A .json file is of data, as JSON
+lines, where it is called as splits usually are, or as another file of data: others describe the data, such as
+dataset_infos.json.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
     from rollpacker.config.sections.data import PromptFile
 
-_SUFFIXES = frozenset({".parquet", ".arrow", ".csv", ".jsonl", ".ndjson"})
+_SUFFIXES = frozenset({".parquet", ".arrow", ".csv", ".jsonl", ".ndjson", ".json"})
+_TABS = ".tsv"
 _PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip"})
 _SHARD = re.compile(r"([-_.]?\d*-of-\d+(-[0-9a-f]{16})?|[-_.]\d*)$")
 """What the name of one of several files ends with."""
@@ -92,11 +95,16 @@ def _list_of(file: Path, key: str, kind: type) -> list[Any]:
 
 def _found_files(path: Path, file: PromptFile) -> tuple[Path, ...]:
     by_place: dict[tuple[Path, str], list[Path]] = {}
+    of_data: set[tuple[Path, str]] = set()
     for found in sorted(path.rglob("*")):
         hidden = any(part.startswith(".") for part in found.relative_to(path).parts)
-        bare = found.with_suffix("") if found.suffix in _PACKED else found
-        if bare.suffix in _SUFFIXES and found.is_file() and not hidden:
-            by_place.setdefault(_place(path, bare), []).append(found)
+        bare = found.with_suffix("") if _suffix(found) in _PACKED else found
+        if _suffix(bare) in {*_SUFFIXES, _TABS} and found.is_file() and not hidden:
+            place = _place(path, bare)
+            by_place.setdefault(place, []).append(found)
+            if _suffix(bare) != ".json" or place[1] in _NUMBERED:
+                of_data.add(place)
+    by_place = {place: files for place, files in by_place.items() if place in of_data}
     if not by_place:
         raise DataError(
             f"The folder {path} holds no data",
@@ -117,6 +125,10 @@ def _found_files(path: Path, file: PromptFile) -> tuple[Path, ...]:
     return files
 
 
+def _suffix(found: Path) -> str:
+    return found.suffix.lower()
+
+
 def _place(path: Path, found: Path) -> tuple[Path, str]:
     """The folder below `path` that a file's split lies in, and the split's name."""
     name = _SHARD.sub("", found.stem)
@@ -128,13 +140,14 @@ def _place(path: Path, found: Path) -> tuple[Path, str]:
 
 def _check_formats(files: Sequence[Path]) -> None:
     for found in files:
-        if found.suffix in _PACKED:
+        if _suffix(found) not in _SUFFIXES:
+            is_packed = _suffix(found) in _PACKED
             raise DataError(
-                f"{found} is packed",
+                f"{found} is packed" if is_packed else f"{found} has tabs between its values",
                 f"Allowed: files whose names end with {', '.join(sorted(_SUFFIXES))}",
-                "Unpack it, or move it out of the folder",
+                f"{'Unpack' if is_packed else 'Convert'} it, or move it out of the folder",
             )
-    kinds = {found.suffix: found for found in files}
+    kinds = {_suffix(found): found for found in files}
     if len(kinds) > 1:
         first, second = list(kinds.values())[:2]
         raise DataError(

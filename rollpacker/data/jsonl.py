@@ -47,7 +47,7 @@ class JsonLine:
     columns: Mapping[str, str] = field(default_factory=dict)
     """Fields that the file calls otherwise, by our names."""
     made: frozenset[str] = frozenset()
-    """Fields that the file does not have."""
+    """Fields that the file does not have, or has as null."""
     file: PromptFile | None = None
     """Whose settings say how its rows are read; None of a file that has none."""
 
@@ -77,6 +77,8 @@ class JsonLine:
             return self.fields[column]
         found: object = self.fields
         for part in column.split("."):
+            if found is None:
+                return None
             if not isinstance(found, dict) or part not in found:
                 nearest = difflib.get_close_matches(column, self.fields, n=1)
                 raise self.error(
@@ -131,12 +133,14 @@ class JsonLine:
                 remedy = f"{remedy}, or name the column that has it: {columns}"
         if misspelt := self.misspelt(names, similarity=0.6):
             remedy = f"Rename `{misspelt[0]}` to `{misspelt[1]}` in every line"
-        return self.error(f"the field {missing} is missing", f"Fields of this line: {present}", remedy)
+        blank = "".join(f"; `{name}` is {shown(self.fields[name])}" for name in names if name in self.fields)
+        return self.error(f"the field {missing} is missing{blank}", f"Fields of this line: {present}", remedy)
 
     def misspelt(self, names: Sequence[str], similarity: float) -> tuple[str, str] | None:
         """Find a field that is called almost as one of these, and the name that was meant."""
+        others = [each for each in self.fields if each not in names]
         for name in names:
-            if nearest := difflib.get_close_matches(name, self.fields, n=1, cutoff=similarity):
+            if nearest := difflib.get_close_matches(name, others, n=1, cutoff=similarity):
                 return nearest[0], name
         return None
 

@@ -23,15 +23,19 @@ from collections import Counter
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from rollpacker.core.errors import DataError
 from rollpacker.core.ids import Domain
+from rollpacker.data.file_listing import data_files
 from rollpacker.data.jsonl import shown
 from rollpacker.data.rows import JUDGE_FIELDS, READ_FIELDS, read_prompt_rows
-from rollpacker.data.test_cases import CODE_FIELDS, is_filled, read_code_reference
+from rollpacker.data.test_cases import code_fields, is_filled, read_code_reference
+from rollpacker.paths import real_path
 from rollpacker.protocols.references import AnswerReference, FileLine, JudgeReference
 from rollpacker.protocols.rollout import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from rollpacker.config.sections.data import PromptFile
     from rollpacker.data.jsonl import JsonLine
@@ -47,10 +51,18 @@ def load_prompts(files: Iterable[PromptFile]) -> tuple[Prompt, ...]:
     Raises:
         DataError: A file cannot be read, is empty, or has a wrong row; the message names the row.
     """
+    return tuple(prompt for _, prompt in read_prompts(files))
+
+
+def read_prompts(files: Iterable[PromptFile]) -> Iterator[tuple[JsonLine, Prompt]]:
+    """Yield the prompts of some files, each with the line that it was read from; raises as `load_prompts` does."""
     prompts: dict[str, Prompt] = {}
     repeats = Counter[str]()
+    earlier: dict[Path, list[PromptFile]] = {}
     for file in files:
-        for line, prompt in _read_file(file, repeats):
+        _refuse_repeated(file, earlier)
+        for line in read_prompt_rows(file, repeats):
+            prompt = _read_prompt(line, file.domain, file.prompt_suffix)
             first = prompts.setdefault(prompt.key, prompt)
             if first is not prompt:
                 raise line.error(
@@ -58,17 +70,31 @@ def load_prompts(files: Iterable[PromptFile]) -> tuple[Prompt, ...]:
                     'Allowed: an id that no other row has (1 and "1" are the same id)',
                     "Give one of the two rows another id, or delete it",
                 )
-    return tuple(prompts.values())
+            yield line, prompt
+
+
+def _refuse_repeated(file: PromptFile, earlier: dict[Path, list[PromptFile]]) -> None:
+    """Refuse a file that an earlier entry has: its prompts would be trained twice. Other columns make other prompts.
+
+    Args:
+        file: An entry.
+        earlier: Those before, by the files that they have; extended.
+    """
+    for path in dict.fromkeys(map(real_path, data_files(file))):
+        entries = earlier.setdefault(path, [])
+        for other in entries:
+            if other.columns == file.columns:
+                raise DataError(
+                    f"The prompt file {path} is listed twice: by {other.written} and by {file.written}",
+                    "Allowed: each file once, unless its rows are read by other columns",
+                    "Delete one of the two entries",
+                )
+        entries.append(file)
 
 
 def _place(place: Place | None, here: Place) -> str:
     assert place is not None
     return str(place).removeprefix(f"{here.path}, ")
-
-
-def _read_file(file: PromptFile, repeats: Counter[str]) -> Iterator[tuple[JsonLine, Prompt]]:
-    for line in read_prompt_rows(file, repeats):
-        yield line, _read_prompt(line, file.domain, file.prompt_suffix)
 
 
 def _read_prompt(line: JsonLine, default_domain: str | None, suffix: str | None) -> Prompt:
@@ -120,22 +146,21 @@ def _read_text(line: JsonLine, name: str) -> str:
 
 
 def _read_reference(line: JsonLine) -> Reference:
-    code_fields, judge_fields = (
-        [name for name in names if is_filled(line.fields.get(name))] for names in (CODE_FIELDS, JUDGE_FIELDS)
-    )
+    judge_fields = [name for name in JUDGE_FIELDS if is_filled(line.fields.get(name))]
     has_answer = is_filled(line.fields.get("ground_truth"))
-    if has_answer or judge_fields:
-        code_fields = [name for name in code_fields if line.fields[name] != []]
-    if code_fields and judge_fields:
+    code_field = next(iter(code_fields(line)), None)
+    if code_field and line.fields[code_field] == [] and (has_answer or judge_fields):
+        code_field = None
+    if code_field and judge_fields:
         raise line.error(
-            f"the line has both test cases (`{code_fields[0]}`) and `{judge_fields[0]}`",
+            f"the line has both test cases (`{code_field}`) and `{judge_fields[0]}`",
             "Allowed: one kind of reference, since a response has one reward",
             "Delete one of the two",
         )
-    if code_fields:
+    if code_field:
         if not isinstance(line.line, FileLine):
             raise line.error(
-                f"there are test cases (`{code_fields[0]}`) in a table",
+                f"there are test cases (`{code_field}`) in a table",
                 "Allowed: test cases in JSON lines, of which single ones can be read again when a response is scored",
                 f"Convert the table: rollpacker data rows from={line.line.path} out=FILE.jsonl",
             )

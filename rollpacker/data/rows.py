@@ -8,7 +8,7 @@ them. In this order:
 * a `prompt` that is a list of messages is `messages`;
 * the ground truth is cut to what follows `answer_after`;
 * where the first row has no `id`, ids are made: a digest of what the prompt is read from, so that they stay when the
-  file is sorted or extended. Rows that are equal are numbered.
+  file is sorted or extended. Rows that are equal are numbered, over all files that are read together.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ def read_prompt_rows(file: PromptFile, repeats: Counter[str]) -> Iterator[JsonLi
         line = row.with_columns(columns) if columns else row
         if not is_filled(line.fields.get("messages")) and _holds_objects(line):
             line = _with(line, messages=line.fields["prompt"])
-        if file.answer_after is not None:
+        # without the field, its column may be called otherwise
+        if file.answer_after is not None and line.fields.get("ground_truth", "") is not None:
             line = _with(line, ground_truth=_answer(line, file.answer_after))
         if index == 0:
-            has_ids = "id" in line.fields
+            has_ids = line.fields.get("id") is not None
         if not has_ids:
             line = _with(line, id=_made_id(line, repeats))
         yield line
 
 
 def _is_verl(row: JsonLine) -> bool:
-    model = row.fields.get("reward_model")
-    return (
-        "data_source" in row.fields and "prompt" in row.fields and isinstance(model, dict) and "ground_truth" in model
-    )
+    model = row.fields.get("reward_model", {})
+    has_answer = model is None or (isinstance(model, dict) and "ground_truth" in model)
+    return "data_source" in row.fields and "prompt" in row.fields and has_answer
 
 
 def _holds_objects(line: JsonLine) -> bool:
@@ -88,7 +88,9 @@ def _holds_objects(line: JsonLine) -> bool:
 
 
 def _with(line: JsonLine, **fields: object) -> JsonLine:
-    return replace(line, fields=line.fields | fields, made=line.made | (fields.keys() - line.fields.keys()))
+    return replace(
+        line, fields=line.fields | fields, made=line.made | {name for name in fields if line.fields.get(name) is None}
+    )
 
 
 def _answer(line: JsonLine, mark: str) -> str:
@@ -103,14 +105,19 @@ def _answer(line: JsonLine, mark: str) -> str:
     return answer.strip()
 
 
+def digest_of(made_id: str) -> str:
+    """The digest of a made id, without its number: it is the same whatever else is read."""
+    return made_id.partition("-")[0]
+
+
 def _made_id(line: JsonLine, repeats: Counter[str]) -> str:
-    if "id" in line.fields:
+    if line.fields.get("id") is not None:
         raise line.error(
             "there is an `id`, and the first row has none",
             "Allowed: ids of all rows, or of none",
             "Complete the ids, or take them out",
         )
-    content = {name: line.fields[name] for name in sorted(READ_FIELDS & line.fields.keys())}
+    content = {name: line.fields[name] for name in sorted(READ_FIELDS & line.fields.keys() - {"id"})}
     digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=_ID_BYTES).hexdigest()
     repeats[digest] += 1
     return digest if repeats[digest] == 1 else f"{digest}-{repeats[digest]}"

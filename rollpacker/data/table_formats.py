@@ -28,8 +28,8 @@ _MAX_FIELD_CHARS = MAX_LINE_BYTES
 
 def table_format(path: Path) -> str | None:
     """The format of a table, by its name or its first bytes; None of a file that is no table, or cannot be read."""
-    if path.suffix in _FORMATS:
-        return _FORMATS[path.suffix]
+    if form := _FORMATS.get(path.suffix.lower()):
+        return form
     try:
         with open_to_read(path) as file:
             return _BEGINNINGS.get(file.read(4))

@@ -56,6 +56,12 @@ def is_filled(value: object) -> bool:
     return value is not None and not (isinstance(value, str) and not value.strip())
 
 
+def code_fields(line: JsonLine) -> list[str]:
+    """Name the fields that hold test cases; those that hold an empty list only where no other does."""
+    filled = [name for name in CODE_FIELDS if is_filled(line.fields.get(name))]
+    return [name for name in filled if line.fields[name] != []] or filled
+
+
 def read_code_reference(line: JsonLine) -> CodeReference:
     """Check the test cases of a line that has some, and return where they are.
 
@@ -76,7 +82,7 @@ def load_test_cases(reference: CodeReference) -> tuple[TestCase, ...]:
 
 def _read(line: JsonLine) -> tuple[CodeReference, tuple[TestCase, ...]]:
     """Read all test cases of a prompt."""
-    fields = [name for name in CODE_FIELDS if is_filled(line.fields.get(name))]
+    fields = code_fields(line)
     if "private_test_cases" in fields:
         raise line.error(
             "`private_test_cases` of LiveCodeBench are compressed pickles, which can run any code when opened",

@@ -11,9 +11,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import DataError
-from rollpacker.data.prompts import load_prompts
+from rollpacker.data.prompts import load_prompts, read_prompts
+from rollpacker.data.rows import digest_of
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from rollpacker.config.sections.data import DataSection
     from rollpacker.protocols.rollout import Prompt
 
@@ -29,19 +32,25 @@ def load_training_prompts(section: DataSection) -> tuple[tuple[Prompt, ...], lis
         DataError: A file cannot be read or has a wrong row; a prompt was evaluated in two sets; or a domain has no
             prompt left.
     """
-    prompts = load_prompts(section.files)
     if section.solve_rates is None:
-        return prompts[: section.max_prompts], []
+        return load_prompts(section.files)[: section.max_prompts], []
+    prompts: list[Prompt] = []
+    digests: dict[str, str] = {}
+    for line, prompt in read_prompts(section.files):
+        prompts.append(prompt)
+        if "id" in line.made:
+            digests[prompt.key] = digest_of(prompt.key)
     low, high = section.keep_solve_rate
-    rates = _solve_rates(section, {prompt.key for prompt in prompts})
-    known = sum(prompt.key in rates for prompt in prompts)
+    found = _solve_rates(section, {prompt.key for prompt in prompts} - digests.keys(), frozenset(digests.values()))
+    rates = {prompt.key: found.get(digests.get(prompt.key, prompt.key)) for prompt in prompts}
+    known = sum(rate is not None for rate in rates.values())
     if not known:
         raise DataError(
             f"data.solve_rates={section.solve_rates} knows none of the {len(prompts)} prompts",
-            f"It has responses to prompts such as {next(iter(rates))!r}; data.path has {prompts[0].key!r}",
+            f"It has responses to prompts such as {next(iter(found))!r}; data.path has {prompts[0].key!r}",
             _REMEDY,
         )
-    kept = tuple(prompt for prompt in prompts if low <= rates.get(prompt.key, low) <= high)
+    kept = tuple(prompt for prompt in prompts if (rate := rates[prompt.key]) is None or low <= rate <= high)
     for domain in sorted({prompt.domain for prompt in prompts} - {prompt.domain for prompt in kept}):
         raise DataError(
             f"None of the prompts of domain {domain!r} has a solve rate from {low:g} to {high:g}",
@@ -55,8 +64,16 @@ def load_training_prompts(section: DataSection) -> tuple[tuple[Prompt, ...], lis
     ]
 
 
-def _solve_rates(section: DataSection, trained: set[str]) -> dict[str, float]:
-    """The mean reward of each evaluated prompt, by its id."""
+def _solve_rates(section: DataSection, given: AbstractSet[str], digests: AbstractSet[str]) -> dict[str, float]:
+    """The mean reward of each evaluated prompt, by its id.
+
+    Made ids count without their number: equal ones are the same prompt, in whatever set and however often.
+
+    Args:
+        section: With the evaluation.
+        given: Ids of the files of data.path.
+        digests: Of the ids that were made for these.
+    """
     from rollpacker.metrics.evaluation_files import read_newest_responses  # Arrow takes half a second to load
 
     assert section.solve_rates is not None
@@ -64,7 +81,9 @@ def _solve_rates(section: DataSection, trained: set[str]) -> dict[str, float]:
     sets: dict[str, str] = {}
     for row in read_newest_responses(section.solve_rates):
         key = row["prompt"]
-        if (first := sets.setdefault(key, row["set"])) != row["set"] and key in trained:
+        if (digest := digest_of(key)) in digests:
+            key = digest
+        if (first := sets.setdefault(key, row["set"])) != row["set"] and key in given:
             raise DataError(
                 f"data.solve_rates={section.solve_rates} has a prompt {key!r} in two sets, {first} and {row['set']}",
                 "Allowed: prompts of data.path in one set, since ids of two sets may be equal by chance",

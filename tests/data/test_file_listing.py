@@ -39,6 +39,8 @@ def error_of(folder, split=None):
         ["train/0000.parquet", "train/0001.parquet"],
         ["0.jsonl", "1.jsonl"],
         ["aime24.jsonl"],
+        ["part-0.json", "part-1.json"],
+        ["TRAIN-0.CSV", "TRAIN-1.csv"],
     ],
     ids=lambda names: names[0],
 )
@@ -77,3 +79,18 @@ def test_two_formats_of_one_split_are_refused_since_their_rows_may_be_the_same(f
     path = folder("train.csv", "train.jsonl", "test.jsonl")
     assert "train.csv and train.jsonl are one split in two formats" in error_of(path, "train")
     assert names_of(path, "test") == ["test.jsonl"]
+
+
+def test_json_that_is_called_as_a_split_or_as_another_file_is_of_data_and_what_describes_data_is_not(folder):
+    path = folder("train.jsonl", "test.json", "math-0.jsonl", "math-1.json", "dataset_infos.json", "math-infos.json")
+    assert "Its splits: math, test, train\n" in error_of(path)
+    assert names_of(path, "test") == ["test.json"]
+    assert "math-0.jsonl and math-1.json are one split in two formats" in error_of(path, "math")
+    assert "val.json.gz is packed" in error_of(folder("val.json.gz"), "val")
+
+
+def test_values_between_tabs_are_of_a_split_and_refused_with_it(folder):
+    path = folder("train.jsonl", "test.tsv")
+    assert "Its splits: test, train\n" in error_of(path)
+    assert names_of(path, "train") == ["train.jsonl"]
+    assert "test.tsv has tabs between its values" in error_of(path, "test")

@@ -118,7 +118,11 @@ def with_messages(messages):
         (without("domain"), ["the field `domain` is missing"]),
         ({**without("ground_truth"), "groundtruth": "2"}, ["Rename `groundtruth` to `ground_truth`"]),
         (without("prompt"), ["the field `messages` or `prompt` is missing"]),
-        ({**without("prompt"), "messages": None}, ["the field `messages` or `prompt` is missing"]),
+        (
+            {**without("prompt"), "messages": None},
+            ["the field `messages` or `prompt` is missing; `messages` is null", "Add `messages` or `prompt`"],
+        ),
+        ({**without("prompt"), "messages": None, "message": []}, ["Rename `message` to `messages`"]),
         ({**without("prompt"), "message": []}, ["Rename `message` to `messages`"]),
         ({**GOOD, "id": ""}, ['`id` is ""']),
         ({**GOOD, "id": None}, ["`id` is null"]),
@@ -154,6 +158,18 @@ def test_a_wrong_line_is_named_with_its_number_and_what_is_wrong(tmp_path, line,
     assert "line 2: " in message
     for word in words:
         assert word in message
+
+
+def test_a_file_that_two_entries_have_is_refused_unless_other_columns_are_read(tmp_path):
+    row = {"domain": "math", "prompt": "1 + 1 =", "ground_truth": "2", "harder": "1 + 1 + 0 ="}
+    path, link = write(tmp_path / "p.jsonl", row), tmp_path / "other.jsonl"
+    link.symlink_to(path)
+    for twice in ([path, path], [path, link], [tmp_path / "p.jsonl", tmp_path / "x" / ".." / "p.jsonl"]):
+        with pytest.raises(DataError, match=r"p\.jsonl is listed twice: by .* and by "):
+            load_prompts(*twice)
+    harder = PromptFile(path=path, columns={"prompt": "harder"})
+    plain, changed = reading.load_prompts([PromptFile(path=path), harder])
+    assert (plain.text, changed.text) == ("1 + 1 =", "1 + 1 + 0 =")
 
 
 @pytest.mark.parametrize("second", ["a", 1])

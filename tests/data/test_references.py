@@ -159,6 +159,18 @@ def test_blank_fields_of_converted_data_sets_do_not_count(tmp_path):
     assert prompt.reference == AnswerReference(text="5")
 
 
+def test_an_empty_list_beside_test_cases_does_not_count(tmp_path):
+    row = {**CODE, "test_cases": [], "test_list": ["assert f(1) == 1"], "entry_point": "f"}
+    [prompt] = load_prompts(write(tmp_path / "p.jsonl", row))
+    [case] = load_test_cases(prompt.reference)
+    assert "assert f(1) == 1" in case.source
+
+
+def test_a_rubric_that_is_null_is_no_name_that_was_misspelt(tmp_path):
+    [prompt] = load_prompts(write(tmp_path / "p.jsonl", {**CODE, "rubric": None}))
+    assert prompt.reference == AnswerReference(text="")
+
+
 def test_a_rubric_takes_the_ground_truth_as_its_answer(tmp_path):
     row = {**CODE, "rubric": "Be kind.", "ground_truth": 5}
     [prompt] = load_prompts(write(tmp_path / "p.jsonl", row))

@@ -247,6 +247,35 @@ def test_a_prompt_of_messages_is_recognised_beside_messages_that_are_null(tmp_pa
     assert prompt.messages == tuple(VERL["prompt"])
 
 
+def test_a_ground_truth_that_is_null_needs_no_mark(tmp_path):
+    rows = [{"prompt": "6 x 7", "ground_truth": "#### 42"}, {"prompt": "Hi", "ground_truth": None, "rubric": "Kind."}]
+    settings = {"domain": "x", "answer_after": "####"}
+    answered, judged = load_prompts([PromptFile(path=write_lines(tmp_path / "x.jsonl", *rows), **settings)])
+    assert answered.reference == AnswerReference(text="42")
+    assert judged.reference == JudgeReference(rubric="Kind.", answer=None)
+
+
+def test_ids_that_are_null_are_made_as_if_there_were_none(tmp_path):
+    bare = [{name: value for name, value in row.items() if name != "id"} for row in OURS]
+    null = [{**row, "id": None} for row in bare]
+    made, same = (
+        [prompt.key for prompt in load_prompts([PromptFile(path=write_lines(tmp_path / name, *rows))])]
+        for name, rows in (("a.jsonl", bare), ("b.jsonl", null))
+    )
+    assert made == same
+    with pytest.raises(DataError, match="line 2: there is an `id`, and the first row has none"):
+        load_prompts([PromptFile(path=write_lines(tmp_path / "c.jsonl", null[0], OURS[1]))])
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_reward_model_that_is_null_is_a_row_of_verl_without_an_answer(tmp_path, is_first):
+    rows = [{**VERL, "reward_model": None, "prompt": "Play."}, VERL]
+    path = write_lines(tmp_path / "x.jsonl", *(rows if is_first else rows[::-1]))
+    prompts = load_prompts([PromptFile(path=path)])
+    assert sorted(answers(prompts)) == ["", "42"]
+    assert {prompt.domain for prompt in prompts} == {"openai/gsm8k"}
+
+
 def test_test_cases_in_columns_of_other_names_are_read_again_from_their_line(tmp_path):
     row = {"task": "Add.", "checks": ["assert add(1, 2) == 3"], "domain": "code"}
     path = write_lines(tmp_path / "x.jsonl", row)

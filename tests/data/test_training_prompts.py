@@ -6,8 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rollpacker.config.sections.data import DataSection
+from rollpacker.config.sections.data import DataSection, PromptFile
 from rollpacker.core.errors import DataError
+from rollpacker.data.prompts import load_prompts
 from rollpacker.data.training_prompts import load_training_prompts
 
 REWARDS = {"easy": [1, 1, 1, 1], "middle": [0, 1, 1, 0], "hard": [0, 0, 0, 0], "nearly": [1, 1, 1, 0]}
@@ -76,6 +77,24 @@ def test_rates_of_a_prompt_in_two_sets_are_refused_and_those_of_others_are_not(s
     three = write_rates(tmp_path / "three", **two, test={"easy": [0, 0, 0, 0]})
     with pytest.raises(DataError, match=r"a prompt 'easy' in two sets, train and test"):
         load_training_prompts(section(solve_rates=three))
+
+
+def test_rates_of_rows_without_ids_count_in_whatever_sets_they_were_evaluated(section, tmp_path):
+    def write(name, *texts):
+        rows = [{"domain": "math", "prompt": text, "ground_truth": "1"} for text in texts]
+        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return tmp_path / name
+
+    files = [write("a.jsonl", "easy", "middle"), write("b.jsonl", "easy", "middle", "middle", "unknown")]
+    of_a, of_b = (load_prompts([PromptFile(path=file)]) for file in files)
+    rates = write_rates(
+        tmp_path / "made",
+        a={of_a[0].key: [1, 1], of_a[1].key: [1, 1]},
+        b={of_b[0].key: [1, 1], of_b[1].key: [0, 1], of_b[2].key: [0, 1]},
+    )
+    prompts, notes = load_training_prompts(section(path=files, solve_rates=rates))
+    assert [prompt.text for prompt in prompts] == ["middle", "middle", "middle", "unknown"]
+    assert notes == ["Kept 4 of 6 prompts: with a solve rate from 0.05 to 0.95, and 1 that were not evaluated."]
 
 
 def test_a_domain_of_which_nothing_is_left_is_an_error(section, tmp_path):
