@@ -11,7 +11,8 @@ summed as any other, and a token's loss depends on nothing but its own response:
 know. An advantage takes the list of a group's rewards and returns as many numbers.
 
 What a loss reads follows from its parameters. Run as `python -m rollpacker.trainers.own_functions LOSS ADVANTAGE`, each
-perhaps empty, it tries them on a few numbers, and prints `{"problem": ..., "reads": [...]}` as its last line.
+perhaps empty, it tries them on a few numbers, and prints `{"problem": ..., "reads": [...]}` as its last line. A third
+word, `differing`, says that no group has equal rewards.
 """
 
 from __future__ import annotations
@@ -110,16 +111,17 @@ def _try_loss(source: str) -> tuple[str, ...]:
     return loss.reads
 
 
-def main(sources: Sequence[str]) -> None:
+def main(words: Sequence[str]) -> None:
     """Try a loss and an advantage, and print what came of it."""
     problem = ""
     reads: tuple[str, ...] = ()
     try:
-        loss, advantage = sources
+        loss, advantage, *differing = words
         reads = _try_loss(loss) if loss else ()
         if advantage:
-            for rewards in ([0.0, 1.0, 1.0, 0.5], [1.0] * 4):  # groups of equal rewards are the commonest
-                own_advantage(advantage)(rewards)
+            own_advantage(advantage)([0.0, 1.0, 1.0, 0.5])
+            if not differing:
+                own_advantage(advantage)([1.0] * 4)
     except UnusableFunction as error:
         problem = str(error)
     except ConfigError as error:

@@ -11,14 +11,23 @@ from rollpacker.config.sections.losses import is_own
 from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rollpacker.config.sections.trainer import TrainerSection
 
 _LIMIT_S = 60.0
 """To load torch from a slow disk, and whatever the user's module imports."""
 
 
-def try_own_functions(section: TrainerSection, max_staleness: int) -> tuple[str, ...] | None:
+def try_own_functions(
+    section: TrainerSection, max_staleness: int, *, has_equal_groups: bool = True
+) -> tuple[str, ...] | None:
     """Have a resolved section's own functions compute a few numbers; gives what its own loss reads, None without one.
+
+    Args:
+        section: With the functions.
+        max_staleness: Of the tokens that are trained.
+        has_equal_groups: An advantage may get a group of equal rewards, and has to take it.
 
     Raises:
         ConfigError: One cannot be imported, takes other parameters, raises, hangs, or returns something else; or the
@@ -28,7 +37,8 @@ def try_own_functions(section: TrainerSection, max_staleness: int) -> tuple[str,
     for key, source in (("loss", section.loss), ("advantage", section.advantage)):
         if source is None or not is_own(source):
             continue
-        answer = _answer(source, is_loss=key == "loss")
+        words = [source, ""] if key == "loss" else ["", source]
+        answer = _answer(words if has_equal_groups else [*words, "differing"])
         if answer["problem"]:
             raise ConfigError(
                 f"trainer.{key}={source} cannot be used: {answer['problem']}.",
@@ -49,8 +59,7 @@ def try_own_functions(section: TrainerSection, max_staleness: int) -> tuple[str,
     return reads
 
 
-def _answer(source: str, *, is_loss: bool) -> Any:
-    words = [source, ""] if is_loss else ["", source]
+def _answer(words: Sequence[str]) -> Any:
     try:
         ended = subprocess.run(  # noqa: S603  (the user's own function, by name)
             [sys.executable, "-P", "-m", "rollpacker.trainers.own_functions", *words],

@@ -120,6 +120,13 @@ def test_a_function_that_cannot_be_used_is_a_mistake_that_says_why(source, key, 
         try_own_functions(resolved(TrainerSection(**{key: source(name)})), 0)
 
 
+def test_an_advantage_need_not_take_equal_rewards_where_no_group_has_them(source):
+    section = resolved(TrainerSection(advantage=source("of_a_spread_group")))
+    assert try_own_functions(section, 0, has_equal_groups=False) is None
+    with pytest.raises(ConfigError, match="it returned"):
+        try_own_functions(resolved(TrainerSection(advantage=source("too_few"))), 0, has_equal_groups=False)
+
+
 def test_a_loss_that_does_not_read_what_sampled_stale_tokens_needs_a_correction(source):
     section = TrainerSection(loss=source("plain"))
     with pytest.raises(ConfigError, match="Take `behaviour` as a parameter"):

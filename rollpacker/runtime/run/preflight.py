@@ -175,7 +175,7 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
     look(lambda: _check_callbacks(config))
     loss_reads = None
     if _runs_in_this_environment(config):
-        loss_reads = look(lambda: try_own_functions(config.objective, config.system.max_staleness))
+        loss_reads = look(lambda: _try_own_functions(config))
     raise_mistakes(mistakes)
     assert model is not None
     assert num_prompts_by_domain is not None
@@ -204,6 +204,12 @@ def validate_all(configs: Sequence[RunConfig], run_facts_of: RunFactsOf = RealRu
             resolved_runs.append(validate(config, run_facts_of))
     raise_mistakes(mistakes)
     return tuple(resolved_runs)
+
+
+def _try_own_functions(config: RunConfig) -> tuple[str, ...] | None:
+    """Dynamic sampling drops groups of equal rewards, before over-long shaping: that may make rewards equal again."""
+    drops_equal_groups = config.system.dynamic_sampling and config.reward.overlong_buffer_tokens is None
+    return try_own_functions(config.objective, config.system.max_staleness, has_equal_groups=not drops_equal_groups)
 
 
 def _few_enough(config: RunConfig, num_prompts: Mapping[str, int]) -> Mapping[str, int]:

@@ -165,6 +165,18 @@ def test_a_loss_of_ones_own_that_leaves_the_gap_to_vllm_uncorrected_is_noted(
     assert ["trainer.mismatch=token_truncate" in note for note in notes] == [True] * is_noted
 
 
+def test_an_advantage_of_ones_own_gets_equal_rewards_where_such_groups_are_trained(inputs: list[str]) -> None:
+    folder = Path(inputs[0].removeprefix("model.path=")).parent
+    (folder / "mine.py").write_text(
+        "def spread(rewards):\n    return [r / (max(rewards) - min(rewards)) for r in rewards]"
+    )
+    words = [*inputs, f"trainer.advantage={folder}/mine.py:spread"]
+    validate(compose([*words, "system=dapo"]))
+    for trained in (["system=verl"], ["system=dapo", "reward.overlong_buffer_tokens=16"]):  # shaped after sampling
+        with pytest.raises(ConfigError, match="it raised ZeroDivisionError"):
+            validate(compose([*words, *trained]))
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can lend this process another user's rights")
 def test_a_folder_of_another_user_cannot_be_written() -> None:
     with tempfile.TemporaryDirectory() as name:
