@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -36,22 +36,23 @@ def compute(text: str) -> Fraction:
         ZeroDivisionError: It divides by 0.
     """
     expression = text.strip()
-    value = _value_of(ast.parse(expression, mode="eval").body, expression)
+    value = _value_of(ast.parse(expression, mode="eval").body, expression.encode().splitlines())
     if max(abs(value.numerator), value.denominator) >= 10**_MOST_DIGITS:
         raise ValueError("the value is too long")
     return value
 
 
-def _value_of(node: ast.expr, text: str) -> Fraction:
+def _value_of(node: ast.expr, lines: Sequence[bytes]) -> Fraction:
+    """Compute a part of an expression; its columns count bytes of these lines."""
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return Fraction(number)
         case ast.Constant(value=float()):
-            return _fraction_of(ast.get_source_segment(text, node) or "")
+            return _fraction_of(lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode())
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value_of(operand, text)
+            return -_value_of(operand, lines)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_value_of(left, text), _value_of(right, text))
+            return _OPERATORS[type(op)](_value_of(left, lines), _value_of(right, lines))
     raise ValueError("only numbers, + - * / and parentheses")
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 from typing import Any
 
@@ -47,6 +48,15 @@ def test_a_calculator_takes_numbers_as_they_are_written():
     assert calculate("12345678901234567890.5 * 2") == "24691357802469135781"
     assert calculate("(.1 +\n0.20000000000000000001 + 1_0.) * 1e2") == "1030000000000000000001/1000000000000000000"
     assert calculate("1E-400 * 1e+400") == "1"
+
+
+def test_an_expression_of_thousands_of_numbers_is_computed_at_once():
+    text = "1.25"
+    for _ in range(14):
+        text = f"({text} +\n{text})"
+    began = time.perf_counter()
+    assert compute(text) == Fraction(5, 4) * 2**14
+    assert time.perf_counter() - began < 10  # line by line for each number, it took minutes
 
 
 @pytest.mark.parametrize("kind", [FrozenLake, SokobanMini])

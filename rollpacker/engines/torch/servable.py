@@ -42,12 +42,14 @@ def require_servable(model: Any) -> None:
     elif any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):  # as RoBERTa's
         what = "counts positions from the one behind its padding token's id"
     else:
-        model(
-            input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), past_key_values=cache, use_cache=True
-        )
-        if _is_filled(cache):
-            return
+        token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         what = "does not keep its state in past_key_values"
+        try:
+            model(input_ids=token, past_key_values=cache, use_cache=True)
+            if _is_filled(cache):
+                return
+        except ValueError as error:  # as MiniMax refuses a cache that is not its own
+            what = f"says: {str(error).rstrip('.')}"
     raise ModelError(
         f"The torch engine cannot serve a {config.model_type} model: {type(model).__name__} {what}.",
         "It extends past_key_values by tokens whose position_ids count from 0.",
