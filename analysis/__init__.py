@@ -30,7 +30,7 @@ What the paper does not show, all modelled on 16 H800 with the 7B model unless s
   responses per GPU and no tail (1.00x). Where rollout is a fifth of the step, 1.3x becomes 1.1x.
 * More GPUs (`fig14`, `scaling`). With four prompts per GPU the speedup of 14B over veRL stays at 2.0x from 32 GPUs to
   128, and samples per second grow by 3.9 (the paper's by 2.2); with a prompt per engine of 32B it grows from 2.4x on
-  128 to 2.6x on 1,024. A modelled step of 8,192 GPUs takes 2 to 7 s to compute.
+  128 to 2.6x on 1,024. A modelled step of 8,192 GPUs takes seconds of a processor: `scaling` shows how many.
 * What each lever adds (`ladder`): draft tokens, context parallelism by length, length history, streaming and rewards,
   alone, together and left out, with trained length and waste beside the time. With 14B `ours-exact` is 2.02x as
   fast as plain batches and trains their samples, `rollpacker` 1.96x; `ours` has 2.13x and 0.95 of the policy's length.

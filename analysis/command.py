@@ -161,9 +161,7 @@ def _answer(question: _Question) -> None:
         _note(failure)
     numbers = _gather(exhibits, question.runs, question.scale, failures)
     if question.what == "verdicts":
-        is_whole = question.backend == "sim" and question.scale is None and not failures
-        must_accept = question.must_accept and not failures
-        _compare_claims(numbers, console, must_accept=must_accept, is_whole=is_whole)
+        _compare_claims(numbers, question, console, has_failed=bool(failures))
     else:
         _draw(exhibits, numbers, question, console)
     if failures:
@@ -212,29 +210,39 @@ def _gather(
             "An exhibit is drawn from runs, by runs=DIR, or from modelled ones.",
             "Model them: add backend=sim.",
         )
-    numbers = {exhibit.name: exhibit.gather(Runs(runs=runs, setup=scale or exhibit.setups[0])) for exhibit in exhibits}
+    numbers: dict[str, Numbers] = {}
     for exhibit in exhibits:
         failed = [" ".join(text.split()) for name in exhibit.experiments for text in failures.get(name, ())]
-        own = numbers[exhibit.name]
+        drawn_from = Runs(runs=runs, setup=scale or exhibit.setups[0])
+        own = exhibit.gather(drawn_from)
         numbers[exhibit.name] = replace(own, missing=(*own.missing, *failed))
+        problems += drawn_from.left_out
     missing = [f"{name}: {sentence}" for name, of_exhibit in numbers.items() for sentence in of_exhibit.missing]
-    for sentence in [*problems, *missing]:
+    for sentence in [*dict.fromkeys(problems), *missing]:
         _note(sentence)
     return numbers
 
 
-def _compare_claims(numbers: Mapping[str, Numbers], console: Terminal, *, must_accept: bool, is_whole: bool) -> None:
+def _compare_claims(
+    numbers: Mapping[str, Numbers], question: _Question, console: Terminal, *, has_failed: bool
+) -> None:
     """Fail if a claim is lost; where every run was modelled, one without a run is, too."""
+    if not any(of_exhibit.claims for of_exhibit in numbers.values()):
+        console.print(f"No claim is about runs of scale={question.scale}: there is nothing to compare.")
+        return
     console.print(_verdicts(numbers))
-    if must_accept:
+    if question.must_accept and not has_failed:
         accept(numbers)
         return
-    lost, unchecked = lost_claims(numbers), unchecked_claims(numbers)
-    if is_whole:
+    lost = lost_claims(numbers)
+    unchecked = unchecked_claims(numbers) if question.scale in {None, PAPER_SETUP} else []  # else none is recorded
+    is_modelled = question.backend == "sim"
+    if is_modelled and not has_failed:
         lost += unchecked
     elif unchecked:
-        said = f"{len(unchecked)} claims that stood in the record have no run here; backend=sim models what is missing."
-        console.print(Text.assemble(("incomplete", "yellow"), " ", said), soft_wrap=True)
+        said = f"{len(unchecked)} claims that stood in the record have no run here"
+        advice = "" if is_modelled else "; backend=sim models what is missing"
+        console.print(Text.assemble(("incomplete", "yellow"), f" {said}{advice}."), soft_wrap=True)
     for sentence in lost:
         console.print(Text.assemble(("lost", "red"), " ", sentence), soft_wrap=True)
     if lost:

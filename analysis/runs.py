@@ -180,6 +180,8 @@ class Runs:
     """Of the runs that are drawn."""
     missing: list[str] = field(default_factory=list)
     """A sentence for each thing that was looked for and is not there."""
+    left_out: list[str] = field(default_factory=list)
+    """A sentence for each run that another one of its seed stands for: no number lacks it."""
 
     def models(self, *names: str) -> tuple[str, ...]:
         """The models to draw: these, which are the paper's; at another size those that there are runs of."""
@@ -210,13 +212,13 @@ class Runs:
         whole = {"setup": self.setup, "study": ""} | wanted
         found = [run for run in self.runs if all(getattr(run, name) == value for name, value in whole.items())]
         if not found:
-            self._miss(f"no run with {described}")
+            _note(self.missing, f"no run with {described}")
         elif absent := self._seeds(whole) - {run.seed for run in found}:
-            self._miss(f"no run with {described}, seed {', '.join(map(str, sorted(absent)))}")
+            _note(self.missing, f"no run with {described}, seed {', '.join(map(str, sorted(absent)))}")
         kept = self._one_per_seed(found)
         for run in kept:
             if not run.is_finished:
-                self._miss(f"{run.folder} has only {len(run.steps)} steps so far")
+                _note(self.missing, f"{run.folder} has only {len(run.steps)} steps so far")
         return kept
 
     def _one_per_seed(self, found: Iterable[Run]) -> list[Run]:
@@ -224,7 +226,7 @@ class Runs:
         kept: dict[int, Run] = {}
         for run in sorted(found, key=lambda run: (run.is_finished, len(run.steps)), reverse=True):
             if kept.setdefault(run.seed, run) is not run:
-                self._miss(f"{run.folder} is left out: {kept[run.seed].folder} has its seed, {run.seed}")
+                _note(self.left_out, f"{run.folder} is left out: {kept[run.seed].folder} has its seed, {run.seed}")
         return [kept[seed] for seed in sorted(kept)]
 
     def _seeds(self, wanted: Mapping[str, object]) -> set[int]:
@@ -232,9 +234,10 @@ class Runs:
         shared = {name: wanted[name] for name in ("setup", "study", "model") if name in wanted}
         return {run.seed for run in self.runs if all(getattr(run, name) == value for name, value in shared.items())}
 
-    def _miss(self, what: str) -> None:
-        if what not in self.missing:
-            self.missing.append(what)
+
+def _note(sentences: list[str], sentence: str) -> None:
+    if sentence not in sentences:
+        sentences.append(sentence)
 
 
 def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:

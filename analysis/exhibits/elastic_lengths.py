@@ -12,7 +12,7 @@ from typing import Final
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.exhibits.elastic_workers import throughput
+from rollpacker.analysis.exhibits.elastic_workers import SERIES, throughput
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
@@ -22,7 +22,6 @@ LENGTHS: Final = {1150: 5.0, 1850: 8.0, 2540: 11.0, 3300: 14.0}
 WORKERS: Final = (2, 3, 4, 5, 6, 8)
 
 THROUGHPUT, COST, BEST = "throughput over none", "tokens per dollar", "best number of workers"
-SERIES: Final = "rollout workers"
 _PANELS: Final = {THROUGHPUT: ("throughput", "x"), COST: ("cost", "x"), BEST: ("workers", "workers")}
 
 

@@ -22,7 +22,8 @@ NUM_FIRST_STEPS: Final = 5
 """Left out: workers start in the first one, and the seeding time is learned."""
 
 THROUGHPUT, COST = "trained tokens per second", "tokens per dollar, over none"
-POLYRL, OWN, IDEAL = "PolyRL", "our workers", "no GPU ever idle"
+SERIES: Final = "rollout workers"
+IDEAL: Final = "no GPU ever idle"
 
 
 def gather(runs: Runs) -> Numbers:
@@ -42,10 +43,11 @@ def gather(runs: Runs) -> Numbers:
             (THROUGHPUT, "tokens/s", rates, reported.get(number)),
             (COST, "x", relative, reported[number] / reported[0] / dearer if number in reported else None),
         ):
-            ours = Place(panel=panel, x=float(number), unit=unit, series=OWN).ours(values)
+            place = Place(panel=panel, x=float(number), unit=unit, series=SERIES)
+            ours = place.ours(values)
             points.append(ours)
             if paper is not None:
-                points.append(Place(panel=panel, x=float(number), unit=unit, series=POLYRL).paper(paper))
+                points.append(place.paper(paper))
                 if number:
                     text = f"Qwen3-8B with {number} workers: {panel}"
                     neutral = reported[0] if panel == THROUGHPUT else 1.0

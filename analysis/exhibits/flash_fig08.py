@@ -28,7 +28,9 @@ def gather(runs: Runs) -> Numbers:
     """Rollout times, and their ratios."""
     times = {row.x: row.y for row in paper_rows("flash_fig08")}
     of_paper = times["prompt"] / times["sample"]
-    points: list[Point | None] = [Place(panel=SPEEDUP, x=float(OF_PAPER), unit="x").paper(of_paper)]
+    points: list[Point | None] = [
+        Place(panel=SPEEDUP, x=float(OF_PAPER), unit="x", series=title).paper(of_paper) for title in WORKLOADS.values()
+    ]
     claims = []
     for workload, title in WORKLOADS.items():
         for number in NUM_RESPONSES:

@@ -38,12 +38,12 @@ DECIDED = {
 DEFAULT_SYSTEMS = ("verl", "rlhfuse", "rollpacker")
 """Of these those that `conf/system` has; the first is plain batching."""
 
-TRAINER_DEGREES = ("trainer.tensor_parallel", "trainer.pipeline_parallel", "trainer.context_parallel")
+TRAINER_DEGREES = {"trainer.tensor_parallel", "trainer.pipeline_parallel", "trainer.context_parallel"}
 
-DEGREE_KEY = "engine.tensor_parallel="
+DEGREE_KEY = "engine.tensor_parallel"
 """As an argument, it fixes the degree."""
 
-_LIMIT = "rollout.max_response_tokens="
+_LIMIT = "rollout.max_response_tokens"
 _MOST_CUT = 0.1
 """Of the responses, at a limit that nobody chose."""
 
@@ -81,7 +81,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[Question, list[str]]:
         for argument in others
         if (key := key_of(argument)) in DECIDED
     ]
-    keys = {key_of(argument) for argument in others}
+    keys = set(map(key_of, others))
     if not own["gpus"] and "experiment" not in keys:
         mistakes.append(
             ConfigError("`gpus` is not set.", "The number of GPUs that you have in mind.", "Add gpus=32, for example.")
@@ -176,14 +176,15 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Sp
     from rollpacker.config.compose import compose
     from rollpacker.runtime.run.preflight import validate
 
+    keys = set(map(key_of, words))
     num_gpus = question.num_gpus or _gpus_of_experiment(words)
     own = ["backend=sim", f"run.dir={folder}", f"engine.num_engines={math.lcm(num_gpus, MANY_ENGINES)}"]
     bases = {system: compose([*words, *own, f"system={system}"]) for system in question.systems}
     first = bases[question.systems[0]]
     lengths = length_facts(first)  # before the degrees: none would fit lengths that cannot be read
-    if not any(word.startswith(_LIMIT) for word in words):
+    if _LIMIT not in keys:
         _refuse_cut(lengths, is_default=first.rollout.max_response_tokens == _default_limit())
-    if not any(word.startswith(TRAINER_DEGREES) for word in words) and _shares_nothing(first):
+    if not keys & TRAINER_DEGREES and _shares_nothing(first):
         degree = trainer_degree(first)
         bases = {system: changed(config, {"trainer.tensor_parallel": degree}) for system, config in bases.items()}
         first = bases[question.systems[0]]
@@ -195,7 +196,7 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Sp
     space = Space(
         bases=bases,
         num_gpus=num_gpus,
-        degrees_by_gpus=_degrees_by_gpus(first, num_gpus, is_fixed=any(w.startswith(DEGREE_KEY) for w in words)),
+        degrees_by_gpus=_degrees_by_gpus(first, num_gpus, is_fixed=DEGREE_KEY in keys),
         rho=first.workload.rho,
         varies_rho=not lengths.names_prompts,
         num_seeds=question.num_seeds,

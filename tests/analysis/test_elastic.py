@@ -32,19 +32,16 @@ def write_workers(folder, numbers=(0, 1, 4)):
 def test_throughput_counts_all_time_of_the_later_steps_and_a_dollar_buys_it(tmp_path):
     write_workers(tmp_path)
     numbers = numbers_of(elastic_workers, tmp_path)
-    ours = [point for point in numbers.points if point.series == elastic_workers.OWN]
+    ours = [point for point in numbers.points if point.source is not Source.PAPER]
     assert {point.source for point in ours} == {Source.MODELLED}
-    assert dict(series(numbers, elastic_workers.THROUGHPUT)[elastic_workers.OWN]) == {
-        0.0: 10_000,
-        1.0: 12_000,
-        4.0: 18_000,
-    }
-    per_dollar = dict(series(numbers, elastic_workers.COST)[elastic_workers.OWN])
-    assert per_dollar == {
+    throughput = {point.x: point.y for point in ours if point.panel == elastic_workers.THROUGHPUT}
+    assert throughput == {0.0: 10_000, 1.0: 12_000, 4.0: 18_000}
+    assert {point.x: point.y for point in ours if point.panel == elastic_workers.COST} == {
         0.0: 1,
         1.0: pytest.approx(1.2 / (1 + 5.32 / 83.79)),
         4.0: pytest.approx(1.8 * 83.79 / 105.07),
     }
+    assert (numbers.frame()["relative_error"].dropna().abs() < 1e-9).tolist() == [True] * 6
     standings = {claim.text: claim.standing for claim in numbers.claims}
     assert standings["Qwen3-8B with 4 workers: trained tokens per second"] is Standing.REPRODUCED
     assert standings["Qwen3-8B with 2 workers: trained tokens per second"] is Standing.UNKNOWN
@@ -136,7 +133,7 @@ def test_the_best_number_of_workers_is_the_one_with_the_most_tokens_per_dollar(t
         elastic_lengths.COST: (14.0, pytest.approx(1.6 / (1 + 3 * 5.32 / 83.79))),
     }
     assert numbers.frame()["relative_error"].notna().sum() == len(ours)
-    assert {point.series for point in numbers.points} == {elastic_lengths.SERIES}
+    assert {point.series for point in numbers.points} == {elastic_workers.SERIES}
 
 
 def test_workers_and_a_system_gain_together_a_share_of_the_product_of_what_each_gains(tmp_path):

@@ -55,8 +55,8 @@ def test_a_legend_ends_within_the_figure_in_as_few_rows_as_that_leaves(names, nu
 
 def test_rollout_workers_do_not_have_the_colour_of_the_system_ours(tmp_path):
     for exhibit, series, panel in (
-        (elastic_workers, elastic_workers.OWN, elastic_workers.THROUGHPUT),
-        (elastic_lengths, elastic_lengths.SERIES, elastic_lengths.BEST),
+        (elastic_workers, elastic_workers.SERIES, elastic_workers.THROUGHPUT),
+        (elastic_lengths, elastic_workers.SERIES, elastic_lengths.BEST),
     ):
         figure = exhibit.draw(Numbers(points=[point(series, panel=panel)]))
         assert SYSTEM_COLORS["ours"] not in drawn_colors(figure)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from rollpacker.analysis.exhibits import fig06, fig11, fig12, fig13, length_bias, limits, sensitivity, table3
+from rollpacker.analysis.command import _gather
+from rollpacker.analysis.exhibits import EXHIBITS, fig06, fig11, fig12, fig13, length_bias, limits, sensitivity, table3
 from rollpacker.analysis.numbers import Source
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from tests.analysis.written_runs import numbers_of, write_run
@@ -15,9 +16,19 @@ def test_of_two_runs_of_a_seed_the_one_that_got_farthest_is_drawn_and_the_other_
     write_run(tmp_path / "d", "verl", [4.0] * 5, seed=1)
     runs = Runs(runs=read_runs(list(find_runs(tmp_path)))[0])
     assert [run.folder.name for run in runs.of(system="verl")] == ["b", "d"]
-    assert sorted(runs.missing) == [
+    assert sorted(runs.left_out) == [
         f"{tmp_path}/{name} is left out: {tmp_path}/b has its seed, 0" for name in ("a", "c")
     ]
+    assert not runs.missing
+
+
+def test_a_run_that_is_left_out_for_another_is_printed_once_and_leaves_no_exhibit_incomplete(tmp_path, capsys):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, "verl", [4.0], model="Qwen2.5-14B", task="code", modelled=True)
+    exhibits = [EXHIBITS["fig07a"], EXHIBITS["table1"]]
+    numbers = _gather(exhibits, tmp_path, None, {})
+    assert not numbers["fig07a"].missing
+    assert capsys.readouterr().err.count("b is left out") == 1
 
 
 @pytest.mark.parametrize(

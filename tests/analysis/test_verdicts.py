@@ -81,12 +81,33 @@ def test_every_claim_of_the_record_is_one_that_an_exhibit_makes():
 def test_a_part_of_the_runs_is_checked_with_a_count_of_the_claims_that_have_none(tmp_path, run, capsys):
     assert main(["analysis", "verdicts", f"runs={tmp_path}"]) == 0
     recorded = len(verdicts.unchecked_claims({}))
-    assert f"incomplete {recorded} claims that stood in the record have no run here" in capsys.readouterr().out
+    said = f"incomplete {recorded} claims that stood in the record have no run here; backend=sim models what is missing"
+    assert said in capsys.readouterr().out
 
 
-def test_where_every_run_was_modelled_a_claim_without_one_is_lost(tmp_path, run, capsys, monkeypatch):
+@pytest.mark.parametrize("words", [["scale=8gpus"], ["scale=8gpus", "backend=sim"], ["scale=tiny"], ["scale=walks"]])
+def test_runs_of_a_size_that_the_record_is_not_of_are_not_held_to_lack_its_claims(
+    words, tmp_path, run, capsys, monkeypatch
+):
     monkeypatch.setattr("rollpacker.analysis.command.make_missing_runs", lambda *_, **__: {})
+    assert main(["analysis", "verdicts", *words, f"runs={tmp_path}"]) == 0
+    printed = capsys.readouterr().out
+    assert "incomplete" not in printed
+    assert ("there is nothing to compare" in printed) == ("scale=walks" not in words)  # which has claims of its own
+
+
+def test_where_a_run_failed_that_could_be_modelled_nobody_is_told_to_model_it(tmp_path, run, capsys, monkeypatch):
+    failed = {"table1": ["runs/x failed: no memory"]}
+    monkeypatch.setattr("rollpacker.analysis.command.make_missing_runs", lambda *_, **__: failed)
     assert main(["analysis", "verdicts", "backend=sim", f"runs={tmp_path}"]) == 1
+    printed = capsys.readouterr().out
+    assert "claims that stood in the record have no run here.\n" in printed
+
+
+@pytest.mark.parametrize("scale", [[], ["scale=paper"]])
+def test_where_every_run_was_modelled_a_claim_without_one_is_lost(scale, tmp_path, run, capsys, monkeypatch):
+    monkeypatch.setattr("rollpacker.analysis.command.make_missing_runs", lambda *_, **__: {})
+    assert main(["analysis", "verdicts", "backend=sim", *scale, f"runs={tmp_path}"]) == 1
     out, err = capsys.readouterr()
     first = verdicts.unchecked_claims({})[0]
     assert f"lost {first}" in out
