@@ -48,7 +48,7 @@ STEPS = TableSchema(
         seconds("step_time_s", "From the start of the rollout until every engine holds the new weights"),
         seconds("rollout_time_s", "From the first launch until the batch was complete"),
         replace(
-            seconds("exposed_reward_time_s", "From the end of the last response until the rewards made the batch complete"),
+            seconds("exposed_reward_time_s", "From the end of the last response until rewards completed the batch"),
             former_name="reward_time_s",
         ),
         seconds("train_time_s", "From the first forward pass of the trainer until the update was done"),
