@@ -117,6 +117,9 @@ def take_file(root: Root[BaseModel], words: Sequence[str]) -> tuple[GivenFile, l
     paths = [word.removeprefix(_WORD) for word in words if word.startswith(_WORD)]
     if "" in paths:
         raise ConfigError(f"`{_WORD}` names no file.", _LEGAL, "Give its path; a variable of the shell may be unset.")
+    if len(paths) > 1:
+        files = ", ".join(f"{_WORD}{path}" for path in paths)
+        raise ConfigError(f"Several files: {files}.", "A run takes one.", "Leave one of them, or join them.")
     others = [word for word in words if not word.startswith(_WORD)]
     return (_read(root, Path(paths[0])) if paths else NO_FILE), others
 

@@ -177,6 +177,12 @@ def test_a_word_that_names_no_file_is_refused(tmp_path, monkeypatch):
         compose(["config=", *INPUTS])
 
 
+def test_of_two_files_none_is_left_out_unsaid(tmp_path):
+    write_record(tmp_path, *FIRST)
+    with pytest.raises(UserError, match=r"Several files: config=.*, config=other.yaml"):
+        compose([f"config={tmp_path}", "config=other.yaml", *INPUTS])
+
+
 def test_a_system_that_an_experiment_chooses_leaves_nothing_of_the_files(tmp_path):
     write_record(tmp_path, *INPUTS, "system=rollpacker")
     assert compose([f"config={tmp_path}", "experiment=dapo"]).system == compose([*INPUTS, "experiment=dapo"]).system
