@@ -96,12 +96,14 @@ def tree_of(pid: int) -> Iterator[int]:
 
 def children_of(pid: int) -> list[int]:
     """Of all its threads; none when it has ended."""
-    found: list[int] = []
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 only names, and looked at often
-            found += [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split()]
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 only names, and looked at often
     except OSError:
-        pass
+        return []
+    found: list[int] = []
+    for thread in threads:
+        with contextlib.suppress(OSError):  # it has ended; another one has its children
+            found += [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split()]
     return found
 
 

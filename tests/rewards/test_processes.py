@@ -1,10 +1,11 @@
-"""A process that adopts orphans for a while does not go on doing so: nobody would take note of their ends."""
+"""Processes below this one: an adopter of orphans stops in time, and every child is found."""
 
 import os
 import signal
+import subprocess
 import time
 
-from rollpacker.rewards.processes import reaping
+from rollpacker.rewards.processes import children_of, reaping
 
 
 def parent_of_an_orphan():
@@ -36,3 +37,11 @@ def test_orphans_are_adopted_only_meanwhile():
     with reaping():
         assert parent_of_an_orphan() == os.getpid()
     assert parent_of_an_orphan() != os.getpid()
+
+
+def test_children_are_found_beside_a_thread_that_has_just_ended(monkeypatch):
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: ["0", *listed(path)])
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert child.pid in children_of(os.getpid())
+        child.kill()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rollpacker.core.errors import ConfigError, StorageFailed
+from rollpacker.rewards.processes import children_of
 from rollpacker.rewards.supervisor_process import STOP_LIMIT_S
 from rollpacker.runtime.run import callbacks
 from rollpacker.runtime.run.callbacks import Callbacks, check_callbacks, open_callbacks
@@ -186,14 +187,14 @@ def test_the_end_waits_for_all_callbacks_at_once(mine: Path, monkeypatch: pytest
 @pytest.mark.parametrize("run_on", [asyncio.run, run_in_virtual_time])
 def test_ctrl_c_ends_the_wait_for_callbacks_and_their_processes(mine: Path, run_on: Any) -> None:
     notes: list[str] = []
-    others, processes = set(children()), set[int]()  # another test may have left a server of forks
+    others, processes = set(children_of(os.getpid())), set[int]()  # another test may have left a server of forks
 
     async def use_and_wait() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         loop.add_signal_handler(signal.SIGINT, task.cancel)
         async with open_callbacks([f"{mine}:Hangs"] * 2, mine.parent, mine.parent, notes.append) as opened:
-            processes.update(set(children()) - others)
+            processes.update(set(children_of(os.getpid())) - others)
             use(opened)
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 
@@ -204,7 +205,7 @@ def test_ctrl_c_ends_the_wait_for_callbacks_and_their_processes(mine: Path, run_
     finally:
         signal.signal(signal.SIGINT, before)
     assert len(processes) >= 2
-    assert not processes & set(children())
+    assert not processes & set(children_of(os.getpid()))
     assert notes == []
 
 
@@ -241,7 +242,7 @@ def test_the_event_loop_goes_on_while_a_class_is_imported(tmp_path: Path, run_on
 
 def test_a_run_that_is_stopped_while_a_class_is_imported_ends_its_process(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    others = set(children())
+    others = set(children_of(os.getpid()))
 
     async def open_and_stop() -> None:
         task = asyncio.current_task()
@@ -252,12 +253,7 @@ def test_a_run_that_is_stopped_while_a_class_is_imported_ends_its_process(tmp_pa
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(open_and_stop())
-    assert set(children()) <= others
-
-
-def children() -> list[int]:
-    files = Path("/proc/self/task").glob("*/children")
-    return [int(pid) for file in files for pid in file.read_text().split()]
+    assert set(children_of(os.getpid())) <= others
 
 
 def test_the_end_of_a_run_that_fails_is_told_with_its_error(mine: Path) -> None:

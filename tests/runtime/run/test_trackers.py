@@ -95,13 +95,14 @@ def test_without_trackers_nothing_is_written(tmp_path: Path) -> None:
 def test_wandb_offline_keeps_the_run_id_over_attempts_and_leaves_no_process(tmp_path: Path) -> None:
     """In its own process, as in a run: wandb keeps state per process."""
     script = f"""
+    import os
     from pathlib import Path
     from rollpacker.config.sections.run import TrackerSection
+    from rollpacker.rewards.processes import children_of
     from rollpacker.runtime.run.trackers import make_trackers
 
     def children():
-        pids = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
-        return [Path(f"/proc/{{pid}}/comm").read_text().strip() for pid in pids]
+        return [Path(f"/proc/{{pid}}/comm").read_text().strip() for pid in children_of(os.getpid())]
 
     for attempt in range(2):
         tracker = make_trackers(TrackerSection(wandb=True), Path({str(tmp_path)!r}), "run-1", {{"a": {{"b": 1}}}})
