@@ -48,7 +48,7 @@ MOST_NOTE_LINES = 45
 
 _LAUNCHER = "hydra.launcher"
 _LAUNCHER_DOC = "A multirun's points as Slurm jobs (hydra/launcher=slurm); `cluster` says what each asks for"
-_OPTIONS_OF_ALL = [("-h, --help", "This text; with a SECTION, KEY, GROUP or /WORD, the text on that.")]
+_OPTIONS_OF_ALL = [("-h, --help", "This text; with an argument, SECTION, KEY, GROUP or /WORD, the text on that.")]
 _OPTIONS_OF_SWEEPS = [
     ("-m, --multirun", "Run once per combination of comma-separated values, each in its own run.dir."),
     *_OPTIONS_OF_ALL,
@@ -81,7 +81,7 @@ def show_command(command: Command, topics: Sequence[str], commands: Iterable[Com
 
     Args:
         command: Whose text is printed.
-        topics: Its arguments, without those that set a key to a value.
+        topics: Its words, without those that set a key to a value; some may name arguments that it takes.
         commands: All of them, for `/word`.
     """
     text = _help_of(command)
