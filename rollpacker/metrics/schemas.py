@@ -75,7 +75,7 @@ STEPS = TableSchema(
         count("num_truncated", "Trained responses that were cut, at the length limit or in their environment"),
         number("response_length_mean_tokens", "Mean length of the trained responses", unit="tokens"),
         tokens("response_length_max_tokens", "Length of the longest trained response"),
-        tokens("tokens_generated", "Response tokens of the round: of engines, and of environments between turns"),
+        tokens("tokens_generated", "Response tokens, of environments too; not those that were lost with an engine"),
         tokens("tokens_trained", "Response tokens in the trained batch; those of environments have no gradient"),
         tokens("tokens_wasted", "tokens_generated minus tokens_trained"),
         tokens("tokens_dropped", "Those of tokens_wasted that were generated for dropped prompts"),

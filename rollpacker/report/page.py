@@ -21,7 +21,7 @@ from rollpacker import __version__
 from rollpacker.paths import real_path
 from rollpacker.report import environments, figures, held_out, workers
 from rollpacker.report.curves import ages_of, curves_of
-from rollpacker.report.story import STAGES, RunStory
+from rollpacker.report.story import STAGES, Move, RunStory
 from rollpacker.report.style import CYCLE_STEPS, OTHER_COLORS, PAGE_COLORS, color_of
 from rollpacker.report.style import STAGES as STAGE_STYLES
 from rollpacker.report.waits import KIND_NAMES
@@ -197,9 +197,14 @@ def _facts(story: RunStory) -> dict[str, str]:
     lost, replaced = int(steps["num_engines_lost"].sum()), int(steps["num_engines_replaced"].sum())
     facts["engines lost"] = f"{lost}, {replaced} replaced" if lost else "none"
     cause = ", over new weights too" if story.tables.is_async else ""
-    moved = [f"{story.num_evicted:,} with their tokens{cause}"] if story.num_evicted else []
-    moved += [f"{story.num_restarted:,} began again after their engine was lost"] if story.num_restarted else []
-    facts["moved requests"] = ", ".join(moved) or "none"
+    said: dict[Move, str] = {
+        "with its tokens": f"with their tokens{cause}",
+        "before its first token": "before their first token",
+        "began again": "began again after their engine was lost",
+    }
+    facts["moved requests"] = (
+        ", ".join(f"{story.moves[how]:,} {words}" for how, words in said.items() if story.moves[how]) or "none"
+    )
     if "num_members_mean" in steps and steps["num_members_mean"].notna().any():
         facts["rollout workers"] = _workers(steps)
     attempts = [attempt for attempt in story.tables.logged.attempts if attempt.first_step is not None]

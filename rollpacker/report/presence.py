@@ -25,6 +25,8 @@ class Presence:
 
     def __init__(self, logged: LoggedMoments, accounts: Accounts | None) -> None:
         self._lives = logged.lives()
+        self.own_engines = frozenset(self._lives)
+        """Those that are of no rollout worker and were there at some time."""
         for row in accounts.workers if accounts else ():
             lives = self._lives.setdefault(row["worker"], [])
             if row["serving_at_s"] is not None:

@@ -6,11 +6,11 @@ of a round are trained, or wasted by an abort, or wasted although they were fini
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ from rollpacker.timeline.stretches import (
 
 STAGES = ("rollout", "reward", "hand_over", "train", "suspend", "switch", "weight_sync", "checkpoint", "other")
 """What a second of a step was spent on, in the order of the step."""
+
+Move = Literal["with its tokens", "before its first token", "began again"]
+"""How a request left an engine that did not finish it; it begins again where all its tokens were lost."""
 
 ENGINE_ROLES = ("engine", "worker")
 """Roles of the intervals of engines: of the run's own, and of rollout workers."""
@@ -127,9 +130,8 @@ class RunStory:
     """Tokens per step: trained, aborted, finished but not needed."""
     reasons: Counter[str] = field(default_factory=Counter)
     """How many trained responses have each reward reason."""
-    num_evicted: int = 0
-    num_restarted: int = 0
-    """Requests that began again because their engine was lost."""
+    moves: Counter[Move] = field(default_factory=Counter)
+    """How requests left engines that did not finish them, and how often."""
 
     @property
     def is_modelled(self) -> bool:
@@ -162,13 +164,20 @@ class RunStory:
         return float(self.steps["tokens_wasted"].sum() / generated) if generated else 0.0
 
     def share_by_age(self, num_ages: int) -> list[float]:
-        """Shares of the trained tokens that were 0, 1, ... versions old, over the steps of which it is known."""
-        by_age = Counter[int]()
-        for each in self.steps["tokens_by_staleness"].dropna():
-            by_age.update({int(age): int(num_tokens) for age, num_tokens in each})
-        is_current = self.steps["staleness_max"] == 0
-        by_age[0] += int(self.steps.loc[is_current, "tokens_trained"].sum())
-        whole = max(by_age.total(), 1)
+        """Shares of the trained tokens that were 0, 1, ... versions old, over the steps of which it is known.
+
+        A step weighs as much as its trained tokens, although tokens of environments, which are among them, have no age.
+        """
+        by_age: defaultdict[int, float] = defaultdict(float)
+        steps = self.steps[["tokens_by_staleness", "staleness_max", "tokens_trained"]]
+        for ages, oldest, num_trained in steps.itertuples(index=False):
+            if ages is not None:
+                known = sum(num_tokens for _, num_tokens in ages)
+                for age, num_tokens in ages:
+                    by_age[int(age)] += num_trained * num_tokens / known
+            elif oldest == 0:
+                by_age[0] += num_trained
+        whole = sum(by_age.values()) or 1
         return [by_age[age] / whole for age in range(num_ages)]
 
 
@@ -216,8 +225,7 @@ def read_story(run_dir: Path, step: int | None = None) -> RunStory:
         num_cut=gathered.num_cut,
         waste=pd.concat(gathered.waste),
         reasons=gathered.reasons,
-        num_evicted=gathered.num_evicted,
-        num_restarted=gathered.num_restarted,
+        moves=gathered.moves,
     )
 
 
@@ -242,7 +250,8 @@ class _Gathered:
         self.num_cut: dict[str, int] = {}
         self.picture: RoundPicture | None = None
         self.reasons: Counter[str] = Counter()
-        self.num_evicted = self.num_restarted = 0
+        self.moves: Counter[Move] = Counter()
+        self._kept: Counter[str] = Counter()
 
     def take(self, part: StepTables, stretches: pd.DataFrame, chosen: int) -> None:
         self.stages.append(stage_seconds(part))
@@ -255,10 +264,18 @@ class _Gathered:
             self.lengths.setdefault(str(domain), []).append(rows["length_tokens"].to_numpy(dtype=np.int64))
             num_cut = int((rows["finish_reason"] == "length").sum())
             self.num_cut[str(domain)] = self.num_cut.get(str(domain), 0) + num_cut
-        self.num_evicted += int((part.intervals["activity"] == "evicted").sum())
-        self.num_restarted += int((part.intervals["activity"] == "lost").sum())
+        self.count_moves(part.intervals)
         if chosen in set(part.steps["step"]):
             self.picture = _picture(part, stretches, chosen)
+
+    def count_moves(self, intervals: pd.DataFrame) -> None:
+        """Count how requests left engines; each has the tokens of all engines that it left."""
+        left = intervals[intervals["num_tokens"].notna()].sort_values("ended_at_s", kind="stable")
+        for request, activity, num_tokens in left[["subject", "activity", "num_tokens"]].itertuples(index=False):
+            self._kept[request] += int(num_tokens)
+            if activity in MIGRATIONS:
+                without: Move = "before its first token" if activity == "evicted" else "began again"
+                self.moves["with its tokens" if self._kept[request] else without] += 1
 
     def _use_engines(self, part: StepTables, stretches: pd.DataFrame) -> None:
         intervals = pd.concat([part.intervals, part.later_intervals]) if part.is_async else part.intervals

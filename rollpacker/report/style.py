@@ -47,6 +47,7 @@ STAGES: Final = {
     "switch": ("change of engines", "#23616B", "#3C98A6"),
     "weight_sync": ("weight sync", "#C4AE00", "#D8C534"),
     "catching_up": ("a worker fetching the policy", "#E3D67A", "#807420"),
+    "starting": ("an engine starting", "#B9A3D0", "#54467A"),
     "checkpoint": ("checkpoint", "#5A4C96", "#8D7FCB"),
     "other": ("driver and rest", "#A7B0BD", "#6C7787"),
     "stream": ("training during the rollout", "#74C9AB", "#1F7458"),

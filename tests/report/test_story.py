@@ -13,7 +13,7 @@ from rollpacker.config.compose import compose
 from rollpacker.metrics.tables import read_frame
 from rollpacker.report import figures
 from rollpacker.report.presence import Presence
-from rollpacker.report.story import STAGES, read_story, stage_seconds
+from rollpacker.report.story import STAGES, _Gathered, read_story, stage_seconds
 from rollpacker.report.style import STAGES as STAGE_STYLES
 from rollpacker.report.waits import Waits, _busy_engines, _first_pass
 from rollpacker.timeline.stretches import stretches_of
@@ -223,8 +223,33 @@ def test_the_step_that_is_drawn_is_the_one_of_median_duration_or_the_one_that_wa
 
 def test_lost_engines_and_attempts_are_told(broken):
     assert broken.steps["num_engines_lost"].sum() > 0
-    assert broken.num_restarted == (read_frame(broken.tables.run_dir, "intervals")["activity"] == "lost").sum() > 0
+    assert broken.moves.total() == (read_frame(broken.tables.run_dir, "intervals")["activity"] == "lost").sum() > 0
+    assert broken.moves.keys() <= {"began again", "with its tokens"}
     assert len(broken.tables.logged.attempts) > 1
     lost = [wait for wait in broken.waits if wait.kind == "lost_engine"]
     assert lost
     assert all("was lost; " in wait.why for wait in lost)
+
+
+def test_only_a_request_whose_tokens_are_all_lost_begins_again():
+    moves = [("a", "evicted", 5, 1.0), ("a", "lost", 0, 2.0), ("b", "lost", 0, 1.0), ("c", "evicted", 0, 1.0)]
+    moves += [("d", "turn", 7, 1.0), ("d", "lost", 0, 2.0), ("e", "start", None, 1.0)]
+    gathered = _Gathered(Presence.__new__(Presence))
+    gathered.count_moves(pd.DataFrame(moves, columns=["subject", "activity", "num_tokens", "ended_at_s"]))
+    assert gathered.moves == {"with its tokens": 3, "began again": 1, "before its first token": 1}
+
+
+def test_an_engine_that_had_no_request_in_a_step_is_idle_in_its_tail(escalated):
+    (part,) = escalated.tables.parts()
+    stretches = stretches_of(part)
+    waits = Waits(Presence(escalated.tables.logged, None))
+    waits.add(part, stretches[(stretches["step"] == 0) & (stretches["engine"] == "engine-tp2-0")])
+    (tail,) = (wait for wait in waits.worst(1.0) if wait.kind == "tail" and wait.step == 0)
+    assert "1 of 2 engines were idle then" in tail.why
+
+
+def test_a_step_weighs_as_much_as_its_trained_tokens_among_the_ages(tmp_path):
+    story = read_story(modelled_run(tmp_path / "run", "run.num_steps=2"))
+    steps = story.steps.assign(staleness_max=[1, 0], tokens_trained=[1_000, 3_000])
+    steps["tokens_by_staleness"] = pd.Series([[("0", 5.0), ("1", 5.0)], None], dtype=object)
+    assert replace(story, steps=steps).share_by_age(2) == pytest.approx([0.875, 0.125])
