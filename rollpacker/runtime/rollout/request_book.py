@@ -163,7 +163,7 @@ class RequestBook:
         begun = earlier.kept if earlier else self.openings.pop(request, None)
         if earlier and earlier.response is None:
             self.num_tokens_saved += sum(len(part.token_ids) for part in earlier.reported)
-        if earlier is not None and begun is not None and not earlier.is_answered:
+        if earlier is not None and begun is not None and begun.num_tokens and not earlier.is_answered:
             self.num_continued += 1
             self.num_tokens_recomputed += begun.num_tokens
         launched_at_s = earlier.launched_at_s if earlier and begun else now

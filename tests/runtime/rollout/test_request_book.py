@@ -75,6 +75,12 @@ def test_nothing_is_kept_of_an_engine_that_reported_nothing(book):
     assert book.num_continued == book.num_tokens_saved == 0
 
 
+def test_one_that_moves_before_its_first_token_does_not_go_on_from_any(book):
+    book.came_back(replace(response(FIRST, 0), finish_reason=FinishReason.ABORTED), 1.0)
+    assert book.launched(REQUEST, SECOND, 1.0).begun.num_tokens == 0
+    assert book.num_continued == 0
+
+
 def test_a_response_must_begin_with_what_is_known_of_it(book):
     book.progressed(FIRST, increment(0, 5))
     book.launched(REQUEST, SECOND, 1.0)
