@@ -199,9 +199,11 @@ def _against(others: pd.DataFrame, chosen: Row) -> Iterator[str]:
             f"{each.preemptions:.0f} responses a step are preempted ({each.first_step_time_s:.0f} s)"
         )
     is_lower = others["tensor_parallel"] < chosen["tensor_parallel"]
+    is_faster = others["first_step_time_s"] <= chosen["first_step_time_s"]
     for rows, why in (
-        (others[~is_short & is_lower], "the longest response decodes more slowly"),
-        (others[~is_short & ~is_lower], "fewer engines, and more communication than it gains"),
+        (others[~is_short & ~is_faster & is_lower], "the longest response decodes more slowly"),
+        (others[~is_short & ~is_faster & ~is_lower], "fewer engines, and more communication than it gains"),
+        (others[~is_short & is_faster], "no slower with this seed, but the choice goes by all seeds"),
     ):
         if len(rows):
             yield (

@@ -19,7 +19,7 @@ from rollpacker.gpu_check.inputs import (
     require_room,
 )
 from rollpacker.gpu_check.limits import leave_gpu, memory_bandwidth
-from rollpacker.gpu_check.outcomes import require
+from rollpacker.gpu_check.outcomes import NotPossible, require
 from rollpacker.gpu_check.weights import options_of, require_alike
 from rollpacker.gpu_check.workers import Worker, engine_on, trainer_on
 
@@ -174,7 +174,8 @@ async def tensor_parallel(bench: Bench) -> Mapping[str, float]:
     model = bench.large()
     heads = transformer_of(config_of(model, bench.folder).model).shape
     degree = max(degree for degree in (1, 2, 4, 8) if degree <= bench.num_gpus and heads.num_kv_heads % degree == 0)
-    require(degree > 1, f"the model has {heads.num_kv_heads} key heads, which no degree above 1 divides")
+    if degree == 1:
+        raise NotPossible(f"no degree of 2 to {bench.num_gpus} divides the model's {heads.num_kv_heads} key heads")
     section = engine_section("vllm") | {"tensor_parallel": degree}
     config = config_of(model, bench.folder, engine=section, trainer={"logits_chunk_tokens": 1024})
     require_room(bench, config)
