@@ -207,7 +207,7 @@ class Elastic:
     def _set_limit(self) -> None:
         """Hold requests back for workers that serve, or are about to."""
         balance = self._settings.balance
-        num_expected = sum(self.fleet.expected.values())
+        num_expected = sum(self.fleet.expected)
         room = None
         if balance is not None and (num_expected or self._is_served):
             room = Room(num_slots=balance.num_slots, max_pending=balance.max_pending, num_expected=num_expected)

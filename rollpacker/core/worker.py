@@ -35,10 +35,10 @@ class Worker:
     """Of each engine that has started, the capacity of its KV cache."""
     updated: list[EngineId] = field(default_factory=list)
     """Its engines that hold the newest policy."""
-    fetches_since_s: float = 0.0
-    """When it was told to fetch that policy."""
+    fetches_since_s: float | None = None
+    """Since when it fetches a policy, that one or one before it; None while it holds the newest, or there is none."""
     last_fetch_s: float = 0.0
-    """That its engines took to fetch a policy; 0 before the first."""
+    """That its engines took to hold the newest policy again; 0 before the first."""
     is_late: bool = False
     """It has fetched for so long that nothing is held back for it any more."""
 

@@ -125,6 +125,7 @@ def test_a_worker_starts_fetches_the_newest_policy_and_serves():
         FetchPolicy(engine=engines[0], policy_version=1),
         FetchPolicy(engine=engines[1], policy_version=1),
         SetTimer(timer=f"{A} fetch", at_s=105.0),
+        SetTimer(timer=f"{A} late", at_s=105.0),
     )
     assert player.tell(EngineUpdated(engine=engines[0], policy_version=1)) == ()
     assert player.scheduler.engines == (LOCAL,), "it serves as a whole"
@@ -413,6 +414,31 @@ def test_a_worker_whose_last_fetch_took_long_is_waited_for_twice_as_long():
     player.now = 110.0
     player.tell(EngineUpdated(engine=member_of(A, 0), policy_version=1))
     assert SetTimer(timer=f"{A} late", at_s=130.0) in player.publish()
+
+
+def test_a_worker_that_hangs_is_dismissed_although_a_newer_policy_is_published_before_its_deadline():
+    player = ElasticPlayer(replace(SETTINGS, elastic=replace(ELASTIC, patience_s=2.0)))
+    player.publish()
+    player.tell(WorkerArrived(worker=A, num_engines=1))
+    player.tell(EngineStarted(engine=member_of(A, 0)))
+    player.fire(f"{A} late")
+    ordered = player.publish()
+    assert of_kind(ordered, FetchPolicy) == [FetchPolicy(engine=member_of(A, 0), policy_version=2)]
+    assert not of_kind(ordered, SetTimer)
+    assert not player.scheduler.snapshot()["elastic"]["fleet"]["workers"][0]["updated"]
+    dismissed = player.fire(f"{A} fetch")
+    assert player.now == 105.0
+    assert [each.worker for each in of_kind(dismissed, DismissWorker)] == [A]
+
+
+def test_lateness_at_a_fetch_is_not_that_of_the_fetch_before():
+    player = ElasticPlayer(replace(SETTINGS, elastic=replace(ELASTIC, patience_s=4.0)))
+    player.publish()
+    player.tell(WorkerArrived(worker=A, num_engines=1))
+    player.tell(EngineStarted(engine=member_of(A, 0)))
+    player.now = 103.0
+    player.tell(EngineUpdated(engine=member_of(A, 0), policy_version=1))
+    assert SetTimer(timer=f"{A} late", at_s=108.0) in player.publish(), "twice 3 s is more than the 5 s of the deadline"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,11 @@ def _any_version(right, fleet, worker, engine, _, now):
     return right(fleet, worker, engine, fleet._policy_version, now)
 
 
+def _anew(right, fleet, worker, now):
+    worker.fetches_since_s = None
+    return right(fleet, worker, now)
+
+
 def _stay_at_publication(right, fleet, version, now):
     serving = [worker for worker in fleet._workers.values() if worker.stage is Stage.SERVING]
     updated = [list(worker.updated) for worker in serving]
@@ -102,6 +107,7 @@ _BUGS = (
     ("serve when the first engine can", around(Fleet, "_count_update", _first_engine_is_enough)),
     ("wait for a start without end", around(Fleet, "fire", _not_for("start"))),
     ("wait for a policy without end", around(Fleet, "fire", _not_for("fetch"))),
+    ("a deadline that every policy renews", around(Fleet, "_catch_up", _anew)),
     ("forget that a job ends", around(Fleet, "fire", _not_for("drain"))),
     ("stay until the job's end is past", around(Fleet, "fire", _not_for("end"))),
     ("the last of several ends counts", around(Fleet, "_expect_end", _later_end)),

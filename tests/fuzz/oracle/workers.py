@@ -64,7 +64,9 @@ class WorkerModel:
     started_at_s: float | None = None
     """All engines."""
     is_late: bool = False
-    """Nothing is held back for it until another policy is published."""
+    """Nothing is held back for it until it has served, and another policy is published."""
+    behind_since_s: float = 0.0
+    """Since when it could hold a policy, and did not serve."""
 
 
 class ElasticModel:
@@ -73,7 +75,6 @@ class ElasticModel:
     def __init__(self, settings: ElasticSettings) -> None:
         self.settings = settings
         self.version = -1
-        self.published_at_s = 0.0
         self.lives: dict[str, int] = {}
         self.workers: dict[WorkerId, WorkerModel] = {}
         self.local: dict[EngineId, None] = {}
@@ -155,10 +156,12 @@ class ElasticModel:
             case EngineJoined(engine=engine):
                 self.local[engine] = None
             case PolicyPublished(policy_version=version):
-                self.version, self.published_at_s = version, now
                 for name, worker in self.workers.items():
+                    if self.serves(name) or self.version < 0:
+                        worker.behind_since_s = now
                     worker.holds = {}
                     self._release(name)
+                self.version = version
             case PolicyUpdated():
                 self.is_suspended = True
             case WorkerArrived() if not self.is_late(event):
@@ -171,7 +174,7 @@ class ElasticModel:
                 worker = self.workers[owner(engine)]
                 worker.started.add(engine)
                 if len(worker.started) == worker.num_engines and worker.started_at_s is None:
-                    worker.started_at_s = now
+                    worker.started_at_s = worker.behind_since_s = now
             case EngineUpdated(engine=engine, policy_version=version) if owner(engine) in self.workers:
                 if version == self.version:
                     self.workers[owner(engine)].holds[engine] = version
@@ -341,7 +344,7 @@ class ElasticModel:
     def _note_lateness(self, event: Event) -> None:
         for name, worker in self.workers.items():
             if isinstance(event, PolicyPublished):
-                worker.is_late = False
+                worker.is_late = worker.is_late and not self.serves(name)
             elif isinstance(event, TimerFired) and event.timer == f"{name} late":
                 worker.is_late = True
 
@@ -379,8 +382,7 @@ class ElasticModel:
             if worker.started_at_s is None:
                 assert now <= worker.arrived_at_s + settings.start_s + SLACK_S, f"{name} starts for too long"
             elif not self.serves(name) and self.version >= 0:
-                begun = max(worker.started_at_s, self.published_at_s)
-                assert now <= begun + settings.fetch_s + SLACK_S, f"{name} catches up for too long"
+                assert now <= worker.behind_since_s + settings.fetch_s + SLACK_S, f"{name} catches up for too long"
 
     def _num_draining(self, now: float) -> int:
         return sum(now >= each.ends_at_s - self.settings.drain_lead_s - SLACK_S for each in self.workers.values())
