@@ -102,7 +102,7 @@ def _found_files(path: Path, file: PromptFile) -> tuple[Path, ...]:
         if _suffix(bare) in {*_SUFFIXES, _TABS} and found.is_file() and not hidden:
             place = _place(path, bare)
             by_place.setdefault(place, []).append(found)
-            if _suffix(bare) != ".json" or place[1] in _NUMBERED:
+            if _suffix(bare) != ".json" or place[1].lower() in _NUMBERED:
                 of_data.add(place)
     by_place = {place: files for place, files in by_place.items() if place in of_data}
     if not by_place:
@@ -135,7 +135,7 @@ def _place(path: Path, found: Path) -> tuple[Path, str]:
     bare = name.rstrip("0123456789")
     if not bare:
         return (path, path.absolute().name) if found.parent == path else (found.parent.parent, found.parent.name)
-    return found.parent, bare if bare in _NUMBERED else name
+    return found.parent, bare if bare.lower() in _NUMBERED else name
 
 
 def _check_formats(files: Sequence[Path]) -> None:

@@ -158,6 +158,11 @@ def test_settings_without_the_name_of_an_option_hold_for_the_chosen_or_the_defau
     assert of_ones_own(tmp_path, content, *words, "run.dir=x") == compose([*INPUTS, *same, "run.dir=x"])
 
 
+def test_an_elastic_run_of_a_file_of_ones_own_is_one_without_workers_on_request(tmp_path):
+    assert of_ones_own(tmp_path, "elastic: {max_workers: 4}", "elastic=none").elastic.max_workers == 0
+    assert of_ones_own(tmp_path, "elastic: {max_workers: 4}", "elastic=sim").elastic.max_workers == 4
+
+
 def test_settings_of_a_group_without_a_default_option_ask_for_one(tmp_path):
     with pytest.raises(UserError, match="Add cluster=h800"):
         of_ones_own(tmp_path, "cluster: {partition: gpu}")

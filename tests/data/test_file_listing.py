@@ -89,6 +89,13 @@ def test_json_that_is_called_as_a_split_or_as_another_file_is_of_data_and_what_d
     assert "val.json.gz is packed" in error_of(folder("val.json.gz"), "val")
 
 
+def test_a_split_is_one_however_its_name_is_written(folder):
+    assert names_of(folder("Train.JSON")) == ["Train.JSON"]
+    path = folder("Train2.jsonl", "TEST.JSON")
+    assert "Its splits: TEST, Train\n" in error_of(path)
+    assert names_of(path, "TEST") == ["TEST.JSON"]
+
+
 def test_values_between_tabs_are_of_a_split_and_refused_with_it(folder):
     path = folder("train.jsonl", "test.tsv")
     assert "Its splits: test, train\n" in error_of(path)

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from rollpacker.config.compose import compose
 from rollpacker.config.sections.elastic import ElasticSection
 from rollpacker.config.sections.elastic_job import ElasticJobSection
+from rollpacker.launch.doctor import examination
 from rollpacker.launch.doctor.worker_partition import check_workers
 from tests.launch.doctor.test_slurm import PARTITION, _cluster, _site
 
@@ -68,3 +70,18 @@ def test_where_preemption_cancels_the_next_element_takes_the_place():
 
 def test_a_run_that_submits_no_workers_has_no_line_of_them():
     assert list(check_workers(_site(), _cluster(), ElasticSection())) == []
+
+
+def test_a_partition_is_not_asked_for_workers_that_a_modelled_run_does_not_submit(monkeypatch, tmp_path):
+    monkeypatch.setattr(examination, "read_site", _site)
+    words = ["model=qwen2.5-7b", "workload=math", "cluster=slurm", "cluster.partition=gpu", f"run.dir={tmp_path}"]
+    config = compose([*words, "backend=sim", "elastic=slurm", "elastic.job.partition=nope"])
+    assert not [each.subject for each in examination.examine(config, {}) if each.subject.startswith("workers")]
+    job = ElasticJobSection(partition="nope", time_limit_min=240)
+    real = config.model_copy(
+        update={
+            "backend": config.backend.model_copy(update={"name": "ray"}),
+            "elastic": config.elastic.model_copy(update={"job": job}),
+        }
+    )
+    assert [each.level for each in examination.examine(real, {}) if each.subject == "workers"] == ["problem"]
