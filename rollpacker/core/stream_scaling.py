@@ -102,6 +102,8 @@ class StreamScaling:
         self._num_samples = 0
         """Launched of each prompt of the round."""
         self._num_finished = 0
+        self._has_dropped = False
+        """Prompts of the round were dropped, and others took their place."""
         self._num_tests = 0
         """Ordered in this round."""
         self._next_point = 0
@@ -137,7 +139,7 @@ class StreamScaling:
         self._num_samples = command.num_responses_launched
         self._num_launched = command.num_prompts_launched * self._num_samples
         self._num_finished = self._num_tests = self._next_point = 0
-        self._is_measuring = self._has_lent = False
+        self._is_measuring = self._has_lent = self._has_dropped = False
         self._lending = ()
         self._count_out()
         return () if self._settings.replicas else (StreamGroups(round=self._round),)
@@ -145,6 +147,7 @@ class StreamScaling:
     def count_drop(self) -> None:
         """Count the launches that take the place of a dropped prompt's."""
         self._num_launched += self._num_samples
+        self._has_dropped = True
         self._count_out()
 
     def end_round(self) -> None:
@@ -160,7 +163,7 @@ class StreamScaling:
         if not self._settings.replicas:
             return ()  # nothing is tested, and finishes may be of requests that were launched in earlier rounds
         self._num_finished += 1
-        if self._num_finished > self._num_launched:  # as data ends, two prompts may take the place of a dropped one
+        if self._has_dropped and self._num_finished > self._num_launched:  # as data ends, two may replace a dropped one
             self._num_launched = self._num_finished
             self._count_out()
         is_done = self._is_measuring or self._has_lent or self.is_led
@@ -350,6 +353,7 @@ class StreamScaling:
             "num_launched": self._num_launched,
             "num_samples": self._num_samples,
             "num_finished": self._num_finished,
+            "has_dropped": self._has_dropped,
             "num_tests": self._num_tests,
             "next_point": self._next_point,
             "is_measuring": self._is_measuring,
@@ -367,6 +371,7 @@ class StreamScaling:
         machine._num_launched = snapshot["num_launched"]
         machine._num_samples = snapshot["num_samples"]
         machine._num_finished = snapshot["num_finished"]
+        machine._has_dropped = snapshot.get("has_dropped", False)  # checkpoints of before lack it, between two rounds
         machine._num_tests = snapshot["num_tests"]
         machine._next_point = snapshot["next_point"]
         machine._is_measuring = snapshot["is_measuring"]

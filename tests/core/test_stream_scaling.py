@@ -24,6 +24,7 @@ from rollpacker.core.commands import (
     StreamGroups,
 )
 from rollpacker.core.environment_events import EnvironmentStepped, TurnFinished
+from rollpacker.core.errors import InvariantViolated
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
@@ -335,3 +336,16 @@ def test_what_a_lent_engine_gives_back_ends_a_run_whose_other_engines_are_lost_f
             "nothing waits yet"
         )
     assert player.evicted(player.running(E0)[0], E0) == (FailWithoutEngines(),)
+
+
+def test_a_response_that_is_counted_twice_is_found_in_a_round_without_dropped_prompts() -> None:
+    player = StreamPlayer()
+    stream = player.scheduler._beside.stream
+    stream.check(ENGINES)
+    for _ in range(21):
+        stream.count_finish(5)
+    with pytest.raises(InvariantViolated, match="contradicts itself"):
+        stream.check(ENGINES)
+    stream._has_dropped = True
+    stream.count_finish(5)
+    stream.check(ENGINES)
