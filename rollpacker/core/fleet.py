@@ -208,13 +208,15 @@ class Fleet:
         worker.stage, worker.updated = Stage.CATCHING_UP, []
         if self._policy_version is None:
             return []
-        fetches = [FetchPolicy(engine=engine, policy_version=self._policy_version) for engine in worker.engines]
+        orders: list[FleetDecision] = [
+            FetchPolicy(engine=engine, policy_version=self._policy_version) for engine in worker.engines
+        ]
         if worker.fetches_since_s is not None:
-            return fetches
+            return orders
         worker.fetches_since_s, worker.is_late = now, False
         late_s = max(self._settings.patience_s, USUAL_SPREAD * worker.last_fetch_s)
         timers = {"fetch": self._settings.fetch_s, "late": min(late_s, self._settings.fetch_s)}
-        return [*fetches, *(worker.timer(purpose, now + in_s) for purpose, in_s in timers.items())]
+        return [*orders, *(worker.timer(purpose, now + in_s) for purpose, in_s in timers.items())]
 
     def _publish(self, policy_version: int, now: float) -> list[FleetDecision]:
         if self._policy_version is not None and policy_version <= self._policy_version:
