@@ -12,8 +12,8 @@ CONFIG_FILE = (
     "config",
     (
         "The config.yaml of a run, its folder, or a YAML file of your own. Other words override its values; an option "
-        "of system, model, elastic, placement, hardware, workload or cluster replaces a section that names another, and "
-        "leaves the single settings of one that names none."
+        "of system, model, elastic, placement, hardware, workload or cluster replaces a section that names another "
+        "one, and leaves the single settings of one that names none."
     ),
 )
 """An argument of commands that compose a run."""
