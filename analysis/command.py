@@ -214,7 +214,7 @@ def _gather(
     for exhibit in exhibits:
         failed = [" ".join(text.split()) for name in exhibit.experiments for text in failures.get(name, ())]
         drawn_from = Runs(runs=runs, setup=scale or exhibit.setups[0])
-        own = exhibit.gather(drawn_from)
+        own = exhibit.numbers(drawn_from)
         numbers[exhibit.name] = replace(own, missing=(*own.missing, *failed))
         problems += drawn_from.left_out
     missing = [f"{name}: {sentence}" for name, of_exhibit in numbers.items() for sentence in of_exhibit.missing]

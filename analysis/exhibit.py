@@ -22,17 +22,15 @@ An exhibit that can be drawn of others names them in `setups`; then it asks `run
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rollpacker.analysis.runs import PAPER_SETUP
+from rollpacker.analysis.numbers import Claim, Numbers, Point
+from rollpacker.analysis.runs import PAPER_SETUP, Runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from rollpacker.analysis.numbers import Numbers
-    from rollpacker.analysis.runs import Runs
 
 ALL_SETUPS = (PAPER_SETUP, "8gpus", "tiny")
 """Sizes of run: the paper's, one node as the artifact takes it, and this machine."""
@@ -51,8 +49,17 @@ class Exhibit:
     """A sentence without a full stop."""
     experiments: tuple[str, ...]
     """Files of conf/experiment whose multiruns it draws."""
-    gather: Callable[[Runs], Numbers]
-    """Compute the numbers; what is missing is said in them, and the rest is computed."""
+    gather: Callable[[Runs], Iterable[Point | Claim | None]]
+    """Compute points and claims, each kind in the order in which it is shown; a point is None where no run gives it."""
     draw: Callable[[Numbers], Figure]
     setups: tuple[str, ...] = (PAPER_SETUP,)
     """Of conf/setup, the sizes of run that it can be drawn of; without `scale` the first."""
+
+    def numbers(self, runs: Runs) -> Numbers:
+        """Compute all that it shows; what is missing is said in it, and the rest is computed."""
+        found = list(self.gather(runs))
+        return Numbers(
+            points=[each for each in found if isinstance(each, Point)],
+            claims=[each for each in found if isinstance(each, Claim)],
+            missing=runs.missing,
+        )

@@ -52,7 +52,7 @@ _LEGEND_ROOM = 1.15
 def compare_bars(
     numbers: Numbers,
     *,
-    ylabel: str,
+    ylabel: str = "",
     number: str = "",
     num_columns: int | None = None,
     axis_of: Callable[[str], str] = lambda _: "",
@@ -147,7 +147,7 @@ def compare_lines(
     numbers: Numbers,
     *,
     xlabel: str | Mapping[str, str],
-    ylabel: str,
+    ylabel: str = "",
     are_sizes: bool = False,
     num_columns: int | None = None,
 ) -> Figure:

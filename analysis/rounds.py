@@ -5,7 +5,7 @@ Invariant: a series is one kind of round of one system, as `tail, short`; all ki
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value
 from rollpacker.analysis.plots import origin_handles
 from rollpacker.analysis.runs import PAPER_SETUP, Run, Runs, shared_steps
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, PAPER_LABELS, color_of, legend_below, use_style
@@ -55,27 +55,21 @@ def rounds_exhibit(
     setups: tuple[str, ...] = (PAPER_SETUP,),
 ) -> Exhibit:
     """The exhibit of one measure at each step, a panel per model and a mark per round."""
-
-    def gather(runs: Runs) -> Numbers:
-        points = _gather(runs, models=runs.models(*models), systems=systems, measure=measure)
-        return Numbers(points=points, missing=runs.missing)
-
+    gather = partial(_gather, models=models, systems=systems, measure=measure)
     draw = partial(draw_rounds, ylabel=measure.label)
     return Exhibit(name=name, title=title, experiments=experiments, gather=gather, draw=draw, setups=setups)
 
 
-def _gather(runs: Runs, *, models: Sequence[str], systems: Sequence[str], measure: Measure) -> list[Point]:
+def _gather(runs: Runs, *, models: Sequence[str], systems: Sequence[str], measure: Measure) -> Iterator[Point | None]:
     """Steps count from 1, as in the paper."""
-    points: list[Point | None] = []
-    for model in models:
+    for model in runs.models(*models):
         for system in systems:
             found = runs.of(model=model, system=system, task="mix")
             for step in shared_steps(found):
                 for kind in KINDS:
                     place = Place(panel=model, x=float(step + 1), unit=measure.unit, series=f"{system}, {kind}")
                     of_kind = [run for run in found if run.steps["round_kind"][step] == kind]
-                    points.append(place.ours(Value(run, float(run.steps[measure.column][step])) for run in of_kind))
-    return comparing(points)
+                    yield place.ours(Value(run, float(run.steps[measure.column][step])) for run in of_kind)
 
 
 def rounds_of(run: Run, kind: str) -> pd.DataFrame:

@@ -105,6 +105,14 @@ class Run:
     def _percent(self, part: str, *whole: str) -> float:
         return float(100 * self.steps[part].sum() / max(1, sum(self.steps[column].sum() for column in whole)))
 
+    def mean(self, column: str) -> float:
+        """Of a column of the `steps` table over all steps."""
+        return float(self.steps[column].mean())
+
+    def ratio(self, part: str, whole: str) -> float:
+        """Of the sums of two columns of the `steps` table over all steps."""
+        return float(self.steps[part].sum() / self.steps[whole].sum())
+
     def first(self, num_steps: int) -> Run:
         """The run as it was after so many steps; other tables than `steps` stay whole."""
         return replace(self, steps=self.steps.loc[: num_steps - 1])

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from rollpacker.analysis.runs import PAPER_SETUP
@@ -95,14 +94,10 @@ def make_tiny_inputs(inputs: Inputs, on_line: Callable[[str], None]) -> None:
     on_line(f"making a tiny model and its prompts in {inputs.folder}: a minute or two")
     import torch
 
-    from rollpacker.demo import mixed
-    from rollpacker.demo.task import WALKS
     from rollpacker.demo.warm_start import make_model
 
     torch.set_num_threads(1)
-    language = mixed.POLICY if inputs.is_mixed else WALKS
-    judge = partial(make_model, language=mixed.JUDGE) if inputs.is_mixed else None
-    make_inputs(inputs, partial(make_model, language=language), judge)
+    make_inputs(inputs, make_model)
 
 
 def unfinished(points: Iterable[RunConfig]) -> list[RunConfig]:

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits import ladder
-from rollpacker.analysis.numbers import Numbers, Place, Point, comparing
+from rollpacker.analysis.numbers import Numbers, Place, Point
 from rollpacker.analysis.plots import origin_of
 from rollpacker.analysis.runs import Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, color_of, use_style
@@ -38,12 +38,8 @@ VALUES: Final = {
 _USUAL_STUDY: Final = VALUES[ACCEPTANCE][0.6]
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Compare each system with plain batches, at each value of each assumption."""
-    return Numbers(points=comparing(_points(runs)), missing=runs.missing)
-
-
-def _points(runs: Runs) -> Iterator[Point | None]:
     for assumption, studies in VALUES.items():
         for value, study in studies.items():
             for system in SYSTEMS:

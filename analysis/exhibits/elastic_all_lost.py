@@ -6,12 +6,12 @@ back within the step, and the steps after it are those of a run that never had a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
-from matplotlib.figure import Figure
-
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.numbers import Place, Point, Value
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Runs
 
@@ -19,9 +19,8 @@ STEP_TIME, MEMBERS = "step time (s)", "engines of workers that serve"
 SERIES: Final = {4: "four workers, all lost in step 9", 0: "never a worker"}
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Every step of both runs."""
-    points: list[Point | None] = []
     for number, series in SERIES.items():
         found = runs.of(setup="elastic", study=f"elastic-all-lost-{number}")
         for step in sorted({int(each) for run in found for each in run.steps["step"]}):
@@ -29,13 +28,7 @@ def gather(runs: Runs) -> Numbers:
             rows = [(run, rows.iloc[0]) for run, rows in there if len(rows)]
             for panel, unit, column in ((STEP_TIME, "s", "step_time_s"), (MEMBERS, "engines", "num_members_mean")):
                 place = Place(panel=panel, x=float(step + 1), unit=unit, series=series)
-                points.append(place.ours([Value(run, float(row[column])) for run, row in rows]))
-    return Numbers(points=comparing(points), missing=runs.missing)
-
-
-def draw(numbers: Numbers) -> Figure:
-    """Both over the steps."""
-    return compare_lines(numbers, xlabel="step", ylabel="")
+                yield place.ours([Value(run, float(row[column])) for run, row in rows])
 
 
 EXHIBIT = Exhibit(
@@ -43,5 +36,5 @@ EXHIBIT = Exhibit(
     title="All rollout workers lost just after the trainer's engines were lent, Qwen3-8B (ours)",
     experiments=("elastic-all-lost",),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_lines, xlabel="step"),
 )

@@ -8,13 +8,14 @@ node; PolyRL's artifact pays 25 % of that. With g times the throughput by n work
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.elastic_workers import throughput
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Runs
 
@@ -27,11 +28,9 @@ WORKERS_PER_NODE: Final = 4
 COST = "tokens per dollar, over none"
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Take the throughputs as they are, and the prices as they might be."""
     alone = {run.seed: throughput(run) for run in runs.of(setup="elastic", study="elastic-workers-0")}
-    points: list[Point | None] = []
-    claims: list[Claim] = []
     paper = {int(row.x): row.y for row in paper_rows("elastic_discounts")}
     for number in WORKERS:
         found = runs.of(setup="elastic", study=f"elastic-workers-{number}")
@@ -40,18 +39,17 @@ def gather(runs: Runs) -> Numbers:
         for discount in DISCOUNTS:
             dearer = 1 + number * (1 - discount / 100) / WORKERS_PER_NODE
             place = Place(panel=COST, x=float(discount), unit="x", series=series)
-            points.append(place.ours([Value(run, gain / dearer) for run, gain in gains]))
+            yield place.ours([Value(run, gain / dearer) for run, gain in gains])
         if number in paper:
             place = Place(panel="break-even", x=float(number), unit="%")
             evens = [Value(run, 100 * (1 - WORKERS_PER_NODE * (gain - 1) / number)) for run, gain in gains]
             text = f"Spot discount from which on {number} workers pay"
-            claims.append(Claim(text=text, paper=paper[number], ours=place.ours(evens), unit="%", neutral=100.0))
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+            yield Claim(text=text, paper=paper[number], ours=place.ours(evens), unit="%", neutral=100.0)
 
 
 def draw(numbers: Numbers) -> Figure:
     """A line for each number of workers; above 1 they pay."""
-    figure = compare_lines(numbers, xlabel="discount of a worker's GPU (%)", ylabel="")
+    figure = compare_lines(numbers, xlabel="discount of a worker's GPU (%)")
     figure.axes[0].axhline(1, color="#9A9A9A", linewidth=0.9, linestyle=":", zorder=1)
     return figure
 

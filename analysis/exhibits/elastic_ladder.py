@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
-
-from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.elastic_workers import NUM_FIRST_STEPS
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
+from rollpacker.analysis.numbers import Place, Point, Value, speedups
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Run, Runs, shared_steps
 
@@ -25,7 +24,7 @@ SYSTEMS: Final = {"verl": "plain", "rollpacker": "tail", "one-step-off": "async"
 SPEEDUP, SHARE = "speedup over plain batches", "gain of both over the product of each"
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Compare every run with plain batches without workers, seed by seed."""
     found = {
         (system, number): [
@@ -36,14 +35,12 @@ def gather(runs: Runs) -> Numbers:
         for number in (0, WORKERS)
     }
     plain, with_workers = found["verl", 0], found["verl", WORKERS]
-    points: list[Point | None] = []
     for system, label in SYSTEMS.items():
         for number, words in ((0, label), (WORKERS, f"{label} +{WORKERS}")):
-            points.append(Place(panel=SPEEDUP, x=words, unit="x").ours(speedups(plain, found[system, number])))
+            yield Place(panel=SPEEDUP, x=words, unit="x").ours(speedups(plain, found[system, number]))
         if system != "verl":
             shares = _shares(found[system, WORKERS], found[system, 0], with_workers, plain)
-            points.append(Place(panel=SHARE, x=label, unit="share").ours(shares))
-    return Numbers(points=comparing(points), missing=runs.missing)
+            yield Place(panel=SHARE, x=label, unit="share").ours(shares)
 
 
 def _shares(both: Sequence[Run], *others: Sequence[Run]) -> Iterator[Value]:
@@ -55,15 +52,10 @@ def _shares(both: Sequence[Run], *others: Sequence[Run]) -> Iterator[Value]:
             yield Value(run, float(system_s * workers_s / (both_s * plain_s)))
 
 
-def draw(numbers: Numbers) -> Figure:
-    """A bar for each."""
-    return compare_bars(numbers, ylabel="", number="{:.2f}")
-
-
 EXHIBIT = Exhibit(
     name="elastic_ladder",
     title="Rollout workers beside tail batching and training one step off policy, Qwen3-8B (ours)",
     experiments=("elastic-ladder", "elastic-ladder-async"),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_bars, number="{:.2f}"),
 )

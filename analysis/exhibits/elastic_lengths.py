@@ -6,14 +6,13 @@ length of responses is not said; here it is the one that one response in 140 exc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
-
-from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.elastic_workers import SERIES, throughput
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
 
@@ -25,12 +24,10 @@ THROUGHPUT, COST, BEST = "throughput over none", "tokens per dollar", "best numb
 _PANELS: Final = {THROUGHPUT: ("throughput", "x"), COST: ("cost", "x"), BEST: ("workers", "workers")}
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Take the best number of workers of each length and seed."""
     prices = {row.series: row.y for row in paper_rows("elastic_workers") if row.panel == "price"}
     paper = {(row.panel, row.x): row.y for row in paper_rows("elastic_lengths")}
-    points: list[Point | None] = []
-    claims: list[Claim] = []
     for median, thousands in LENGTHS.items():
         alone = {run.seed: throughput(run) for run in _of(runs, median, 0)}
         gains: dict[int, list[tuple[int, float, float, Run]]] = {}
@@ -49,22 +46,16 @@ def gather(runs: Runs) -> Numbers:
         for panel, (name, unit) in _PANELS.items():
             place = Place(panel=panel, x=thousands, unit=unit, series=SERIES)
             ours = place.ours(found[panel])
-            points.append(ours)
+            yield ours
             if (reported := paper.get((name, f"{thousands:g}"))) is not None:
-                points.append(place.paper(reported))
+                yield place.paper(reported)
                 text = f"Qwen3-14B, responses of {thousands:g}k tokens, at the best number of workers: {panel}"
                 if panel != BEST:
-                    claims.append(Claim(text=text, paper=reported, ours=ours, unit=unit, neutral=1.0))
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+                    yield Claim(text=text, paper=reported, ours=ours, unit=unit, neutral=1.0)
 
 
 def _of(runs: Runs, median: int, number: int) -> list[Run]:
     return list(runs.of(setup="elastic", study=f"elastic-lengths-{median}-{number}"))
-
-
-def draw(numbers: Numbers) -> Figure:
-    """Each over the length."""
-    return compare_lines(numbers, xlabel="thousand tokens", ylabel="")
 
 
 EXHIBIT = Exhibit(
@@ -72,5 +63,5 @@ EXHIBIT = Exhibit(
     title="Rollout workers for shorter and longer responses, Qwen3-14B (PolyRL's Fig 18)",
     experiments=("elastic-lengths",),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_lines, xlabel="thousand tokens"),
 )

@@ -5,13 +5,12 @@ The overhead is what the step takes longer than the same step of a run that lose
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
-from matplotlib.figure import Figure
-
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Run, Runs
 
@@ -24,25 +23,21 @@ OVERHEAD, RATIO = "overhead of the loss (s)", "overhead: kept over generated aga
 SERIES: Final = {"true": "kept", "false": "again"}
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Compare the step in which workers are lost with the same step without a loss."""
     paper = {int(row.x): row.y for row in paper_rows("elastic_losses")}
-    points: list[Point | None] = []
-    claims: list[Claim] = []
     for delay_s in DELAYS_S:
         overheads = {kept: _overheads(runs, kept, delay_s) for kept in SERIES}
-        points += [
-            Place(panel=OVERHEAD, x=f"{delay_s} s, {series}", unit="s").ours(overheads[kept])
-            for kept, series in SERIES.items()
-        ]
+        for kept, series in SERIES.items():
+            yield Place(panel=OVERHEAD, x=f"{delay_s} s, {series}", unit="s").ours(overheads[kept])
         again = {value.run.seed: value.y for value in overheads["false"]}
         ratios = [Value(run, kept_s / again[run.seed]) for run, kept_s in overheads["true"] if again.get(run.seed)]
         place = Place(panel=RATIO, x=f"{delay_s} s", unit="x")
         ours = place.ours(ratios)
-        points += [place.paper(paper[delay_s]), ours]
+        yield place.paper(paper[delay_s])
+        yield ours
         text = f"3 of 6 workers lost at {delay_s} s: overhead with tokens kept over that of generating them again"
-        claims.append(Claim(text=text, paper=paper[delay_s], ours=ours, unit="x", neutral=1.0))
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+        yield Claim(text=text, paper=paper[delay_s], ours=ours, unit="x", neutral=1.0)
 
 
 def _overheads(runs: Runs, kept: str, delay_s: int) -> Sequence[Value]:
@@ -58,15 +53,10 @@ def _step_s(run: Run) -> float:
     return float(run.steps["step_time_s"][STEP])
 
 
-def draw(numbers: Numbers) -> Figure:
-    """The overhead in seconds, and its ratio beside PolyRL's."""
-    return compare_bars(numbers, ylabel="", number="{:.3g}")
-
-
 EXHIBIT = Exhibit(
     name="elastic_losses",
     title="Three of six rollout workers lost 100 s or 200 s into a step, Qwen3-14B (PolyRL's Fig 14)",
     experiments=("elastic-losses",),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_bars, number="{:.3g}"),
 )

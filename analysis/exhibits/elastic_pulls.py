@@ -6,14 +6,15 @@ relay: each begins at another bucket, and takes one from any node that has it, c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.elastic_workers import NUM_FIRST_STEPS, WORKERS
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.numbers import Place, Point, Value
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
 
@@ -21,9 +22,8 @@ PANEL: Final = "from publication to serving (s)"
 FIRST, LAST, RELAYED = "first worker", "last worker", "last worker, relayed"
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Means over the publications of the steps from the sixth on."""
-    points: list[Point | None] = []
     unread: list[str] = []
     for number in WORKERS[1:]:
         found, relayed = (
@@ -37,8 +37,8 @@ def gather(runs: Runs) -> Numbers:
             values = [
                 Value(run, float(pulls.groupby("started_at_s")["time_s"].agg(pick).mean())) for run, pulls in of_series
             ]
-            points.append(Place(panel=PANEL, x=float(number), unit="s", series=series).ours(values))
-    return Numbers(points=comparing(points), missing=[*runs.missing, *unread])
+            yield Place(panel=PANEL, x=float(number), unit="s", series=series).ours(values)
+    runs.missing.extend(unread)
 
 
 def _pulls(run: Run) -> pd.DataFrame:
@@ -48,15 +48,10 @@ def _pulls(run: Run) -> pd.DataFrame:
     return pulls[pulls["started_at_s"] >= settled_at_s].assign(time_s=pulls["ended_at_s"] - pulls["started_at_s"])
 
 
-def draw(numbers: Numbers) -> Figure:
-    """First and last over the number of workers."""
-    return compare_lines(numbers, xlabel="rollout workers that pull at once", ylabel="")
-
-
 EXHIBIT = Exhibit(
     name="elastic_pulls",
     title="Pulls of a policy by rollout workers, Qwen3-8B (ours)",
     experiments=("elastic-workers", "elastic-pulls"),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_lines, xlabel="rollout workers that pull at once"),
 )

@@ -9,14 +9,15 @@ Throughput from the step of the loss to the end, over that of the run with seedi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
-from matplotlib.figure import Figure
-
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Value, comparing, paper_rows
+from rollpacker.analysis.exhibits.elastic_workers import throughput
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_bars
-from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Runs
 
 STEP: Final = 8
 """In which they are lost."""
@@ -29,31 +30,20 @@ PARTS: Final = {
 }
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Compare with the run that seeds."""
     paper = {row.x: row.y for row in paper_rows("elastic_recovery")}
     found = {part: runs.of(setup="elastic", study=f"elastic-recovery-{study}") for part, study in PARTS.items()}
-    whole = {run.seed: _rate(run) for run in found["with seeding"]}
-    points, claims = [], []
-    for part, of_part in found.items():
+    rates = {part: [Value(run, throughput(run, first=STEP)) for run in of_part] for part, of_part in found.items()}
+    whole = {run.seed: rate for run, rate in rates["with seeding"]}
+    for part, of_part in rates.items():
         place = Place(panel=THROUGHPUT, x=part, unit="x")
-        ours = place.ours([Value(run, _rate(run) / whole[run.seed]) for run in of_part if run.seed in whole])
-        points.append(ours)
+        ours = place.ours([Value(run, rate / whole[run.seed]) for run, rate in of_part if run.seed in whole])
+        yield ours
         if part in paper:
-            points.append(place.paper(paper[part]))
+            yield place.paper(paper[part])
             text = f"5 of 6 workers lost and coming back, {part}: throughput over that with it"
-            claims.append(Claim(text=text, paper=paper[part], ours=ours, unit="x", neutral=1.0))
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
-
-
-def _rate(run: Run) -> float:
-    steps = run.steps.loc[STEP:]
-    return float(steps["tokens_trained"].sum() / steps["step_time_s"].sum()) if len(steps) else float("nan")
-
-
-def draw(numbers: Numbers) -> Figure:
-    """A bar for each."""
-    return compare_bars(numbers, ylabel="", number="{:.2f}")
+            yield Claim(text=text, paper=paper[part], ours=ours, unit="x", neutral=1.0)
 
 
 EXHIBIT = Exhibit(
@@ -61,5 +51,5 @@ EXHIBIT = Exhibit(
     title="Five of six rollout workers lost and coming back, Qwen3-14B (PolyRL's Fig 12)",
     experiments=("elastic-recovery", "elastic-recovery-without", "elastic-recovery-forgetting"),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_bars, number="{:.2f}"),
 )

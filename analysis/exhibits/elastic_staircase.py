@@ -6,15 +6,16 @@ experiment=elastic-workers, interpolated between whole numbers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from statistics import fmean
 from typing import Final
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.elastic_workers import WORKERS, throughput
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.numbers import Place, Point, Value
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Runs, shared_steps
 
@@ -23,9 +24,8 @@ SERIES, STEADY = "staircase", "as many workers, steadily"
 _SECONDS_PER_HOUR: Final = 3600.0
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Every step at its end: of several seeds the means, of its end too."""
-    points: list[Point | None] = []
     steady = {number: runs.of(setup="elastic", study=f"elastic-workers-{number}") for number in WORKERS}
     rates = {number: fmean(map(throughput, same)) for number, same in steady.items() if same}
     found = runs.of(setup="elastic", study="elastic-staircase")
@@ -37,15 +37,8 @@ def gather(runs: Runs) -> Numbers:
         if rates:
             expected = [Value(run, float(np.interp(y, list(rates), list(rates.values())))) for run, y in members]
             shown.append((THROUGHPUT, "tokens/s", STEADY, expected))
-        points += [
-            Place(panel=panel, x=hours, unit=unit, series=series).ours(values) for panel, unit, series, values in shown
-        ]
-    return Numbers(points=comparing(points), missing=runs.missing)
-
-
-def draw(numbers: Numbers) -> Figure:
-    """Throughput and workers over the time of the run."""
-    return compare_lines(numbers, xlabel="hours", ylabel="")
+        for panel, unit, series, values in shown:
+            yield Place(panel=panel, x=hours, unit=unit, series=series).ours(values)
 
 
 EXHIBIT = Exhibit(
@@ -53,5 +46,5 @@ EXHIBIT = Exhibit(
     title="Rollout workers that come and go every half hour, Qwen3-8B (ours)",
     experiments=("elastic-staircase", "elastic-workers"),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_lines, xlabel="hours"),
 )

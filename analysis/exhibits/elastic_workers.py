@@ -8,12 +8,13 @@ seeding time is learned, are left out. Prices are those of PolyRL's artifact.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
 
@@ -26,13 +27,11 @@ SERIES: Final = "rollout workers"
 IDEAL: Final = "no GPU ever idle"
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Means over the steps from the sixth on."""
     rows = paper_rows("elastic_workers")
     given = {(row.panel, row.series, int(row.x)): row.y for row in rows}
     reported = {int(row.x): row.y for row in rows if row.panel == "throughput"}
-    points: list[Point | None] = []
-    claims: list[Claim] = []
     found = {number: runs.of(setup="elastic", study=f"elastic-workers-{number}") for number in WORKERS}
     alone = {run.seed: throughput(run) for run in found[0]}
     for number in WORKERS:
@@ -45,25 +44,24 @@ def gather(runs: Runs) -> Numbers:
         ):
             place = Place(panel=panel, x=float(number), unit=unit, series=SERIES)
             ours = place.ours(values)
-            points.append(ours)
+            yield ours
             if paper is not None:
-                points.append(place.paper(paper))
+                yield place.paper(paper)
                 if number:
                     text = f"Qwen3-8B with {number} workers: {panel}"
                     neutral = reported[0] if panel == THROUGHPUT else 1.0
-                    claims.append(Claim(text=text, paper=paper, ours=ours, unit=unit, neutral=neutral))
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+                    yield Claim(text=text, paper=paper, ours=ours, unit=unit, neutral=neutral)
 
 
-def throughput(run: Run) -> float:
-    """Trained tokens per second, all of a step's time counted."""
-    steps = run.steps.loc[NUM_FIRST_STEPS:]
+def throughput(run: Run, *, first: int = NUM_FIRST_STEPS) -> float:
+    """Trained tokens per second from one step on, all of a step's time counted; NaN without such a step."""
+    steps = run.steps.loc[first:]
     return float(steps["tokens_trained"].sum() / steps["step_time_s"].sum()) if len(steps) else float("nan")
 
 
 def draw(numbers: Numbers) -> Figure:
     """Both over the number of workers; beside them what engines and trainer that never idle would reach."""
-    figure = compare_lines(numbers, xlabel="rollout workers, of two GPUs each", ylabel="")
+    figure = compare_lines(numbers, xlabel="rollout workers, of two GPUs each")
     given = {(row.panel, row.series): row.y for row in paper_rows("elastic_workers") if row.panel != "throughput"}
     num_local, work_s = given["seeding", "local engines"], given["seeding", "rollout"]
     train_s = given["seeding", "training"]

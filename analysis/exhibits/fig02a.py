@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-
-from matplotlib.figure import Figure
+from functools import partial
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import PAPER, Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.numbers import PAPER, Place, Point, Value
 from rollpacker.analysis.plots import compare_curves
 from rollpacker.analysis.runs import Runs
 
@@ -17,18 +16,17 @@ LEVELS = (0.05, 0.1, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.9
 """Shares of the responses whose longest length is drawn of our runs."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Quantiles of the responses of plain rounds, which nothing cuts short.
 
     Modelled lengths are drawn from this very figure, so there they must agree.
     """
-    points: list[Point | None] = list(_paper_points())
+    yield from _paper_points()
     for task in TASKS.values():
         plain = runs.of(model="Qwen2.5-14B", system="verl", task=task)
         for level in LEVELS:
             place = Place(panel=task, x=100 * level, unit="tokens", series=task)
-            points.append(place.ours(Value(run, run.quantile("length_tokens", level)) for run in plain))
-    return Numbers(points=comparing(points), missing=runs.missing)
+            yield place.ours(Value(run, run.quantile("length_tokens", level)) for run in plain)
 
 
 def _paper_points() -> Iterator[Point]:
@@ -41,15 +39,10 @@ def _paper_points() -> Iterator[Point]:
             yield Place(panel=task, x=100 * float(row["p"]), unit="tokens", series=task).paper(float(row["tokens"]))
 
 
-def draw(numbers: Numbers) -> Figure:
-    """One panel per task: lengths on a logarithmic axis."""
-    return compare_curves(numbers, xlabel="response length (tokens)", ylabel="responses no longer (%)")
-
-
 EXHIBIT = Exhibit(
     name="fig02a",
     title="Response lengths of each task, Qwen2.5-14B (Fig 2a)",
     experiments=("table1",),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_curves, xlabel="response length (tokens)", ylabel="responses no longer (%)"),
 )

@@ -8,13 +8,13 @@ paper's at 90.2, 161.4, 161.4 and 270.9 s.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import fmean
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, comparing, paper_rows
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
 
@@ -33,14 +33,13 @@ PASSED = tuple(range(0, 100, 2))
 """% of a rollout's time at which running requests are counted; none runs at its end."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Of Qwen2.5-14B with responses up to 16k on 32 GPUs, one task at a time; a rollout ends with its last response.
 
     A modelled rollout begins with the start of its engines, a fifth of this one (conf/hardware/h800.yaml).
     """
     utilisation = _utilisation()
     points: list[Point | None] = list(_of_paper(utilisation))
-    idle: dict[str, list[Value]] = {}
     for task in TASKS:
         found = runs.of(model="Qwen2.5-14B", system="verl", task=task)
         told = [(run, _rollouts(run)) for run in found if not run.responses.empty]
@@ -53,10 +52,8 @@ def gather(runs: Runs) -> Numbers:
             for panel, unit, value_of in ((RATIO, "x", _longest_over_median), (IDLE, "%", _idle)):
                 place = Place(panel=panel, x=float(step + 1), unit=unit, series=task)
                 points.append(place.ours(Value(run, value_of(rollouts[step])) for run, rollouts in told))
-        idle[task] = [Value(run, fmean(map(_idle, rollouts))) for run, rollouts in told]
-    claims = [_claim(task, utilisation, values) for task, values in idle.items()]
-    in_order = sorted(comparing(points), key=lambda point: PANELS.index(point.panel))
-    return Numbers(points=in_order, claims=claims, missing=runs.missing)
+        yield _claim(task, utilisation, [Value(run, fmean(map(_idle, rollouts))) for run, rollouts in told])
+    yield from sorted(comparing(points), key=lambda point: PANELS.index(point.panel))
 
 
 def _utilisation() -> pd.DataFrame:
@@ -116,15 +113,10 @@ def _idle(rollout: pd.DataFrame) -> float:
     return float(100 * (1 - rollout.groupby("engine")["ended"].max().mean()))
 
 
-def draw(numbers: Numbers) -> Figure:
-    """Requests and GPUs over the time of a rollout; then two measures of each step."""
-    return compare_lines(numbers, xlabel=XLABELS, ylabel="")
-
-
 EXHIBIT = Exhibit(
     name="fig02b",
     title="How unbalanced the rollouts of plain batches are, Qwen2.5-14B (Fig 2b)",
     experiments=("table1",),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_lines, xlabel=XLABELS),
 )

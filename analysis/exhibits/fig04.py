@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, PaperRow, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.numbers import Claim, Numbers, PaperRow, Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_bars, compare_lines
 from rollpacker.analysis.rounds import rounds_of
 from rollpacker.analysis.runs import Run, Runs
@@ -52,10 +52,10 @@ def _code_runs(runs: Runs, system: str) -> list[Run]:
     return runs.of(model="Qwen2.5-14B", system=system, task="code")
 
 
-def gather_lengths(runs: Runs) -> Numbers:
+def gather_lengths(runs: Runs) -> Iterator[Point | Claim | None]:
     """Of the trained responses of each of the first five steps."""
     of_paper = list(_boxes(paper_rows("fig04a")))
-    points: list[Point | None] = list(of_paper)
+    yield from of_paper
     found = {system: _code_runs(runs, system) for system in SYSTEMS}
     lengths = {
         system: [(run, _quantiles(run)) for run in of_system if not run.responses.empty]
@@ -66,9 +66,8 @@ def gather_lengths(runs: Runs) -> Numbers:
             told = [(run, of_run) for run, of_run in lengths[system] if step in of_run.index]
             for name, level in LEVELS.items():
                 place = Place(panel=panel, x=float(step + 1), unit="tokens", series=name)
-                points.append(place.ours(Value(run, float(of_run[level].loc[step])) for run, of_run in told))
-    claims = list(_claims_of_rounds(found["tail"], lengths["tail"], of_paper))
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+                yield place.ours(Value(run, float(of_run[level].loc[step])) for run, of_run in told)
+    yield from _claims_of_rounds(found["tail"], lengths["tail"], of_paper)
 
 
 def _quantiles(run: Run) -> pd.DataFrame:
@@ -133,20 +132,18 @@ FIG04A = Exhibit(
 )
 
 
-def gather_stages(runs: Runs) -> Numbers:
+def gather_stages(runs: Runs) -> Iterator[Point | Claim | None]:
     """Seconds in five steps: of whole cycles of tail batching, and of as many plain steps."""
-    points: list[Point | None] = []
-    claims: list[Claim] = []
     found = {system: [_whole_cycles(run) for run in _code_runs(runs, system)] for system in SYSTEMS}
     for row in paper_rows("fig04b"):
         system = PAPER_SYSTEMS[row.series]
         name, columns, kind = STAGES[row.x]
         place = Place(panel=f"{SYSTEMS[system]}: five steps (s)", x=name, unit="s")
         ours = place.ours(Value(run, _cycle_s(run, columns, kind)) for run in found[system] if len(run.steps))
-        points += [place.paper(row.y), ours]
+        yield place.paper(row.y)
+        yield ours
         text = f"{SETUP}, {SYSTEMS[system]}: {' '.join(name.split())} of five steps"
-        claims.append(Claim(text=text, paper=row.y, ours=ours, unit="s"))
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+        yield Claim(text=text, paper=row.y, ours=ours, unit="s")
 
 
 def _whole_cycles(run: Run) -> Run:
@@ -160,15 +157,10 @@ def _cycle_s(run: Run, columns: Iterable[str], kind: str | None) -> float:
     return float(sum(steps[column].sum() for column in columns) * CYCLE_STEPS / len(run.steps))
 
 
-def draw_stages(numbers: Numbers) -> Figure:
-    """A panel per system on one axis, the paper's bars beside ours."""
-    return compare_bars(numbers, ylabel="")
-
-
 FIG04B = Exhibit(
     name="fig04b",
     title="Where the time of five steps goes, plain and under tail batching: code, Qwen2.5-14B (Fig 4b)",
     experiments=("table1", "fig04"),
     gather=gather_stages,
-    draw=draw_stages,
+    draw=compare_bars,
 )

@@ -6,12 +6,11 @@ One number is fitted and no claim: the time of short rounds at TP 1, which the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from matplotlib.figure import Figure
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import means
 from rollpacker.analysis.runs import Run, Runs
@@ -26,10 +25,8 @@ FITTED = ("fig06b", "short", 1)
 """Of the panels, the kinds and the degrees."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Means over the rounds of a kind: short ones want a larger degree, says the paper, and long ones a smaller."""
-    points: list[Point | None] = []
-    claims: list[Claim] = []
     fixed = {degree: fixed_runs(runs, degree) for degree in (1, 2)}
     planned = planned_runs(runs)
     for name, (title, column, unit) in PANELS.items():
@@ -40,21 +37,19 @@ def gather(runs: Runs) -> Numbers:
                 is_fitted = (name, kind, degree) == FITTED
                 place = Place(panel=panel, x=f"TP {degree}" + " (fitted)" * is_fitted, unit=unit)
                 ours = place.ours(means(of_degree, kind, column))
-                points += [place.paper(paper[kind, degree]), ours]
+                yield place.paper(paper[kind, degree])
+                yield ours
                 if not is_fitted:
                     text = f"TP {degree}: {panel}"
-                    claims.append(Claim(text=text, paper=paper[kind, degree], ours=ours, unit=unit))
-            points.append(Place(panel=panel, x="planner", unit=unit).ours(means(planned, kind, column)))
-            claims.append(
-                Claim(
-                    text=f"TP 2 instead of TP 1: {panel.removesuffix(' (s)')}",
-                    paper=100 * (paper[kind, 2] / paper[kind, 1] - 1),
-                    ours=Place(panel=panel, x="change", unit="%").ours(changes(fixed[1], fixed[2], kind, column)),
-                    unit="%",
-                    neutral=0.0,
-                )
+                    yield Claim(text=text, paper=paper[kind, degree], ours=ours, unit=unit)
+            yield Place(panel=panel, x="planner", unit=unit).ours(means(planned, kind, column))
+            yield Claim(
+                text=f"TP 2 instead of TP 1: {panel.removesuffix(' (s)')}",
+                paper=100 * (paper[kind, 2] / paper[kind, 1] - 1),
+                ours=Place(panel=panel, x="change", unit="%").ours(changes(fixed[1], fixed[2], kind, column)),
+                unit="%",
+                neutral=0.0,
             )
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
 
 
 def fixed_runs(runs: Runs, degree: int) -> list[Run]:
@@ -77,15 +72,10 @@ def changes(before: Iterable[Run], after: Iterable[Run], kind: str, column: str)
     ]
 
 
-def draw(numbers: Numbers) -> Figure:
-    """Preemptions above, times below; short rounds left, long ones right."""
-    return compare_bars(numbers, ylabel="", number="{:,.0f}", num_columns=2)
-
-
 EXHIBIT = Exhibit(
     name="fig06",
     title="Preemptions and rollout time by tensor parallelism, Qwen3-8B on 8 GPUs (Fig 6)",
     experiments=("fig06", "fig06-tp2", "fig06-planner"),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_bars, number="{:,.0f}", num_columns=2),
 )

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from collections.abc import Iterator
+from functools import partial
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.numbers import Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_curves
 from rollpacker.analysis.runs import Runs
 
 PANEL = "sandboxed programs"
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Quantiles of the reward times of code under plain batches, whose limit is fixed.
 
     Modelled times are drawn from this very figure, so there they must agree.
     """
     of_paper = [row for row in paper_rows("fig07a") if row.panel == "a-main"]  # the inset repeats those at the limit
-    points: list[Point | None] = []
     plain = runs.of(model="Qwen2.5-14B", system="verl", task="code")
     for row in of_paper:
         place = Place(panel=PANEL, x=row.y, unit="s", series="code")
         ours = place.ours(Value(run, run.quantile("reward_time_s", row.y / 100)) for run in plain)
-        points += [place.paper(float(row.x)), ours]
-    return Numbers(points=comparing(points), missing=runs.missing)
-
-
-def draw(numbers: Numbers) -> Figure:
-    """One panel, times on a logarithmic axis."""
-    return compare_curves(numbers, xlabel="run time of a program (s)", ylabel="programs that took no longer (%)")
+        yield place.paper(float(row.x))
+        yield ours
 
 
 EXHIBIT = Exhibit(
@@ -37,5 +32,5 @@ EXHIBIT = Exhibit(
     title="Run times of sandboxed programs (Fig 7a)",
     experiments=("table1",),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_curves, xlabel="run time of a program (s)", ylabel="programs that took no longer (%)"),
 )

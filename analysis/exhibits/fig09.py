@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-
-from matplotlib.figure import Figure
+from functools import partial
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
-from rollpacker.analysis.numbers import (
-    PAPER_SYSTEMS,
-    Claim,
-    Numbers,
-    Place,
-    Point,
-    Value,
-    comparing,
-    paper_rows,
-    speedups,
-)
+from rollpacker.analysis.numbers import PAPER_SYSTEMS, Claim, Place, Point, Value, comparing, paper_rows, speedups
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs, shared_steps
 
@@ -33,10 +22,8 @@ SHORT_PER_LONG = 4.0
 """Rounds, at eta 1.25."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Step times, and the published speedups: ratios of their sums."""
-    points: list[Point | None] = []
-    claims: list[Claim] = []
     by_model: dict[str, dict[str, list[Run]]] = {}
     for model in runs.models(*PANELS):
         found = {system: runs.of(model=model, system=system, task="mix") for system in SYSTEMS}
@@ -44,14 +31,14 @@ def gather(runs: Runs) -> Numbers:
         sums = dict.fromkeys(SYSTEMS, 0.0)
         for row in paper_rows(PANELS[model]) if runs.are_papers_size else []:
             system = PAPER_SYSTEMS[row.series]
-            points.append(Place(panel=model, x=float(row.x), unit="s", series=system).paper(row.y))
+            yield Place(panel=model, x=float(row.x), unit="s", series=system).paper(row.y)
             sums[system] += row.y
-        points += [point for system in SYSTEMS for point in _step_times(model, system, found[system])]
+        for system in SYSTEMS:
+            yield from _step_times(model, system, found[system])
         if all(sums.values()):
-            claims += _claims(model, sums, found)
+            yield from _claims(model, sums, found)
     if runs.are_papers_size:
-        claims += _claims_of_the_text(by_model)
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+        yield from _claims_of_the_text(by_model)
 
 
 def _step_times(model: str, system: str, found: Sequence[Run]) -> Iterator[Point | None]:
@@ -104,16 +91,11 @@ def _claims_of_the_text(by_model: Mapping[str, Mapping[str, Sequence[Run]]]) -> 
         )
 
 
-def draw(numbers: Numbers) -> Figure:
-    """One panel per model: ours as lines, the paper's as points."""
-    return compare_lines(numbers, xlabel="training step", ylabel="step time (s)")
-
-
 EXHIBIT = Exhibit(
     name="fig09",
     title="Time of each of 40 steps (Fig 9)",
     experiments=("e2e_performance",),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_lines, xlabel="training step", ylabel="step time (s)"),
     setups=ALL_SETUPS,
 )

@@ -6,10 +6,11 @@ has half of the GPUs.
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from collections.abc import Iterator
+from functools import partial
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, comparing, paper_rows
+from rollpacker.analysis.numbers import Claim, Place, Point, paper_rows
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import LONGEST, ROLLOUT, means, rounds_exhibit
 from rollpacker.analysis.runs import Runs
@@ -46,24 +47,17 @@ SYSTEM = "tail-reward-planner"
 """The figure is of RollPacker, but its stages add up to the step as if no training overlapped the rollout."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Mean seconds of each stage over the rounds of a kind."""
-    points: list[Point | None] = []
-    claims: list[Claim] = []
     for row in paper_rows("fig10c"):
         name, _, rest = row.series.partition(" (")
         stage, kind, model = STAGES[name], rest.split()[0], f"Qwen2.5-{row.x}"
         seconds = row.y / 100 * LONG_STEP_S[row.x]
         place = Place(panel=f"{model}, {kind} rounds", x=stage.replace("_", " "), unit="s")
         ours = place.ours(means(runs.of(model=model, system=SYSTEM, task="mix"), kind, f"{stage}_time_s"))
-        points += [place.paper(seconds), ours]
-        claims.append(Claim(text=f"{place.panel}: {place.x}", paper=seconds, ours=ours, unit="s"))
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
-
-
-def draw(numbers: Numbers) -> Figure:
-    """A panel per model and kind of round, the paper's bars beside ours."""
-    return compare_bars(numbers, ylabel="seconds", num_columns=2)
+        yield place.paper(seconds)
+        yield ours
+        yield Claim(text=f"{place.panel}: {place.x}", paper=seconds, ours=ours, unit="s")
 
 
 FIG10C = Exhibit(
@@ -71,5 +65,5 @@ FIG10C = Exhibit(
     title="Stages of short and long rounds (Fig 10c)",
     experiments=("table2",),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_bars, ylabel="seconds", num_columns=2),
 )

@@ -8,7 +8,6 @@ and 32k: those of its 7B, 14B and 32B. Its seconds are printed truncated. Its ba
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
 
 import pandas as pd
 import seaborn as sns
@@ -16,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows, speedups
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, paper_rows, speedups
 from rollpacker.analysis.plots import compare_panels
 from rollpacker.analysis.runs import Run, Runs
 
@@ -37,36 +36,31 @@ BASELINE_S = 82.0
 SHARE_UNIT = "% of the rollout time without a race"
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Means over the steps, long rounds included."""
     model = runs.model(MODEL)
     grid = {(p, r): runs.of(model=model, system=system_name(p, r), task="mix") for p in FACTORS for r in FACTORS}
-    points: list[Point | None] = []
     for (prompts, responses), found in grid.items():
-        for panel, unit, value_of in ((ROLLOUT, "s", _rollout_s), (WASTE, "%", attrgetter("wasted_percent"))):
-            place = Place(panel=panel, x=f"{responses:g}", unit=unit, series=f"{prompts:g}")
-            points.append(place.ours(Value(run, value_of(run)) for run in found))
+        place = Place(panel=ROLLOUT, x=f"{responses:g}", unit="s", series=f"{prompts:g}")
+        yield place.ours(Value(run, run.mean("rollout_time_s")) for run in found)
+        place = Place(panel=WASTE, x=f"{responses:g}", unit="%", series=f"{prompts:g}")
+        yield place.ours(Value(run, run.wasted_percent) for run in found)
     if not runs.are_papers_size:
-        return Numbers(points=comparing(points), missing=runs.missing)
-    of_paper: list[Point] = sorted(_of_paper(), key=lambda point: point.panel != BOTH)
-    points += of_paper
+        return
+    yield from sorted(_of_paper(), key=lambda point: point.panel != BOTH)
     without = grid[1.0, 1.0]
     for factor in FACTORS:
         for panel, found in ((RESPONSES, grid[1.0, factor]), (PROMPTS, grid[factor, 1.0])):
             place = Place(panel=panel, x=factor, unit=SHARE_UNIT, series="8k")
-            points.append(place.ours(_shares(without, found)))
+            yield place.ours(_shares(without, found))
     both = _shares(without, grid[1.25, 1.25])
-    points.append(Place(panel=BOTH, x="8k", unit=SHARE_UNIT).ours(both))
-    return Numbers(points=comparing(points), claims=list(_claims(without, both)), missing=runs.missing)
+    yield Place(panel=BOTH, x="8k", unit=SHARE_UNIT).ours(both)
+    yield from _claims(without, both)
 
 
 def system_name(prompts: float, responses: float) -> str:
     """The system's name, as the experiment makes it of what the sweep says."""
     return f"eta-{prompts:g}-{responses:g}"
-
-
-def _rollout_s(run: Run) -> float:
-    return float(run.steps["rollout_time_s"].mean())
 
 
 def _shares(without: Iterable[Run], found: Iterable[Run]) -> list[Value]:
@@ -85,7 +79,7 @@ def _claims(without: Iterable[Run], both: Iterable[Value]) -> Iterator[Claim]:
     yield Claim(
         text=f"{MODEL}: rollout time per step without a race",
         paper=BASELINE_S,
-        ours=Place(panel=ROLLOUT, x="none", unit="s").ours(Value(run, _rollout_s(run)) for run in without),
+        ours=Place(panel=ROLLOUT, x="none", unit="s").ours(Value(run, run.mean("rollout_time_s")) for run in without),
         unit="s",
     )
     [of_paper] = [point.y for point in _of_paper() if (point.panel, point.x) == (BOTH, "8k")]

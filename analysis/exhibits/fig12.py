@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.fig06 import changes, fixed_runs, planned_runs
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_panels
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import CYCLE_STEPS
@@ -41,22 +41,20 @@ NUM_STEPS = 6
 """Of b and c."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """By step, means over the seeds."""
-    points: list[Point | None] = []
     for row in paper_rows("fig12a"):
         panel, series, unit = SERIES[row.series]
-        points.append(Place(panel=panel, x=float(row.x), unit=unit, series=series).paper(row.y))
+        yield Place(panel=panel, x=float(row.x), unit=unit, series=series).paper(row.y)
     fixed = [run.first(NUM_STEPS) for run in fixed_runs(runs, 1)]
     planned = [run.first(NUM_STEPS) for run in planned_runs(runs)]
-    claims: list[Claim] = []
     for name, (panel, column, quantity) in PLANNED.items():
         of_paper = {int(row.x): row.y for row in paper_rows(name) if row.series == "w/ Planner"}
         for step, y in of_paper.items():
             place = Place(panel=panel, x=f"{step}" if step % CYCLE_STEPS else f"{step}\nlong", unit="%")
-            points += [place.paper(y), place.ours(_ratios(fixed, planned, step, column))]
-        claims += _claims(quantity, column, of_paper, fixed, planned)
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+            yield place.paper(y)
+            yield place.ours(_ratios(fixed, planned, step, column))
+        yield from _claims(quantity, column, of_paper, fixed, planned)
 
 
 def _ratios(fixed: list[Run], planned: list[Run], step: int, column: str) -> list[Value]:

@@ -48,7 +48,7 @@ NUM_STEPS = 6
 """Of a; the fifth is a long round."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """By step, means over the seeds; of the judge, means over responses, each the time of the batch that it was in."""
     model = runs.model(MODEL)
     beside, after = (runs.of(model=model, study=f"fig13-{variant}") for variant in ("mps", "nomps"))
@@ -71,11 +71,11 @@ def gather(runs: Runs) -> Numbers:
         for step in shared_steps(found):
             place = Place(panel=TIMED, x=float(step + 1), unit="s", series=label)
             points.append(place.ours(Value(run, float(_rollout_and_reward_s(run.steps)[step])) for run in found))
-    claims: list[Claim] = []
+    yield from sorted(comparing(points), key=lambda point: PANELS.index(point.panel))
     if runs.are_papers_size:
-        claims = [_claim_of_judge(beside, after), *_claims_of_pipeline(points), *_claims_of_timeouts(timeouts)]
-    in_order = sorted(comparing(points), key=lambda point: PANELS.index(point.panel))
-    return Numbers(points=in_order, claims=claims, missing=runs.missing)
+        yield _claim_of_judge(beside, after)
+        yield from _claims_of_pipeline(points)
+        yield from _claims_of_timeouts(timeouts)
 
 
 def _of_paper() -> Iterator[Point]:

@@ -6,22 +6,11 @@ samples per second, take 1.8 times as long on 128, under either system; it does 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from matplotlib.figure import Figure
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import (
-    PAPER_SYSTEMS,
-    Claim,
-    Numbers,
-    Place,
-    Point,
-    Value,
-    comparing,
-    paper_rows,
-    speedups,
-)
+from rollpacker.analysis.numbers import PAPER_SYSTEMS, Claim, Place, Point, Value, paper_rows, speedups
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
 
@@ -40,11 +29,9 @@ STEP_TIME, THROUGHPUT, SPEEDUP = "step time (s)", "samples/s trained", "speedup 
 UNITS = {STEP_TIME: "s", THROUGHPUT: "samples/s", SPEEDUP: "x"}
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Means over the first steps."""
     of_paper = {(PAPER_SYSTEMS[row.series], int(row.x)): row.y for row in paper_rows("fig14")}
-    points: list[Point | None] = []
-    claims: list[Claim] = []
     scaled: dict[int, dict[str, list[Run]]] = {}
     for num_gpus, study in STUDIES.items():
         num_prompts = PROMPTS_PER_GPU * num_gpus
@@ -52,25 +39,25 @@ def gather(runs: Runs) -> Numbers:
         found = {system: [run.first(NUM_STEPS) for run in runs.of(system=system, **wanted)] for system in SYSTEMS}
         for system, of_system in found.items():
             per_s = of_paper[system, num_gpus]
+            times = [Value(run, run.mean("step_time_s")) for run in of_system]
+            rates = [Value(run, run.samples_per_s) for run in of_system]
             for panel, paper, values in (
-                (STEP_TIME, num_prompts * RESPONSES / per_s, [Value(run, _step_s(run)) for run in of_system]),
-                (THROUGHPUT, per_s, [Value(run, run.samples_per_s) for run in of_system]),
+                (STEP_TIME, num_prompts * RESPONSES / per_s, times),
+                (THROUGHPUT, per_s, rates),
             ):
                 place = Place(panel=panel, x=float(num_gpus), unit=UNITS[panel], series=system)
-                points += [place.paper(paper), place.ours(values)]
+                yield place.paper(paper)
+                yield place.ours(values)
         place = Place(panel=SPEEDUP, x=float(num_gpus), unit=UNITS[SPEEDUP], series="rollpacker")
         gain = of_paper["rollpacker", num_gpus] / of_paper["verl", num_gpus]
         ours = place.ours(speedups(found["verl"], found["rollpacker"]))
-        points += [place.paper(gain), ours]
+        yield place.paper(gain)
+        yield ours
         text = f"{MODEL} on {num_gpus} GPUs with {num_prompts} prompts: rollpacker over verl"
-        claims.append(Claim(text=text, paper=gain, ours=ours, unit="x", neutral=1.0))
+        yield Claim(text=text, paper=gain, ours=ours, unit="x", neutral=1.0)
         scaled[num_gpus] = found
-    claims += [_growth(scaled, of_paper, system) for system in SYSTEMS]
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
-
-
-def _step_s(run: Run) -> float:
-    return float(run.steps["step_time_s"].mean())
+    for system in SYSTEMS:
+        yield _growth(scaled, of_paper, system)
 
 
 def _growth(
@@ -89,15 +76,10 @@ def _growth(
     )
 
 
-def draw(numbers: Numbers) -> Figure:
-    """Step time, throughput and speedup over the number of GPUs."""
-    return compare_lines(numbers, xlabel="GPUs, with 4 prompts each", ylabel="", are_sizes=True)
-
-
 EXHIBIT = Exhibit(
     name="fig14",
     title="More GPUs with a batch that grows with them, Qwen2.5-14B (Fig 14)",
     experiments=("e2e_performance", "fig14"),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_lines, xlabel="GPUs, with 4 prompts each", are_sizes=True),
 )

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.flash_sizes import steady
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, speedups
 from rollpacker.analysis.plots import compare_situations
 from rollpacker.analysis.runs import Runs
 
@@ -35,12 +35,8 @@ SYSTEMS: Final = {
 }
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Three numbers for each system and tail."""
-    return Numbers(points=comparing(_points(runs)), missing=runs.missing)
-
-
-def _points(runs: Runs) -> Iterator[Point | None]:
     for tail, title in TAILS.items():
         plain, *others = (
             steady(runs.of(setup="flash", study="flash-agents", system=system, workload=tail))
@@ -50,7 +46,7 @@ def _points(runs: Runs) -> Iterator[Point | None]:
             yield Place(panel=SPEEDUP, x=name, unit="x", series=title).ours(speedups(plain, found))
             wasted = [Value(run, run.wasted_percent) for run in found]
             yield Place(panel=WASTE, x=name, unit="%", series=title).ours(wasted)
-            ages = [Value(run, float(run.steps["staleness_mean"].mean())) for run in found]
+            ages = [Value(run, run.mean("staleness_mean")) for run in found]
             yield Place(panel=AGE, x=name, unit="versions", series=title).ours(ages)
 
 

@@ -8,29 +8,12 @@ paper's batch and lengths are not known to us; of its curves we have one number.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
-from matplotlib.figure import Figure
-
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.exhibits.flash_sizes import (
-    EXPERIMENTS,
-    NUM_GPUS,
-    WORKLOADS,
-    best_splits,
-    in_turns,
-    theory,
-)
-from rollpacker.analysis.numbers import (
-    Claim,
-    Numbers,
-    Place,
-    Point,
-    Value,
-    comparing,
-    paper_rows,
-    speedups,
-)
+from rollpacker.analysis.exhibits.flash_sizes import EXPERIMENTS, NUM_GPUS, WORKLOADS, best_splits, in_turns, theory
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, comparing, paper_rows, speedups
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Runs
 
@@ -43,10 +26,12 @@ RATIO: Final = 2
 """Of `system=roll-flash`."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Throughput and speedup by lengths and number of GPUs."""
     points = comparing(_points(runs))
-    return Numbers(points=[*points, *_papers()], claims=list(_claims(points)), missing=runs.missing)
+    yield from points
+    yield from _papers()
+    yield from _claims(points)
 
 
 def _points(runs: Runs) -> Iterator[Point | None]:
@@ -61,9 +46,8 @@ def _points(runs: Runs) -> Iterator[Point | None]:
             }
             for name, found in series.items():
                 rates = [Value(run, run.samples_per_s) for run in found]
-                yield Place(panel=f"{title}: {THROUGHPUT}", x=float(num_gpus), unit="samples/s", series=name).ours(
-                    rates
-                )
+                place = Place(panel=f"{title}: {THROUGHPUT}", x=float(num_gpus), unit="samples/s", series=name)
+                yield place.ours(rates)
                 if name != SYNCHRONOUS:
                     gains = speedups(plain, found)
                     yield Place(panel=f"{title}: {SPEEDUP}", x=float(num_gpus), unit="x", series=name).ours(gains)
@@ -91,15 +75,10 @@ def _claims(points: list[Point]) -> Iterator[Claim]:
     yield Claim(text=text, paper=MOST, ours=most, unit="x", neutral=1.0)
 
 
-def draw(numbers: Numbers) -> Figure:
-    """Base and Think over the number of GPUs."""
-    return compare_lines(numbers, xlabel="GPUs", ylabel="", are_sizes=True, num_columns=2)
-
-
 EXHIBIT = Exhibit(
     name="flash_fig01b",
     title="More GPUs for a fixed batch, synchronous and asynchronous, Qwen3-8B (ROLL-Flash, Fig 1b)",
     experiments=EXPERIMENTS,
     gather=gather,
-    draw=draw,
+    draw=partial(compare_lines, xlabel="GPUs", are_sizes=True, num_columns=2),
 )

@@ -9,12 +9,12 @@ is not known to us. Four runs of 20 steps.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
-from matplotlib.figure import Figure
-
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import rounds_of
 from rollpacker.analysis.runs import Run, Runs
@@ -26,22 +26,21 @@ OF_PAPER: Final = {"batch": BATCH, "queue": RACED}
 """Where the paper's two bars stand."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Means over the steps, and the speedup that the paper has."""
     found = {name: runs.of(setup="flash", study="flash-fig07", system=system) for name, system in SYSTEMS.items()}
     of_paper = {OF_PAPER[row.x]: row.y for row in paper_rows("flash_fig07")}
-    points: list[Point | None] = []
     for name, of_system in found.items():
         if name in of_paper:
-            points.append(Place(panel=TIME, x=name, unit="s").paper(of_paper[name]))
+            yield Place(panel=TIME, x=name, unit="s").paper(of_paper[name])
         times = [Value(run, _generation_s(run, name)) for run in of_system]
-        points.append(Place(panel=TIME, x=name, unit="s").ours(times))
+        yield Place(panel=TIME, x=name, unit="s").ours(times)
         if name != RACED:  # a run has one waste
             wasted = [Value(run, run.wasted_percent) for run in of_system]
-            points.append(Place(panel=WASTE, x=name, unit="%").ours(wasted))
+            yield Place(panel=WASTE, x=name, unit="%").ours(wasted)
     before = {run.seed: _generation_s(run, BATCH) for run in found[BATCH]}
-    claims = [
-        Claim(
+    for name in (RACED, AHEAD):
+        yield Claim(
             text=f"dynamic sampling, whole batches over {' '.join(name.split())}: generation",
             paper=of_paper[BATCH] / of_paper[RACED],
             ours=Place(panel=TIME, x=name, unit="x").ours(
@@ -50,9 +49,6 @@ def gather(runs: Runs) -> Numbers:
             unit="x",
             neutral=1.0,
         )
-        for name in (RACED, AHEAD)
-    ]
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
 
 
 def _generation_s(run: Run, name: str) -> float:
@@ -61,15 +57,10 @@ def _generation_s(run: Run, name: str) -> float:
     return float((steps["rollout_time_s"] + steps["exposed_reward_time_s"]).mean())
 
 
-def draw(numbers: Numbers) -> Figure:
-    """Time beside waste."""
-    return compare_bars(numbers, ylabel="", num_columns=1)
-
-
 EXHIBIT = Exhibit(
     name="flash_fig07",
     title="Generating a batch with dynamic sampling, 8 prompts x 8 responses (ROLL-Flash, Fig 7)",
     experiments=("flash-fig07",),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_bars, num_columns=1),
 )

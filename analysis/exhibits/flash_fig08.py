@@ -7,13 +7,12 @@ here as their ratio, at 16 responses. 16 runs of four steps.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
-
-from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.flash_sizes import WORKLOADS
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows, speedups
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows, speedups
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
 
@@ -24,25 +23,22 @@ OF_PAPER: Final = 16
 SPEEDUP: Final = "speedup of spreading"
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Rollout times, and their ratios."""
     times = {row.x: row.y for row in paper_rows("flash_fig08")}
     of_paper = times["prompt"] / times["sample"]
-    points: list[Point | None] = [
-        Place(panel=SPEEDUP, x=float(OF_PAPER), unit="x", series=title).paper(of_paper) for title in WORKLOADS.values()
-    ]
-    claims = []
+    for title in WORKLOADS.values():
+        yield Place(panel=SPEEDUP, x=float(OF_PAPER), unit="x", series=title).paper(of_paper)
     for workload, title in WORKLOADS.items():
         for number in NUM_RESPONSES:
             found = {routing: _runs(runs, routing, workload, number) for routing in ROUTINGS}
-            points += _times(title, number, found)
+            yield from _times(title, number, found)
             gains = speedups(found["prompt"], found["sample"], column="rollout_time_s")
             ours = Place(panel=SPEEDUP, x=float(number), unit="x", series=title).ours(gains)
-            points.append(ours)
+            yield ours
             if number == OF_PAPER:
                 text = f"{title}, 64 prompts x {number}: responses together over spread: rollout"
-                claims.append(Claim(text=text, paper=of_paper, ours=ours, unit="x", neutral=1.0))
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+                yield Claim(text=text, paper=of_paper, ours=ours, unit="x", neutral=1.0)
 
 
 def _runs(runs: Runs, routing: str, workload: str, number: int) -> list[Run]:
@@ -53,12 +49,7 @@ def _runs(runs: Runs, routing: str, workload: str, number: int) -> list[Run]:
 def _times(title: str, number: int, found: dict[str, list[Run]]) -> Iterator[Point | None]:
     for routing, name in ROUTINGS.items():
         place = Place(panel=f"{title}: rollout (s)", x=float(number), unit="s", series=name)
-        yield place.ours(Value(run, float(run.steps["rollout_time_s"].mean())) for run in found[routing])
-
-
-def draw(numbers: Numbers) -> Figure:
-    """The ratio first, then the times that it comes of."""
-    return compare_lines(numbers, xlabel="responses per prompt", ylabel="", are_sizes=True)
+        yield place.ours(Value(run, run.mean("rollout_time_s")) for run in found[routing])
 
 
 EXHIBIT = Exhibit(
@@ -66,5 +57,5 @@ EXHIBIT = Exhibit(
     title="Responses of a prompt spread over engines or kept together, 64 prompts (ROLL-Flash, Fig 8)",
     experiments=("flash-fig08",),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_lines, xlabel="responses per prompt", are_sizes=True),
 )

@@ -9,13 +9,12 @@ Seven runs of 18 steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
-from matplotlib.figure import Figure
-
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Run, Runs
 
@@ -34,31 +33,28 @@ SIZES: Final = {
 """Groups and environments in each, as the studies' names end."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Generation times of the rounds that race and of all, and what is gained."""
     found = {name: runs.of(setup="flash", study=f"flash-fig10-{size}") for name, size in SIZES.items()}
     of_paper = {row.x: row.y for row in paper_rows("flash_fig10")}
-    points: list[Point | None] = []
     for name, of_size in found.items():
         if name in of_paper:
-            points.append(Place(panel=RACED, x=name, unit="s").paper(of_paper[name]))
-        points.append(Place(panel=RACED, x=name, unit="s").ours(Value(run, _racing_s(run)) for run in of_size))
-        points.append(Place(panel=ALL, x=name, unit="s").ours(Value(run, _all_s(run)) for run in of_size))
+            yield Place(panel=RACED, x=name, unit="s").paper(of_paper[name])
+        yield Place(panel=RACED, x=name, unit="s").ours(Value(run, _racing_s(run)) for run in of_size)
+        yield Place(panel=ALL, x=name, unit="s").ours(Value(run, run.mean("rollout_time_s")) for run in of_size)
         if name != NEEDED:
-            gains = _gains(found[NEEDED], [Value(run, _all_s(run)) for run in of_size])
-            points.append(Place(panel=SPEEDUP, x=name, unit="x").ours(gains))
-    racing, whole = ([Value(run, measure(run)) for run in found[REDUNDANT]] for measure in (_racing_s, _all_s))
-    claims = [
-        Claim(
+            gains = _gains(found[NEEDED], [Value(run, run.mean("rollout_time_s")) for run in of_size])
+            yield Place(panel=SPEEDUP, x=name, unit="x").ours(gains)
+    racing = [Value(run, _racing_s(run)) for run in found[REDUNDANT]]
+    whole = [Value(run, run.mean("rollout_time_s")) for run in found[REDUNDANT]]
+    for which, times in (("rounds that race", racing), ("with the rounds that train what was deferred", whole)):
+        yield Claim(
             text=f"32 groups of 8 over 36 of 9 environments, {which}",
             paper=of_paper[NEEDED] / of_paper[REDUNDANT],
             ours=Place(panel=RACED, x=REDUNDANT, unit="x").ours(_gains(found[NEEDED], times)),
             unit="x",
             neutral=1.0,
         )
-        for which, times in (("rounds that race", racing), ("with the rounds that train what was deferred", whole))
-    ]
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
 
 
 def _racing_s(run: Run) -> float:
@@ -66,18 +62,9 @@ def _racing_s(run: Run) -> float:
     return float(run.steps.loc[run.steps["round_kind"] != "long", "rollout_time_s"].mean())
 
 
-def _all_s(run: Run) -> float:
-    return float(run.steps["rollout_time_s"].mean())
-
-
 def _gains(needed: Iterable[Run], times: Iterable[Value]) -> list[Value]:
-    before = {run.seed: _all_s(run) for run in needed}
+    before = {run.seed: run.mean("rollout_time_s") for run in needed}
     return [Value(run, before[run.seed] / time_s) for run, time_s in times if run.seed in before]
-
-
-def draw(numbers: Numbers) -> Figure:
-    """Three rows of bars."""
-    return compare_bars(numbers, ylabel="", num_columns=1)
 
 
 EXHIBIT = Exhibit(
@@ -85,5 +72,5 @@ EXHIBIT = Exhibit(
     title="Redundant environments, one in a hundred of which stalls for 210 s (ROLL-Flash, Fig 10)",
     experiments=("flash-fig10", "flash-fig10-limit"),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_bars, num_columns=1),
 )

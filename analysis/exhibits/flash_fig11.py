@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
-
-from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.flash_sizes import steady
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, comparing, paper_rows, speedups
+from rollpacker.analysis.numbers import Claim, Place, Point, comparing, paper_rows, speedups
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Runs
 
@@ -31,21 +30,23 @@ SYSTEMS: Final = {
 """Tail batching, and asynchronous training with one and with two batches admitted ahead."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """What each system gains with each kind of agents."""
     points = comparing(_points(runs))
+    yield from points
     (of_paper,) = (row.y for row in paper_rows("flash_fig11"))
     best = max(points, key=lambda point: point.y, default=None)
-    claim = Claim(
+    if best:
+        most = Place(panel=MOST, x="agents", unit="x").paper(of_paper)
+        yield replace(best, panel=most.panel, x=most.x)
+        yield most
+    yield Claim(
         text="agents: the most that asynchronous training or redundant environments gain",
         paper=of_paper,
         ours=best,
         unit="x",
         neutral=1.0,
     )
-    most = Place(panel=MOST, x="agents", unit="x").paper(of_paper)
-    points += [replace(best, panel=most.panel, x=most.x), most] if best else []
-    return Numbers(points=points, claims=[claim], missing=runs.missing)
 
 
 def _points(runs: Runs) -> Iterator[Point | None]:
@@ -58,15 +59,10 @@ def _points(runs: Runs) -> Iterator[Point | None]:
             yield Place(panel=title, x=name, unit="x").ours(speedups(plain, found))
 
 
-def draw(numbers: Numbers) -> Figure:
-    """A panel of bars for each kind of agents, and one for the most."""
-    return compare_bars(numbers, ylabel=SPEEDUP)
-
-
 EXHIBIT = Exhibit(
     name="flash_fig11",
     title="Asynchronous training and redundant environments of agents, over synchronous training (ROLL-Flash, Fig 11)",
     experiments=("flash-fig11",),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_bars, ylabel=SPEEDUP),
 )

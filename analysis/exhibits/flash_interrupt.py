@@ -9,13 +9,13 @@ nothing twice; other responses are complete first then, so some of it is chance.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
-from matplotlib.figure import Figure
 from pydantic import ValidationError
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
+from rollpacker.analysis.numbers import Place, Point, Value, speedups
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.config.schema import RunConfig
@@ -27,12 +27,8 @@ LONGEST: Final = (8192, 16384, 32768)
 """Tokens of a response, at most."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Sums over all steps."""
-    return Numbers(points=comparing(_points(runs)), missing=runs.missing)
-
-
-def _points(runs: Runs) -> Iterator[Point | None]:
     for longest in LONGEST:
         for lead in LEADS:
             recompute, keep = (
@@ -40,15 +36,11 @@ def _points(runs: Runs) -> Iterator[Point | None]:
                 for interrupt in ("recompute", "keep")
             )
             for panel, unit, values in (
-                (TOKENS, "tokens", [Value(run, _recomputed(run)) for run in recompute]),
+                (TOKENS, "tokens", [Value(run, run.ratio("tokens_recomputed", "tokens_trained")) for run in recompute]),
                 (ENGINES, "%", [Value(run, _share_percent(run)) for run in recompute]),
                 (LOST, "%", [Value(run, 100 * (ratio - 1)) for run, ratio in speedups(recompute, keep)]),
             ):
                 yield Place(panel=panel, x=float(lead), unit=unit, series=f"at most {longest:,} tokens").ours(values)
-
-
-def _recomputed(run: Run) -> float:
-    return float(run.steps["tokens_recomputed"].sum() / run.steps["tokens_trained"].sum())
 
 
 def _share_percent(run: Run) -> float:
@@ -67,15 +59,10 @@ def _share_percent(run: Run) -> float:
     return 100 * spent_s / (config.engine.num_engines * float(sums["step_time_s"]))
 
 
-def draw(numbers: Numbers) -> Figure:
-    """Tokens beside time, over the lead."""
-    return compare_lines(numbers, xlabel="lead (batches)", ylabel="", are_sizes=True)
-
-
 EXHIBIT = Exhibit(
     name="flash_interrupt",
     title="What it costs to interrupt responses for an update, 24 of 32 GPUs generate (ours)",
     experiments=("flash-interrupt",),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_lines, xlabel="lead (batches)", are_sizes=True),
 )

@@ -8,12 +8,11 @@ model that thinks, assumed (`workload=think`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
-from matplotlib.figure import Figure
-
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
+from rollpacker.analysis.numbers import Place, Point, Value, speedups
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Runs
 
@@ -28,12 +27,8 @@ SPEEDUP, STALENESS = "speedup over veRL", "mean age of trained tokens (versions)
 TAIL: Final = "rollpacker"
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Whole runs, from the first step, in which the pipeline fills, to the last, in which nothing more is admitted."""
-    return Numbers(points=comparing(_points(runs)), missing=runs.missing)
-
-
-def _points(runs: Runs) -> Iterator[Point | None]:
     plain, tail = (runs.of(setup="flash", study="flash-lead-sync", system=system) for system in ("verl", TAIL))
     leads = [float(lead) for studies in LEADS.values() for lead in studies]
     for end in (min(leads), max(leads)):  # a level line: it has no lead
@@ -42,13 +37,8 @@ def _points(runs: Runs) -> Iterator[Point | None]:
         for lead, study in studies.items():
             found = runs.of(setup="flash", study=study)
             yield Place(panel=SPEEDUP, x=float(lead), unit="x", series=series).ours(speedups(plain, found))
-            ages = [Value(run, float(run.steps["staleness_mean"].mean())) for run in found]
+            ages = [Value(run, run.mean("staleness_mean")) for run in found]
             yield Place(panel=STALENESS, x=float(lead), unit="versions", series=series).ours(ages)
-
-
-def draw(numbers: Numbers) -> Figure:
-    """Speedup and age over the lead."""
-    return compare_lines(numbers, xlabel="lead (batches)", ylabel="", are_sizes=True)
 
 
 EXHIBIT = Exhibit(
@@ -56,5 +46,5 @@ EXHIBIT = Exhibit(
     title="Lead and bound of asynchronous runs, Qwen3-8B with assumed lengths of thinking, 32 GPUs (ours)",
     experiments=("flash-lead", "flash-lead-2", "flash-lead-turns", "flash-lead-sync"),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_lines, xlabel="lead (batches)", are_sizes=True),
 )

@@ -8,13 +8,13 @@ token. 15 runs of about half a minute.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Final
-
-from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.learning import score
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.numbers import Claim, Place, Point, Value
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import SYSTEM_COLORS
@@ -25,25 +25,22 @@ NOT_IN_PAPER: Final = "gspo"
 SYNCHRONOUS: Final = "synchronous"
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Held-out scores after the last step, and what they are of that of synchronous training."""
-    points: list[Point | None] = []
-    claims: list[Claim] = []
     plain = _scores(runs.of(setup="walks", study="flash-losses-0", system="verl"))
     of_plain = {run.seed: y for run, y in plain}
     for bound in BOUNDS:
         panel = f"held-out score, staleness {bound}"
-        points.append(Place(panel=panel, x=SYNCHRONOUS, unit="score").ours(plain))
+        yield Place(panel=panel, x=SYNCHRONOUS, unit="score").ours(plain)
         for loss in LOSSES:
             scores = _scores(runs.of(setup="walks", study=f"flash-losses-{bound}", system=loss))
-            points.append(Place(panel=panel, x=loss, unit="score").ours(scores))
+            yield Place(panel=panel, x=loss, unit="score").ours(scores)
             if loss == NOT_IN_PAPER:
                 continue
             ratios = [Value(run, y / of_plain[run.seed]) for run, y in scores if run.seed in of_plain]
             ours = Place(panel=panel, x=loss, unit="x").ours(ratios)
             text = f"{loss} at staleness {bound}: held-out score at the end over that of synchronous training"
-            claims.append(Claim(text=text, paper=1.0, ours=ours, unit="x"))
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+            yield Claim(text=text, paper=1.0, ours=ours, unit="x")
 
 
 def _scores(found: list[Run]) -> list[Value]:
@@ -51,16 +48,11 @@ def _scores(found: list[Run]) -> list[Value]:
     return [Value(run, float(score(run).iloc[-1])) for run in found if len(run.evaluations) > 1]
 
 
-def draw(numbers: Numbers) -> Figure:
-    """A row of bars for each bound, synchronous training in grey."""
-    return compare_bars(numbers, ylabel="", number="{:.2f}", num_columns=1, colors={SYNCHRONOUS: SYSTEM_COLORS["verl"]})
-
-
 EXHIBIT = Exhibit(
     name="flash_losses",
     title="Held-out score by loss and staleness, small real runs (ROLL-Flash, Fig 4)",
     experiments=("flash-losses-sync", "flash-losses", "flash-losses-decoupled", "flash-losses-uncorrected"),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_bars, number="{:.2f}", num_columns=1, colors={SYNCHRONOUS: SYSTEM_COLORS["verl"]}),
     setups=("walks",),
 )

@@ -63,4 +63,4 @@ def theory(run: Run) -> StepTheory | None:
         config = RunConfig.model_validate(run.config)
     except ValidationError:
         return None
-    return theory_of(config, float(run.steps["response_length_max_tokens"].mean()))
+    return theory_of(config, run.mean("response_length_max_tokens"))

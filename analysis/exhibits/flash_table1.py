@@ -29,19 +29,17 @@ VARIED: Final = {"model": "model", "length": "max_response_tokens", "batch": "nu
 """What each panel varies, as a property of `Run`."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Least ratios beside the paper's, and the throughputs that they follow from."""
     points: list[Point | None] = []
-    claims: list[Claim] = []
     for row in paper_rows("flash_table1"):
         found, name = _by_ratio(runs, row), _name(row)
         place = Place(panel=f"least ratio by {row.panel}", x=name, unit="ratio")
         ours = place.ours(_least_ratios(found))
         points += [place.paper(row.y), ours, *_throughputs(row.panel, name, found)]
         text = f"least ratio with full throughput, {row.panel} {name}"
-        claims.append(Claim(text=text, paper=row.y, ours=ours, unit="ratio", neutral=0.0))
-    shown = sorted(comparing(points), key=lambda point: isinstance(point.x, float))
-    return Numbers(points=shown, claims=claims, missing=runs.missing)
+        yield Claim(text=text, paper=row.y, ours=ours, unit="ratio", neutral=0.0)
+    yield from sorted(comparing(points), key=lambda point: isinstance(point.x, float))
 
 
 def _by_ratio(runs: Runs, row: PaperRow) -> dict[int, list[Run]]:

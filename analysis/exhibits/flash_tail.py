@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.flash_sizes import EXPERIMENTS, NUM_GPUS, WORKLOADS, best_splits, in_turns
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, speedups
 from rollpacker.analysis.plots import compare_situations
 from rollpacker.analysis.runs import Run, Runs
 
@@ -30,12 +30,8 @@ IN_TURNS: Final = {
 DIVIDED: Final = "roll-flash\ndivided"
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Three numbers for each system, lengths and number of GPUs."""
-    return Numbers(points=comparing(_points(runs)), missing=runs.missing)
-
-
-def _points(runs: Runs) -> Iterator[Point | None]:
     for workload, title in WORKLOADS.items():
         for num_gpus in NUM_GPUS:
             plain = in_turns(runs, "verl", num_gpus, workload)
@@ -44,20 +40,16 @@ def _points(runs: Runs) -> Iterator[Point | None]:
             for name, of_system in found.items():
                 situation = f"{title}, {num_gpus} GPUs"
                 yield Place(panel=SPEEDUP, x=name, unit="x", series=situation).ours(speedups(plain, of_system))
-                ages = [Value(run, float(run.steps["staleness_mean"].mean())) for run in of_system]
+                ages = [Value(run, run.mean("staleness_mean")) for run in of_system]
                 yield Place(panel=AGE, x=name, unit="versions", series=situation).ours(ages)
                 yield Place(panel=LENGTH, x=name, unit="x", series=situation).ours(_lengths(plain, of_system))
 
 
 def _lengths(plain: Sequence[Run], found: Sequence[Run]) -> Iterator[Value]:
-    of_policy = {run.seed: _mean_length(run) for run in plain}
+    of_policy = {run.seed: run.ratio("tokens_trained", "num_responses") for run in plain}
     for run in found:
         if run.seed in of_policy:
-            yield Value(run, _mean_length(run) / of_policy[run.seed])
-
-
-def _mean_length(run: Run) -> float:
-    return float(run.steps["tokens_trained"].sum() / run.steps["num_responses"].sum())
+            yield Value(run, run.ratio("tokens_trained", "num_responses") / of_policy[run.seed])
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -6,7 +6,8 @@ tokens over those of plain batches say how much shorter its training data are th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import matplotlib.pyplot as plt
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Value, comparing
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value
 from rollpacker.analysis.plots import origin_of
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, use_style
@@ -52,16 +53,12 @@ NEUTRAL: Final = {SPEEDUP: 1.0, LENGTH: 1.0, WASTE: 0.0}
 NEUTRAL_COLOR: Final = "#444444"
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Compare every system with plain batches of the same model and seed."""
-    points = [
-        Place(panel=measure, x=system, unit=UNITS[measure], series=model).ours(values)
-        for model in MODELS
-        for systems in GROUPS.values()
-        for system in systems
-        for measure, values in beside_plain(runs, system, model=model, study="ladder").items()
-    ]
-    return Numbers(points=comparing(points), missing=runs.missing)
+    for model in MODELS:
+        for system in itertools.chain.from_iterable(GROUPS.values()):
+            for measure, values in beside_plain(runs, system, model=model, study="ladder").items():
+                yield Place(panel=measure, x=system, unit=UNITS[measure], series=model).ours(values)
 
 
 def beside_plain(runs: Runs, system: str, *, plain_study: str = "", **wanted: str) -> dict[str, list[Value]]:

@@ -7,12 +7,13 @@ that all of them have.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, comparing
+from rollpacker.analysis.numbers import Numbers, Place, Point
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import means
 from rollpacker.analysis.runs import Run, Runs, shared_steps
@@ -26,9 +27,8 @@ PANELS = {
 KINDS = ("short", "long")
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Means over the rounds of a kind, for each degree and for the planner."""
-    points: list[Point | None] = []
     for model, of_model in _runs_by_model(runs).items():
         shared = shared_steps(run for found in of_model.values() for run in found)
         of_shared = {
@@ -38,8 +38,7 @@ def gather(runs: Runs) -> Numbers:
             for title, (column, unit) in PANELS.items():
                 for label, found in of_shared.items():
                     place = Place(panel=f"{model}, {kind}:\n{title}", x=label, unit=unit)
-                    points.append(place.ours(means(found, kind, column)))
-    return Numbers(points=comparing(points), missing=runs.missing)
+                    yield place.ours(means(found, kind, column))
 
 
 def _runs_by_model(runs: Runs) -> dict[str, dict[str, list[Run]]]:
@@ -66,7 +65,7 @@ def draw(numbers: Numbers) -> Figure:
     panels = {point.panel for point in numbers.points if point.y}
     shown = replace(numbers, points=[point for point in numbers.points if point.panel in panels])
     num_columns = max(Counter(panel.partition("\n")[0] for panel in panels).values(), default=1)
-    return compare_bars(shown, ylabel="", number="{:,.0f}", num_columns=num_columns)
+    return compare_bars(shown, number="{:,.0f}", num_columns=num_columns)
 
 
 EXHIBIT = Exhibit(

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value, comparing
+from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value
 from rollpacker.analysis.plots import origin_of
 from rollpacker.analysis.runs import Run, Runs, shared_steps
 from rollpacker.analysis.style import CYCLE_STEPS, FIGURE_WIDTH_INCHES, color_of, use_style
@@ -31,13 +31,13 @@ _NUM_TIMES = 24
 """Points of a curve over time."""
 
 
-def gather(runs: Runs, study: str, systems: Mapping[str, str]) -> Numbers:
+def gather(runs: Runs, study: str, systems: Mapping[str, str]) -> Iterator[Point | None]:
     """Give each system's held-out score at each evaluation and over time, and the reward of its batches."""
-    points: list[Point | None] = []
     for system in systems:
         found = [run for run in runs.of(study=study, system=system) if len(run.evaluations) > 1]
-        points += [*_over_steps(system, found), *_over_time(system, found), *_of_batches(system, found)]
-    return Numbers(points=comparing(points), missing=runs.missing)
+        yield from _over_steps(system, found)
+        yield from _over_time(system, found)
+        yield from _of_batches(system, found)
 
 
 def score(run: Run) -> pd.Series:

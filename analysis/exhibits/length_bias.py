@@ -28,7 +28,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.fig11 import FACTORS, MODEL, system_name
-from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value, comparing
+from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
 
@@ -64,23 +64,19 @@ Pair = tuple["Run", "Run"]
 """A run and the one of plain batches of its seed."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Compare each variant with plain batches of its seed, prompt by prompt."""
     pairs = {(prompts, responses): _pairs(runs, prompts, responses) for prompts in FACTORS for responses in FACTORS}
-    race = VARIANTS["responses race"]
-    points = [
-        *_race(pairs[race]),
-        *_rounds(pairs[BOTH]),
-        *(point for name, factors in VARIANTS.items() for point in _survival(name, pairs[factors])),
-        *(
-            Place(panel=FACTOR_MAP, x=f"{responses:g}", unit="%", series=f"{prompts:g}").ours(
-                _shifts(_all_of_plain(found), _rows_of(EVERY, EVERY))
-            )
-            for (prompts, responses), found in pairs.items()
-        ),
-        *(point for name, factors in VARIANTS.items() for point in _rewards(name, pairs[factors]) if name != "plain"),
-    ]
-    return Numbers(points=comparing(points), missing=runs.missing)
+    yield from _race(pairs[VARIANTS["responses race"]])
+    yield from _rounds(pairs[BOTH])
+    for name, factors in VARIANTS.items():
+        yield from _survival(name, pairs[factors])
+    for (prompts, responses), found in pairs.items():
+        place = Place(panel=FACTOR_MAP, x=f"{responses:g}", unit="%", series=f"{prompts:g}")
+        yield place.ours(_shifts(_all_of_plain(found), _rows_of(EVERY, EVERY)))
+    for name, factors in VARIANTS.items():
+        if name != "plain":
+            yield from _rewards(name, pairs[factors])
 
 
 def _pairs(runs: Runs, prompts: float, responses: float) -> list[Pair]:

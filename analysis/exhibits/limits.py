@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, speedups
 from rollpacker.analysis.plots import draw_map, origin_of
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
@@ -39,10 +39,10 @@ CASES: Final = {
 """Steps of 16 GPUs by what they are bound by, with the study that their runs name."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | None]:
     """Speedups of step times, over tail and load, and over the share of a plain step that is rollout."""
-    points = [*_map(runs), *_cases(runs)]
-    return Numbers(points=comparing(points), missing=runs.missing)
+    yield from _map(runs)
+    yield from _cases(runs)
 
 
 def _map(runs: Runs) -> Iterator[Point | None]:

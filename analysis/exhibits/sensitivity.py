@@ -7,7 +7,7 @@ a point of a variant is a pair of runs of one seed, or a run of tail batching.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value, comparing, speedups
+from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value, speedups
 from rollpacker.analysis.plots import origin_of
 from rollpacker.analysis.rounds import means
 from rollpacker.analysis.runs import Runs
@@ -42,9 +42,8 @@ _SERIES: Final = {
 }
 
 
-def _compare(runs: Runs, studies: Mapping[float, str]) -> Numbers:
+def _compare(runs: Runs, studies: Mapping[float, str]) -> Iterator[Point | None]:
     """Give speedups, shares and round times at each value of what is varied."""
-    points: list[Point | None] = []
     for value, study in studies.items():
         plain, tail = (runs.of(model=MODEL, study=study, system=system) for system in (BASELINE, TAIL))
         found: dict[str, dict[str, Iterable[Value]]] = {
@@ -58,15 +57,12 @@ def _compare(runs: Runs, studies: Mapping[float, str]) -> Numbers:
                 "plain": means(plain, "plain", "rollout_time_s"),
                 "long": means(tail, "long", "rollout_time_s"),
                 "short": means(tail, "short", "rollout_time_s"),
-                "tail, mean": [Value(run, float(run.steps["rollout_time_s"].mean())) for run in tail],
+                "tail, mean": [Value(run, run.mean("rollout_time_s")) for run in tail],
             },
         }
-        points += [
-            Place(panel=panel, x=value, unit=unit, series=series).ours(values)
-            for (panel, of_panel), unit in zip(found.items(), ("x", "%", "s"), strict=True)
-            for series, values in of_panel.items()
-        ]
-    return Numbers(points=comparing(points), missing=runs.missing)
+        for (panel, of_panel), unit in zip(found.items(), ("x", "%", "s"), strict=True):
+            for series, values in of_panel.items():
+                yield Place(panel=panel, x=value, unit=unit, series=series).ours(values)
 
 
 def _draw(numbers: Numbers, *, xlabel: str, usual: float) -> Figure:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from collections.abc import Iterator
+from functools import partial
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Run, Runs
 
@@ -18,28 +19,21 @@ STAGES = {
 """The paper's stages add up to the step, so the weight sync is counted with training."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Shares of the step, ratios of sums over the steps."""
-    points: list[Point | None] = []
-    claims: list[Claim] = []
     for row in paper_rows("table01"):
         task, stage = TASKS[row.series], row.x
         place = Place(panel=task, x=stage.lower(), unit="%")
         plain = runs.of(model="Qwen2.5-14B", system="verl", task=task)
         ours = place.ours(Value(run, _share(run, stage)) for run in plain)
-        points += [place.paper(row.y), ours]
+        yield place.paper(row.y)
+        yield ours
         text = f"{task}: share of a plain step that {stage.lower()} takes"
-        claims.append(Claim(text=text, paper=row.y, ours=ours, unit="%"))
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+        yield Claim(text=text, paper=row.y, ours=ours, unit="%")
 
 
 def _share(run: Run, stage: str) -> float:
     return float(100 * sum(run.steps[column].sum() for column in STAGES[stage]) / run.steps["step_time_s"].sum())
-
-
-def draw(numbers: Numbers) -> Figure:
-    """One panel per task, the paper's bars beside ours."""
-    return compare_bars(numbers, ylabel="share of the step (%)", number="{:.0f}")
 
 
 EXHIBIT = Exhibit(
@@ -47,5 +41,5 @@ EXHIBIT = Exhibit(
     title="Where the time of a plain synchronous step goes, Qwen2.5-14B (Table 1)",
     experiments=("table1",),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_bars, ylabel="share of the step (%)", number="{:.0f}"),
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, comparing, paper_rows, speedups
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, paper_rows, speedups
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Runs
 from rollpacker.analysis.style import color_of
@@ -23,10 +25,8 @@ LADDER = {
 """Each system: the paper's row that has so much, and what the figure calls it."""
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Speedups over verl."""
-    points: list[Point | None] = []
-    claims: list[Claim] = []
     of_paper = {(row.series, row.x): row.y for row in paper_rows("table02")} if runs.are_papers_size else {}
     for model in runs.models(*MODELS):
         plain = runs.of(model=model, system="verl", task="mix")
@@ -35,13 +35,12 @@ def gather(runs: Runs) -> Numbers:
             rungs = f"{rungs} {label}".strip()
             place = Place(panel=model, x=label, unit="x")
             ours = place.ours(speedups(plain, runs.of(model=model, system=system, task="mix")))
-            points.append(ours)
+            yield ours
             if (paper := of_paper.get((MODELS.get(model, ""), row))) is not None:
-                points.append(place.paper(paper))
+                yield place.paper(paper)
                 if system != "verl":
                     text = f"{model}: {rungs}, over veRL"
-                    claims.append(Claim(text=text, paper=paper, ours=ours, unit="x", neutral=1.0))
-    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+                    yield Claim(text=text, paper=paper, ours=ours, unit="x", neutral=1.0)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -18,12 +18,12 @@ stands alone there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-
-from matplotlib.figure import Figure
+from functools import partial
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, comparing, paper_rows, speedups
+from rollpacker.analysis.numbers import Claim, Place, Point, paper_rows, speedups
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import means, rounds_of
 from rollpacker.analysis.runs import Run, Runs
@@ -50,23 +50,23 @@ MEASURES = {  # of a round; training is what is left of it when the rollout has 
 }
 
 
-def gather(runs: Runs) -> Numbers:
+def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Means over the rounds of a kind; nothing else differs between the runs of a seed."""
     model = runs.model(MODEL)
     found = {WITHOUT: runs.of(model=model, study="stream-never", system="tail-reward-planner")}
     found |= {label: runs.of(model=model, study=study, system="rollpacker") for label, study in STUDIES.items()}
     of_paper = _step_times_of_paper() if runs.are_papers_size else {}
-    points: list[Point | None] = [Place(panel=STEP, x=label, unit="s").paper(y) for label, y in of_paper.items()]
-    points += [
-        Place(panel=f"{kind} rounds: {measure}", x=label, unit=unit).ours(means(runs_at, kind, column))
-        for kind in ("long", "short")
-        for measure, (column, unit) in MEASURES.items()
-        for label, runs_at in found.items()
-    ]
+    for label, y in of_paper.items():
+        yield Place(panel=STEP, x=label, unit="s").paper(y)
+    for kind in ("long", "short"):
+        for measure, (column, unit) in MEASURES.items():
+            for label, runs_at in found.items():
+                yield Place(panel=f"{kind} rounds: {measure}", x=label, unit=unit).ours(means(runs_at, kind, column))
     if runs.are_papers_size:
-        points += [Place(panel=FETCH, x=label, unit="s").paper(y) for label, y in _fetched_once_in_paper().items()]
-        points.append(Place(panel=FETCH, x=STREAMED, unit="s").ours(means(found["adaptive"], "long", "step_time_s")))
-    return Numbers(points=comparing(points), claims=_claims(found, of_paper), missing=runs.missing)
+        for label, y in _fetched_once_in_paper().items():
+            yield Place(panel=FETCH, x=label, unit="s").paper(y)
+        yield Place(panel=FETCH, x=STREAMED, unit="s").ours(means(found["adaptive"], "long", "step_time_s"))
+    yield from _claims(found, of_paper)
 
 
 def _step_times_of_paper() -> dict[str, float]:
@@ -102,11 +102,6 @@ def _long(runs: list[Run]) -> list[Run]:
     return [replace(run, steps=rounds_of(run, "long")) for run in runs]
 
 
-def draw(numbers: Numbers) -> Figure:
-    """Long rounds above, then short ones, then those of Table 4."""
-    return compare_bars(numbers, ylabel="", num_columns=2, axis_of=_axis_of)
-
-
 def _axis_of(panel: str) -> str:
     return panel.partition(": ")[2].partition(",")[0]
 
@@ -116,6 +111,6 @@ EXHIBIT = Exhibit(
     title="Rounds by when engines are lent to the stream trainer: fixed shares and adaptive (Tables 3, 4)",
     experiments=("stream_trainer_table3", "stream_trainer_table3-without"),
     gather=gather,
-    draw=draw,
+    draw=partial(compare_bars, num_columns=2, axis_of=_axis_of),
     setups=ALL_SETUPS,
 )

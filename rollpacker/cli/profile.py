@@ -18,28 +18,6 @@ if TYPE_CHECKING:
 
 DEFAULTS = {"out": "", "overwrite": "false"}
 
-SHOWN = {
-    "prefill": "prefill: prompts, their tokens",
-    "decode": "decode: sequences, cached tokens",
-    "ending": "passes of a batch that shrinks",
-    "call": "empty call to an engine",
-    "request": "asking an engine: requests, tokens",
-    "response": "responses on their way back",
-    "reward": "reward, without judging: responses, tokens",
-    "sandbox_start": "starting a sandbox: programs",
-    "program": "all test cases of a program: programs",
-    "train": "training: responses, tokens",
-    "train_forward": "training without advantage",
-    "train_lengths": "training few long ones, many short ones",
-    "update": "opening and closing a step",
-    "weight_sync": "weight sync: engines",
-    "wake": "waking engines",
-    "rollout_start": "first token after a wake, beyond the next",
-    "first_rollout": "an engine's first passes, beyond later ones",
-    "first_train": "a trainer's first step, beyond later ones",
-}
-"""The label of each measurement."""
-
 ROWS_SHOWN = 3
 """Of each measurement: the smallest, one in the middle, the largest."""
 
@@ -182,11 +160,15 @@ def _table(profile: Profile) -> Table:
     from rich import box
     from rich.table import Table
 
+    from rollpacker.metrics.profiles import MEASUREMENTS
+
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("")
     for title in ("items", "tokens", "median", "10 %", "90 %"):
         table.add_column(title, justify="right")
-    for measurement, label in SHOWN.items():
+    for measurement, label in MEASUREMENTS.items():
+        if not label:
+            continue
         points = sorted(profile.of(measurement), key=lambda point: (point.num_items, point.num_tokens))
         chosen = points if len(points) <= ROWS_SHOWN else [points[0], points[len(points) // 2], points[-1]]
         for index, point in enumerate(chosen):

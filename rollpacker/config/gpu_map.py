@@ -86,15 +86,15 @@ def rest_of(other: GpuMap) -> GpuMap:
 
 def map_text(gpus_by_node: Sequence[Sequence[int]]) -> str:
     """Write the map that names these GPUs of each node, ascending."""
-    texts = [_ranges(gpus) for gpus in gpus_by_node]
+    texts = [ranges_text(gpus) for gpus in gpus_by_node]
     if len(set(texts)) == 1:
         return texts[0] if len(texts) > 1 else f"{texts[0]}@0"
     named = ((text, [node for node, other in enumerate(texts) if other == text]) for text in dict.fromkeys(texts))
-    return " ".join(f"{text}@{_ranges(nodes)}" for text, nodes in named if text != NONE)
+    return " ".join(f"{text}@{ranges_text(nodes)}" for text, nodes in named if text != NONE)
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers as 0-3,5."""
+def ranges_text(numbers: Sequence[int]) -> str:
+    """Write ascending numbers as 0-3,5, and none as none."""
     runs = [list(run) for _, run in groupby(enumerate(numbers), key=lambda place: place[1] - place[0])]
     ends = [(run[0][1], run[-1][1]) for run in runs]
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends) or NONE

@@ -99,17 +99,9 @@ class RunConfig(Section):
         return resolved(self.trainer, engine_name=self.engine.name, max_staleness=self.system.max_staleness)
 
     @model_validator(mode="after")
-    def _stale_tokens_are_corrected_once(self) -> Self:
+    def _sections_fit(self) -> Self:
         check_stale_tokens(self.objective, self.system.max_staleness)
-        return self
-
-    @model_validator(mode="after")
-    def _workers_live_long_enough(self) -> Self:
         check_lives_of_workers(self)
-        return self
-
-    @model_validator(mode="after")
-    def _environments_fit(self) -> Self:
         check_environment(self)
         return self
 

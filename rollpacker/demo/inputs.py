@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from rollpacker.demo import mixed, task
+from rollpacker.demo.task import Language
 from rollpacker.metrics.files import write_atomically
 
 NUM_PROMPTS = 4096
@@ -25,9 +26,6 @@ PROMPT_SEED = 2
 
 NUM_UNSEEN = 600
 """Held-out prompts: one response to each has a standard error of 0.01 at a score of 0.93."""
-
-_Write = Callable[[Path], None]
-"""Makes a model in a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +68,8 @@ def are_made(inputs: Inputs) -> bool:
     return inputs.recipe.is_file() and inputs.recipe.read_bytes() == _recipe()
 
 
-def make_inputs(inputs: Inputs, make_model: _Write, make_judge: _Write | None = None) -> None:
-    """Replace the folder by a fresh prompt file and what `make_model` writes, and `make_judge` for a mixed one."""
+def make_inputs(inputs: Inputs, make_model: Callable[[Path, Language], None]) -> None:
+    """Replace the folder by fresh prompt files and what `make_model` writes into a folder: a model of a language."""
     if inputs.folder.exists():
         shutil.rmtree(inputs.folder)
     tasks = mixed if inputs.is_mixed else task
@@ -79,10 +77,9 @@ def make_inputs(inputs: Inputs, make_model: _Write, make_judge: _Write | None = 
     write_atomically(inputs.prompts, prompts.encode())
     unseen = tasks.unseen_file(NUM_UNSEEN, random.Random(PROMPT_SEED + 1), prompts)
     write_atomically(inputs.unseen, unseen.encode())
-    make_model(inputs.model)
+    make_model(inputs.model, mixed.POLICY if inputs.is_mixed else task.WALKS)
     if inputs.is_mixed:
-        assert make_judge is not None, "responses of the domain judge need one"
-        make_judge(inputs.judge)
+        make_model(inputs.judge, mixed.JUDGE)
         write_atomically(inputs.template, mixed.TEMPLATE.encode())
     write_atomically(inputs.recipe, _recipe())
 

@@ -13,7 +13,7 @@ good and bad climbs to say Yes or No.
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from rollpacker.demo import task
@@ -21,7 +21,6 @@ from rollpacker.demo.task import Example, Language
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable
 
 YES, NO, ASKED = "Yes", "No", "?"
 
@@ -126,38 +125,20 @@ POLICY = Language(words=WORDS, example=_of_all_tasks)
 JUDGE = Language(words=WORDS, example=_of_the_judge)
 
 
-def prompt_file(num_prompts: int, rng: random.Random) -> str:
-    """Write the lines of a prompt file as users have them, the domains in turn."""
-    return _lines(_record(number, rng) for number in range(num_prompts))
-
-
-def unseen_file(num_prompts: int, rng: random.Random, prompts: str) -> str:
-    """Write the lines of a held-out file: different prompts, the domains in turn, none of them in a prompt file."""
-    known = {json.loads(line)["prompt"] for line in prompts.splitlines()}
-    records: list[dict[str, object]] = []
-    while len(records) < num_prompts:
-        record = _record(len(records), rng)
-        if record["prompt"] not in known:
-            known.add(record["prompt"])
-            records.append(record)
-    return _lines(records)
-
-
-def _record(number: int, rng: random.Random) -> dict[str, object]:
-    record: dict[str, object]
+def _record(number: int, rng: random.Random) -> task.Record:
+    """The domains in turn."""
     match number % 3:
         case 0:
-            walk = task.draw_walk(rng)
-            record = {"domain": task.DOMAIN, "prompt": walk.prompt, "ground_truth": walk.ground_truth}
+            return task.walk_record(number, rng)
         case 1:
             addition = draw_addition(rng)
             cases = [{"input": f"{x}\n", "output": f"{sum(addition) + x}\n"} for x in CASE_INPUTS]
-            record = {"domain": "code", "prompt": addition.prompt, "test_cases": cases}
+            return {"domain": "code", "prompt": addition.prompt, "test_cases": cases}
         case _:
             climb = draw_climb(rng)
-            record = {"domain": "judge", "prompt": climb.prompt, "rubric": "The last number is the goal."}
-    return {"id": f"{record['domain']}-{number:05d}", **record}
+            return {"domain": "judge", "prompt": climb.prompt, "rubric": "The last number is the goal."}
 
 
-def _lines(records: Iterable[dict[str, object]]) -> str:
-    return "".join(json.dumps(record) + "\n" for record in records)
+prompt_file = partial(task.prompt_file, draw=_record)
+unseen_file = partial(task.unseen_file, draw=_record)
+"""As of `task`, of these records."""

@@ -113,43 +113,36 @@ def _worked_out(rng: random.Random) -> Example:
 WALKS = Language(words=WORDS, example=_worked_out)
 
 
-def _worked_out_in_turns(rng: random.Random) -> Example:
-    """The same answer as `rollpacker.environments.walk_turns` takes it: after each step it says what is left."""
+Record = dict[str, object]
+"""What a line of a prompt file says beside its id."""
+
+_Draw = Callable[[int, random.Random], Record]
+"""Draws what stands at a place of a file."""
+
+
+def walk_record(_number: int, rng: random.Random) -> Record:
+    """Draw a walk, at any place."""
     walk = draw_walk(rng)
-    words = work_out(walk, rng).split()
-    turns = [f"{step} {place}" for step, place in zip(words[::2], words[1::2], strict=True)]
-    answers = [f" {END} {place} {walk.target} {COLON} " for place in words[1:-1:2]] + [""]
-    return Example(walk.prompt, "".join(map("".join, zip(turns, answers, strict=True))))
+    return {"domain": DOMAIN, "prompt": walk.prompt, "ground_truth": walk.ground_truth}
 
 
-WALKS_IN_TURNS = Language(words=WORDS, example=_worked_out_in_turns)
-"""What a model is warmed up with that walks a step per turn."""
-
-
-def prompt_file(num_prompts: int, rng: random.Random) -> str:
+def prompt_file(num_prompts: int, rng: random.Random, *, draw: _Draw = walk_record) -> str:
     """Write the lines of a prompt file as users have them."""
-    return _lines(draw_walk(rng) for _ in range(num_prompts))
+    return _lines(draw(number, rng) for number in range(num_prompts))
 
 
-def unseen_file(num_prompts: int, rng: random.Random, prompts: str) -> str:
-    """Write the lines of a held-out file: different walks, none of them in the lines of a prompt file."""
-    seen = {json.loads(line)["ground_truth"] for line in prompts.splitlines()}
-    walks: dict[Walk, None] = {}
-    while len(walks) < num_prompts:
-        walk = draw_walk(rng)
-        if walk.ground_truth not in seen:
-            walks[walk] = None
-    return _lines(walks)
+def unseen_file(num_prompts: int, rng: random.Random, prompts: str, *, draw: _Draw = walk_record) -> str:
+    """Write the lines of a held-out file: different prompts, none of them in the lines of a prompt file."""
+    known = {json.loads(line)["prompt"] for line in prompts.splitlines()}
+    records: list[Record] = []
+    while len(records) < num_prompts:
+        record = draw(len(records), rng)
+        if record["prompt"] not in known:
+            known.add(record["prompt"])
+            records.append(record)
+    return _lines(records)
 
 
-def _lines(walks: Iterable[Walk]) -> str:
-    lines = []
-    for number, walk in enumerate(walks):
-        record = {
-            "id": f"walk-{number:05d}",
-            "domain": DOMAIN,
-            "prompt": walk.prompt,
-            "ground_truth": walk.ground_truth,
-        }
-        lines.append(json.dumps(record) + "\n")
-    return "".join(lines)
+def _lines(records: Iterable[Record]) -> str:
+    numbered = ({"id": f"{record['domain']}-{number:05d}", **record} for number, record in enumerate(records))
+    return "".join(json.dumps(record) + "\n" for record in numbered)

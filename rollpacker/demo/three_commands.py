@@ -7,13 +7,14 @@ the prompts are walks, which a rule scores, programs, which a sandbox runs, and 
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -25,9 +26,8 @@ from rich.text import Text
 from rollpacker.config.multirun import compose_sweep
 from rollpacker.config.words import key_of, replaced
 from rollpacker.core.errors import ConfigError
-from rollpacker.demo import mixed
 from rollpacker.demo.inputs import Inputs, are_made, make_inputs
-from rollpacker.demo.task import WALKS, Language
+from rollpacker.demo.task import Language
 from rollpacker.runtime.job.preemption import SHELL_SIGNALS
 from rollpacker.runtime.run.folder_checks import check_folder
 from rollpacker.runtime.run.streams import keep_writing
@@ -143,18 +143,17 @@ def _prepare(console: Terminal, inputs: Inputs) -> None:
 
         torch.set_num_threads(1)
 
-        def learn(what: str, language: Language) -> Callable[[Path], None]:
-            bar = progress.add_task(what, total=NUM_ITERATIONS, loss=float("nan"))
-            return lambda model: make_model(
-                model,
-                language=language,
-                on_iteration=lambda finished, loss: progress.update(bar, completed=finished, loss=loss),
+        names = {inputs.model: "imitating"} | ({inputs.judge: "judging"} if inputs.is_mixed else {})
+        bars = {folder: progress.add_task(name, total=NUM_ITERATIONS, loss=math.nan) for folder, name in names.items()}
+
+        def learn(folder: Path, language: Language) -> None:
+            make_model(
+                folder,
+                language,
+                on_iteration=lambda finished, loss: progress.update(bars[folder], completed=finished, loss=loss),
             )
 
-        if inputs.is_mixed:
-            make_inputs(inputs, learn("imitating", mixed.POLICY), learn("judging", mixed.JUDGE))
-        else:
-            make_inputs(inputs, learn("imitating", WALKS))
+        make_inputs(inputs, learn)
     console.print(f"Model and tokenizer: {inputs.model}   prompts: {inputs.prompts}")
 
 

@@ -66,19 +66,19 @@ MAX_TOKENS = 512
 
 def make_model(
     folder: Path,
+    language: Language = WALKS,
     *,
     num_iterations: int = NUM_ITERATIONS,
     seed: int = SEED,
-    language: Language = WALKS,
     on_iteration: Callable[[int, float], None] = lambda _iteration, _loss: None,
 ) -> None:
     """Write a warmed-up model and its tokenizer into a folder, as ordinary Hugging Face files.
 
     Args:
         folder: Created when missing.
+        language: What it learns.
         num_iterations: Batches to imitate.
         seed: Of the initial weights and the examples.
-        language: What it learns.
         on_iteration: Told the number of finished iterations and the loss, nats per token.
     """
     model = _initial_model(seed, language)

@@ -64,26 +64,28 @@ PROFILE_VERSION = 5
 PROGRAM_MEASUREMENTS = ("sandbox_start", "program")
 """Of programs in sandboxes."""
 
-MEASUREMENTS = (
-    "prefill",
-    "decode",
-    "ending",
-    "call",
-    "request",
-    "response",
-    "reward",
-    *PROGRAM_MEASUREMENTS,
-    "train",
-    "train_forward",
-    "train_lengths",
-    "update",
-    "weight_sync",
-    "wake",
-    "rollout_start",
-    "first_rollout",
-    "first_train",
-    "kv_cache",
-)
+MEASUREMENTS = {
+    "prefill": "prefill: prompts, their tokens",
+    "decode": "decode: sequences, cached tokens",
+    "ending": "passes of a batch that shrinks",
+    "call": "empty call to an engine",
+    "request": "asking an engine: requests, tokens",
+    "response": "responses on their way back",
+    "reward": "reward, without judging: responses, tokens",
+    "sandbox_start": "starting a sandbox: programs",
+    "program": "all test cases of a program: programs",
+    "train": "training: responses, tokens",
+    "train_forward": "training without advantage",
+    "train_lengths": "training few long ones, many short ones",
+    "update": "opening and closing a step",
+    "weight_sync": "weight sync: engines",
+    "wake": "waking engines",
+    "rollout_start": "first token after a wake, beyond the next",
+    "first_rollout": "an engine's first passes, beyond later ones",
+    "first_train": "a trainer's first step, beyond later ones",
+    "kv_cache": "",
+}
+"""The label of each in a table; a size, which takes no time, has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

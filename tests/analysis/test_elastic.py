@@ -31,7 +31,7 @@ def write_workers(folder, numbers=(0, 1, 4)):
 
 def test_throughput_counts_all_time_of_the_later_steps_and_a_dollar_buys_it(tmp_path):
     write_workers(tmp_path)
-    numbers = numbers_of(elastic_workers, tmp_path)
+    numbers = numbers_of(elastic_workers.EXHIBIT, tmp_path)
     ours = [point for point in numbers.points if point.source is not Source.PAPER]
     assert {point.source for point in ours} == {Source.MODELLED}
     throughput = {point.x: point.y for point in ours if point.panel == elastic_workers.THROUGHPUT}
@@ -50,7 +50,7 @@ def test_throughput_counts_all_time_of_the_later_steps_and_a_dollar_buys_it(tmp_
 
 def test_a_worker_pays_from_the_discount_on_at_which_a_dollar_buys_as_much_as_without(tmp_path):
     write_workers(tmp_path)
-    numbers = numbers_of(elastic_discounts, tmp_path)
+    numbers = numbers_of(elastic_discounts.EXHIBIT, tmp_path)
     by_discount = dict(series(numbers, elastic_discounts.COST)["4 workers"])
     assert by_discount[0.0] == pytest.approx(1.8 / 2)
     assert by_discount[100.0] == pytest.approx(1.8)
@@ -63,7 +63,7 @@ def test_an_overhead_is_what_the_same_step_takes_longer_than_without_the_loss(tm
         write(tmp_path, f"elastic-losses-{kept}-9999-0", [100.0] * 12)
         write(tmp_path, f"elastic-losses-{kept}-10-100", [100.0] * 10 + [at_100_s, 500.0])
         write(tmp_path, f"elastic-losses-{kept}-10-200", [100.0] * 10 + [at_200_s, 500.0])
-    numbers = numbers_of(elastic_losses, tmp_path)
+    numbers = numbers_of(elastic_losses.EXHIBIT, tmp_path)
     assert series(numbers, elastic_losses.RATIO)["ours"] == [("100 s", 0.25), ("200 s", 0.25)]
     assert series(numbers, elastic_losses.RATIO)["paper"] == [("100 s", 0.67), ("200 s", 0.24)]
     overheads = {"100 s, kept": 10, "100 s, again": 40, "200 s, kept": 5, "200 s, again": 20}
@@ -73,7 +73,7 @@ def test_an_overhead_is_what_the_same_step_takes_longer_than_without_the_loss(tm
 def test_recovery_compares_the_throughput_from_the_loss_on(tmp_path):
     for study, later_s in (("adaptive", 10.0), ("fixed", 12.5), ("forgetting", 20.0), ("off", 8.0)):
         write(tmp_path, f"elastic-recovery-{study}", [1.0] * 8 + [later_s] * 4, tokens_trained=1000)
-    numbers = numbers_of(elastic_recovery, tmp_path)
+    numbers = numbers_of(elastic_recovery.EXHIBIT, tmp_path)
     ours = dict(series(numbers, elastic_recovery.THROUGHPUT)["ours"])
     without = {"without seeding": pytest.approx(0.8), "without memory": 0.5}
     assert ours == {"with seeding": 1, **without, "stream trainer alone": 1.25}
@@ -87,7 +87,7 @@ def test_the_seeds_of_a_staircase_are_one_line_of_means_at_the_mean_end_of_each_
     for seed, tokens in ((0, 100_000), (1, 200_000)):
         config = {"run": {"setup": "elastic", "study": "elastic-workers-0"}}
         write_run(tmp_path / f"s{seed}", "reward", [10.0] * 6, config=config, seed=seed, tokens_trained=tokens)
-    numbers = numbers_of(elastic_staircase, tmp_path)
+    numbers = numbers_of(elastic_staircase.EXHIBIT, tmp_path)
     shown = series(numbers, elastic_staircase.THROUGHPUT)
     assert shown[elastic_staircase.SERIES] == [(0.4444, 12_000), (1.0556, 12_000)]
     assert shown[elastic_staircase.STEADY] == [(0.4444, 15_000), (1.0556, 15_000)]
@@ -105,7 +105,7 @@ def test_a_staircase_is_held_against_as_many_steady_workers(tmp_path):
         num_members_mean=[0.0, 2.5],
         finished_at_s=[1800.0, 3600.0],
     )
-    shown = series(numbers_of(elastic_staircase, tmp_path), elastic_staircase.THROUGHPUT)
+    shown = series(numbers_of(elastic_staircase.EXHIBIT, tmp_path), elastic_staircase.THROUGHPUT)
     assert shown[elastic_staircase.SERIES] == [(0.5, 10_000), (1.0, 14_000)]
     assert shown[elastic_staircase.STEADY] == [(0.5, 10_000), (1.0, 15_000)]
 
@@ -113,7 +113,7 @@ def test_a_staircase_is_held_against_as_many_steady_workers(tmp_path):
 def test_steps_after_all_were_lost_stand_beside_those_without_workers(tmp_path):
     write(tmp_path, "elastic-all-lost-4", [10.0, 20.0], num_members_mean=[4.0, 0.5])
     write(tmp_path, "elastic-all-lost-0", [15.0, 15.0])
-    numbers = numbers_of(elastic_all_lost, tmp_path)
+    numbers = numbers_of(elastic_all_lost.EXHIBIT, tmp_path)
     shown = series(numbers, elastic_all_lost.STEP_TIME)
     assert shown == {
         elastic_all_lost.SERIES[4]: [(1.0, 10), (2.0, 20)],
@@ -125,7 +125,7 @@ def test_steps_after_all_were_lost_stand_beside_those_without_workers(tmp_path):
 def test_the_best_number_of_workers_is_the_one_with_the_most_tokens_per_dollar(tmp_path):
     for number, tokens in ((0, 100_000), (2, 130_000), (3, 160_000), (8, 170_000)):
         write(tmp_path, f"elastic-lengths-3300-{number}", [10.0] * 10, tokens_trained=tokens)
-    numbers = numbers_of(elastic_lengths, tmp_path)
+    numbers = numbers_of(elastic_lengths.EXHIBIT, tmp_path)
     ours = {point.panel: (point.x, point.y) for point in numbers.points if point.source is Source.MODELLED}
     assert ours == {
         elastic_lengths.BEST: (14.0, 3),
@@ -145,7 +145,7 @@ def test_workers_and_a_system_gain_together_a_share_of_the_product_of_what_each_
     ):
         config = {"run": {"setup": "elastic", "study": f"elastic-ladder-{number}"}}
         write_run(tmp_path / f"{system}-{number}", system, [99.0] * 5 + [step_s] * 2, config=config, modelled=True)
-    numbers = numbers_of(elastic_ladder, tmp_path)
+    numbers = numbers_of(elastic_ladder.EXHIBIT, tmp_path)
     assert dict(series(numbers, elastic_ladder.SPEEDUP)["ours"])["tail +4"] == pytest.approx(3.2)
     assert series(numbers, elastic_ladder.SHARE)["ours"] == [("tail", pytest.approx(0.8))]
 
@@ -161,7 +161,7 @@ def test_runs_of_a_ladder_are_compared_over_the_later_steps_that_they_share(tmp_
         folder = write_run(tmp_path / f"{system}-{number}", system, [9.0] * 5 + later_s, config=config, modelled=True)
         if (system, number) == ("rollpacker", 0):
             forget_steps(folder, {1, 5})
-    numbers = numbers_of(elastic_ladder, tmp_path)
+    numbers = numbers_of(elastic_ladder.EXHIBIT, tmp_path)
     speedups = dict(series(numbers, elastic_ladder.SPEEDUP)["ours"])
     assert (speedups["plain +4"], speedups["tail"]) == (pytest.approx(140 / 120), 2)
     assert series(numbers, elastic_ladder.SHARE)["ours"] == [("tail", pytest.approx(20 * 20 / (40 * 12.5)))]
@@ -176,7 +176,7 @@ def test_pulls_are_those_of_the_later_publications(tmp_path):
     ends = [10.0 * (step + 1) for step in range(8)]
     write(tmp_path, "elastic-workers-2", [10.0] * 8, finished_at_s=ends, intervals=intervals)
     write(tmp_path, "elastic-pulls-2", [10.0] * 8, finished_at_s=ends, intervals=intervals[:3])
-    shown = series(numbers_of(elastic_pulls, tmp_path), elastic_pulls.PANEL)
+    shown = series(numbers_of(elastic_pulls.EXHIBIT, tmp_path), elastic_pulls.PANEL)
     assert shown == {
         elastic_pulls.FIRST: [(2.0, 2.5)],
         elastic_pulls.LAST: [(2.0, 5.0)],
@@ -193,7 +193,8 @@ def test_pulls_of_a_run_that_lost_early_steps_begin_where_those_of_a_whole_one_d
     folder = write(tmp_path, "elastic-workers-2", [10.0] * 7, finished_at_s=ends, intervals=intervals)
     for lost in ({1, 2}, {0, 1, 2, 3, 4}):
         forget_steps(folder, lost)
-        assert series(numbers_of(elastic_pulls, tmp_path), elastic_pulls.PANEL)[elastic_pulls.LAST] == [(2.0, 3.0)]
+        shown = series(numbers_of(elastic_pulls.EXHIBIT, tmp_path), elastic_pulls.PANEL)
+        assert shown[elastic_pulls.LAST] == [(2.0, 3.0)]
 
 
 def test_a_run_whose_intervals_cannot_be_read_is_named_and_the_others_are_drawn(tmp_path):
@@ -204,13 +205,13 @@ def test_a_run_whose_intervals_cannot_be_read_is_named_and_the_others_are_drawn(
     broken = tmp_path / "elastic-workers-4"
     for part in (broken / "metrics" / "intervals").iterdir():
         part.write_bytes(b"")
-    numbers = numbers_of(elastic_pulls, tmp_path)
+    numbers = numbers_of(elastic_pulls.EXHIBIT, tmp_path)
     assert series(numbers, elastic_pulls.PANEL) == {elastic_pulls.FIRST: [(2.0, 2.0)], elastic_pulls.LAST: [(2.0, 2.0)]}
     assert f"{broken} has no intervals that can be read" in numbers.missing
 
 
 def test_every_one_is_drawn(tmp_path):
     write_workers(tmp_path, elastic_workers.WORKERS)
-    figure = elastic_workers.draw(numbers_of(elastic_workers, tmp_path))
+    figure = elastic_workers.draw(numbers_of(elastic_workers.EXHIBIT, tmp_path))
     assert len(figure.axes) == 2
     plt.close(figure)

@@ -36,7 +36,7 @@ def test_table2_has_the_ratio_of_sums_per_seed_with_its_spread_and_names_what_is
         write_run(tmp_path / f"verl-{seed}", "verl", [12.0, 8.0], seed=seed)
         write_run(tmp_path / f"tail-{seed}", "tail", tail, seed=seed, modelled=True)
     write_run(tmp_path / "tail-2", "tail", [1.0, 1.0], seed=2)  # without a baseline of its seed
-    numbers = table2.gather(runs_below(tmp_path))
+    numbers = table2.EXHIBIT.numbers(runs_below(tmp_path))
     [point] = own(numbers, x="+ tail")
     assert (point.y, point.y_low, point.y_high, point.num_seeds) == (3.0, 2.0, 4.0, 2)
     assert point.source is Source.MODELLED
@@ -49,7 +49,7 @@ def test_table2_has_the_ratio_of_sums_per_seed_with_its_spread_and_names_what_is
 def test_an_unfinished_run_is_compared_over_the_steps_that_both_have_and_named(tmp_path):
     write_run(tmp_path / "verl", "verl", [10.0, 10.0, 1000.0])
     write_run(tmp_path / "tail", "tail", [5.0, 5.0], num_steps=3)
-    numbers = table2.gather(runs_below(tmp_path))
+    numbers = table2.EXHIBIT.numbers(runs_below(tmp_path))
     [point] = own(numbers, x="+ tail")
     assert point.y == 2.0
     assert [missing for missing in numbers.missing if "only 2 steps" in missing]
@@ -69,7 +69,7 @@ def test_runs_of_a_study_are_drawn_only_by_what_asks_for_the_study(tmp_path):
 def test_table1_takes_runs_of_one_task_and_counts_the_weight_sync_as_training(tmp_path):
     write_run(tmp_path / "math", "verl", [4.0, 6.0], model="Qwen2.5-14B", task="math", weight_sync_time_s=1.0)
     write_run(tmp_path / "mix", "verl", [100.0], model="Qwen2.5-14B")
-    numbers = table1.gather(runs_below(tmp_path))
+    numbers = table1.EXHIBIT.numbers(runs_below(tmp_path))
     assert {point.x: point.y for point in own(numbers, panel="math")} == {"rollout": 80, "reward": 0, "training": 40}
     assert not own(numbers, panel="code")
 
@@ -77,7 +77,7 @@ def test_table1_takes_runs_of_one_task_and_counts_the_weight_sync_as_training(tm
 def test_stages_are_means_over_the_rounds_of_a_kind(tmp_path):
     times = [3.0, 5.0, 3.0, 5.0, 21.0]
     write_run(tmp_path / "run", "tail-reward-planner", times, model="Qwen2.5-14B")
-    numbers = fig10.FIG10C.gather(runs_below(tmp_path))
+    numbers = fig10.FIG10C.numbers(runs_below(tmp_path))
     of_kind = {point.panel: point.y for point in own(numbers, x="rollout")}
     assert of_kind == {"Qwen2.5-14B, short rounds": 3.0, "Qwen2.5-14B, long rounds": 20.0}
 
@@ -86,7 +86,7 @@ def test_what_the_papers_text_says_is_held_against_the_runs_of_every_model(tmp_p
     for model, faster in (("Qwen2.5-7B", 5.0), ("Qwen2.5-32B", 4.0)):
         write_run(tmp_path / model / "base", "rlhfuse", [10.0] * 10, model=model)
         write_run(tmp_path / model / "own", "rollpacker", [faster] * 10, model=model)
-    claims = {claim.text: claim for claim in fig09.gather(runs_below(tmp_path)).claims}
+    claims = {claim.text: claim for claim in fig09.EXHIBIT.numbers(runs_below(tmp_path)).claims}
     most = claims["the most that rollpacker gains over rlhfuse with any model"]
     assert (most.ours.y, most.standing) == (2.5, Standing.DIRECTION)
     assert claims["Qwen2.5-7B: short rounds per long round"].ours.y == 4.0
@@ -96,7 +96,7 @@ def test_what_the_papers_text_says_is_held_against_the_runs_of_every_model(tmp_p
 
 def test_a_figure_of_steps_has_a_point_per_step_and_the_papers_forty(tmp_path):
     write_run(tmp_path / "run", "rollpacker", [3.0, 4.0])
-    numbers = fig09.gather(runs_below(tmp_path))
+    numbers = fig09.EXHIBIT.numbers(runs_below(tmp_path))
     assert [(point.x, point.y) for point in own(numbers)] == [(1.0, 3.0), (2.0, 4.0)]
     of_paper = [point for point in numbers.points if point.panel == "Qwen2.5-7B" and point.source is Source.PAPER]
     assert len(of_paper) == 3 * 40
@@ -169,7 +169,7 @@ def test_a_bar_is_hatched_if_its_own_number_is_modelled():
         Point(panel="p", series=series, x=x, y=1.0, unit="s", source=sources[x], num_seeds=1)
         for x, series in (("a", "ours"), ("b", "ours"), ("c", "paper"))
     ]
-    bars = compare_bars(Numbers(points=points), ylabel="").axes[0].patches
+    bars = compare_bars(Numbers(points=points)).axes[0].patches
     assert [bar.get_hatch() or "" for bar in bars] == ["", "", "////"]  # the paper's comes first
 
 
@@ -217,7 +217,7 @@ def test_held_out_scores_are_compared_at_steps_and_times_that_every_seed_has(tmp
     write_run(tmp_path / "seed-1", "tail", [4.0] * 6, seed=1, num_steps=7, config=walks, reward_mean=0.7)
     write_scores(tmp_path / "seed-1", {0: 0.1, 3: 0.6, 6: 0.8})
     write_run(tmp_path / "seed-2", "tail", [4.0] * 7, seed=2, config=walks)  # never evaluated
-    numbers = learning.FIG08.gather(Runs(runs=runs_below(tmp_path).runs, setup="walks"))
+    numbers = learning.FIG08.numbers(Runs(runs=runs_below(tmp_path).runs, setup="walks"))
     over_steps = own(numbers, panel=learning.STEPS)
     assert [(point.x, round(point.y, 3), point.num_seeds) for point in over_steps] == [
         (0.0, 0.1, 2),
@@ -309,7 +309,9 @@ def drawn_text(exhibit, numbers, out, monkeypatch):
 def test_a_figure_of_runs_that_are_not_complete_says_so_and_its_text_says_which(tmp_path, monkeypatch):
     write_run(tmp_path / "verl", "verl", [10.0, 10.0, 10.0])
     write_run(tmp_path / "tail", "tail", [5.0, 5.0], num_steps=3)
-    title, text = drawn_text(EXHIBITS["table2"], table2.gather(runs_below(tmp_path)), tmp_path / "out", monkeypatch)
+    title, text = drawn_text(
+        EXHIBITS["table2"], table2.EXHIBIT.numbers(runs_below(tmp_path)), tmp_path / "out", monkeypatch
+    )
     assert title.splitlines() == [
         "INCOMPLETE: runs or steps are missing, see table2.txt",
         "What each technique adds over plain batches (Table 2): measured",
@@ -330,8 +332,8 @@ def test_a_run_whose_epochs_ended_is_complete(tmp_path):
 
 def test_a_figure_of_complete_runs_says_what_it_shows_and_where_it_comes_from_alone(tmp_path, monkeypatch):
     write_run(tmp_path / "verl", "verl", [10.0, 10.0])
-    numbers = table2.gather(runs_below(tmp_path))
-    title, text = drawn_text(EXHIBITS["table2"], replace(numbers, missing=()), tmp_path / "out", monkeypatch)
+    numbers = table2.EXHIBIT.numbers(runs_below(tmp_path))
+    title, text = drawn_text(table2.EXHIBIT, replace(numbers, missing=()), tmp_path / "out", monkeypatch)
     assert title == "What each technique adds over plain batches (Table 2): measured"
     assert "Missing" not in text
 

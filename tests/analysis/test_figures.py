@@ -55,8 +55,8 @@ def test_a_legend_ends_within_the_figure_in_as_few_rows_as_that_leaves(names, nu
 
 def test_rollout_workers_do_not_have_the_colour_of_the_system_ours(tmp_path):
     for exhibit, series, panel in (
-        (elastic_workers, elastic_workers.SERIES, elastic_workers.THROUGHPUT),
-        (elastic_lengths, elastic_workers.SERIES, elastic_lengths.BEST),
+        (elastic_workers.EXHIBIT, elastic_workers.SERIES, elastic_workers.THROUGHPUT),
+        (elastic_lengths.EXHIBIT, elastic_workers.SERIES, elastic_lengths.BEST),
     ):
         figure = exhibit.draw(Numbers(points=[point(series, panel=panel)]))
         assert SYSTEM_COLORS["ours"] not in drawn_colors(figure)
@@ -64,7 +64,7 @@ def test_rollout_workers_do_not_have_the_colour_of_the_system_ours(tmp_path):
 
 
 def test_a_series_that_is_a_system_has_its_colour_and_each_rung_of_table_2_one_of_its_own():
-    figure = compare_lines(Numbers(points=[point(flash_lead.TAIL)]), xlabel="", ylabel="")
+    figure = compare_lines(Numbers(points=[point(flash_lead.TAIL)]), xlabel="")
     assert SYSTEM_COLORS["rollpacker"] in drawn_colors(figure)
     assert figure.legends[0].get_texts()[0].get_text() == "RollPacker"
     plt.close(figure)

@@ -201,7 +201,7 @@ def test_a_run_that_was_faster_than_one_that_keeps_is_drawn_below_zero(tmp_path)
     for interrupt, step_s in (("recompute", 9.5), ("keep", 10.0)):
         _, config = whole(f"flash-interrupt-{interrupt}-32768-1", "system=flash", f"system.interrupt={interrupt}")
         write_run(tmp_path / interrupt, "flash", [step_s] * 4, config=config, modelled=True, **values)
-    panels = flash_interrupt.draw(numbers_of(flash_interrupt.EXHIBIT, tmp_path)).axes
+    panels = flash_interrupt.EXHIBIT.draw(numbers_of(flash_interrupt.EXHIBIT, tmp_path)).axes
     lowest = {axes.get_title(loc="left") or axes.get_title(): axes.get_ylim()[0] for axes in panels}
     assert lowest[flash_interrupt.LOST] < -5
     assert lowest[flash_interrupt.TOKENS] == 0

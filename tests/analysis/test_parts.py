@@ -4,16 +4,10 @@ import pytest
 
 from rollpacker.analysis.exhibits import fig11, fig12, fig13, larger_models, table3
 from rollpacker.analysis.numbers import Source
-from rollpacker.analysis.runs import Runs, find_runs, read_runs
-from tests.analysis.written_runs import forget_steps, write_run
+from rollpacker.analysis.runs import find_runs, read_runs
+from tests.analysis.written_runs import forget_steps, numbers_of, write_run
 
 PAPER = {"setup": "paper"}
-
-
-def numbers_of(exhibit, folder):
-    runs, problems = read_runs(list(find_runs(folder)))
-    assert not problems
-    return exhibit.gather(Runs(runs=runs))
 
 
 def shown(numbers, panel):
@@ -43,7 +37,7 @@ def test_rounds_are_told_by_the_share_at_which_engines_were_lent(tmp_path):
     without = {"run": PAPER | {"study": "stream-never"}}
     write_run(tmp_path / "without", "tail-reward-planner", [5.0] * 4 + [60.0], config=without)
     write_run(tmp_path / "end-to-end", "rollpacker", [99.0] * 5, config={"run": PAPER})
-    numbers = numbers_of(table3, tmp_path)
+    numbers = numbers_of(table3.EXHIBIT, tmp_path)
     ours = {point.x: point.y for point in numbers.points if point.panel == table3.STEP and point.series == "ours"}
     assert ours == {"without": 60.0, "20 %": 30.0, "adaptive": 20.0}
     assert shown(numbers, "short rounds: rollout (s)") == {"without": 4.0, "20 %": 4.0, "adaptive": 4.0}
@@ -64,7 +58,7 @@ def test_a_model_is_compared_over_the_steps_that_all_of_its_runs_have(tmp_path):
     write_run(tmp_path / "8", "tail-reward", [5.0, 7.0, 999.0], config=study, tensor_parallel=8, **of)
     write_run(tmp_path / "planner", "tail-reward-planner", [3.0, 3.0], config=study, tensor_parallel=2, **of)
     write_run(tmp_path / "14b", "tail-reward", [9.0] * 5, model="Qwen2.5-14B", config={"run": PAPER})
-    numbers = numbers_of(larger_models, tmp_path)
+    numbers = numbers_of(larger_models.EXHIBIT, tmp_path)
     assert shown(numbers, "32B, short:\nrollout (s)") == {"TP 2": 15.0, "TP 8": 5.0, "planner": 2.0}
     assert shown(numbers, "14B, long:\nrollout (s)") == {"TP 2": 8.0}
 
@@ -73,7 +67,7 @@ def test_steps_that_one_run_of_a_model_lost_are_left_out_of_all_of_its_runs(tmp_
     study = {"config": {"run": PAPER | {"study": "fig12"}}, "model": "Qwen2.5-32B"}
     write_run(tmp_path / "2", "tail-reward", [11.0, 21.0, 31.0], tensor_parallel=2, **study)
     forget_steps(write_run(tmp_path / "8", "tail-reward", [5.0, 999.0, 7.0], tensor_parallel=8, **study), {1})
-    assert shown(numbers_of(larger_models, tmp_path), "32B, short:\nrollout (s)") == {"TP 2": 20.0, "TP 8": 5.0}
+    assert shown(numbers_of(larger_models.EXHIBIT, tmp_path), "32B, short:\nrollout (s)") == {"TP 2": 20.0, "TP 8": 5.0}
 
 
 def test_each_step_under_the_planner_is_a_share_of_that_without_beside_the_papers(tmp_path):
@@ -82,7 +76,7 @@ def test_each_step_under_the_planner_is_a_share_of_that_without_beside_the_paper
     write_run(tmp_path / "fixed", "tail-reward", [11.0] * 7, num_preemptions=preemptions, **study)
     planned = [100, 80, 80, 80, 50, 60, 999]
     write_run(tmp_path / "planner", "tail-reward-planner", [9.0] * 7, num_preemptions=planned, **study)
-    numbers = numbers_of(fig12, tmp_path)
+    numbers = numbers_of(fig12.EXHIBIT, tmp_path)
     rows = numbers.frame().query("source != 'paper'")
     shares = dict(zip(zip(rows["panel"].str[0], rows["x"], strict=True), rows["y"], strict=True))
     assert {x: y for (panel, x), y in shares.items() if panel == "b"} == {
@@ -117,7 +111,7 @@ def test_rewards_are_told_by_where_the_judge_runs_by_model_and_by_timeout(tmp_pa
     write("pipeline", (100, 1.0), model="Qwen2.5-14B")
     write("nopipeline", (100, 2.0), model="Qwen2.5-14B")
     write("adpt_timeout", exposed_reward_time_s=[0.0, 1.0, 2.0, 3.0, 4.0])
-    numbers = numbers_of(fig13, tmp_path)
+    numbers = numbers_of(fig13.EXHIBIT, tmp_path)
     ours = numbers.frame().query("source != 'paper'")
     by_panel = {panel: dict(zip(rows["x"], rows["y"], strict=True)) for panel, rows in ours.groupby("panel")}
     assert by_panel[fig13.BESIDE] == {"1": 70, "2": 70, "3": 70, "4": 70, "5\nlong": 70}
@@ -137,16 +131,16 @@ def test_a_judge_beside_the_engines_is_compared_over_the_first_six_steps_that_bo
     for variant, times in (("mps", [30.0, *[7.0] * 5, 500.0]), ("nomps", [10.0] * 6)):
         write_run(tmp_path / variant, "tail-reward", times, config={"run": PAPER | {"study": f"fig13-{variant}"}})
     forget_steps(tmp_path / "mps", {2})
-    assert numbers_of(fig13, tmp_path).claims[0].ours.y == pytest.approx(100 * (30 + 4 * 7) / 50)
+    assert numbers_of(fig13.EXHIBIT, tmp_path).claims[0].ours.y == pytest.approx(100 * (30 + 4 * 7) / 50)
     forget_steps(tmp_path / "nomps", {0})
-    assert numbers_of(fig13, tmp_path).claims[0].ours.y == pytest.approx(70)
+    assert numbers_of(fig13.EXHIBIT, tmp_path).claims[0].ours.y == pytest.approx(70)
 
 
 def test_what_a_race_saves_stands_beside_the_papers_share(tmp_path):
     for prompts, responses, rollout_s in ((1, 1, 100.0), (1, 1.5, 60.0), (1.125, 1, 90.0), (1.25, 1.25, 50.0)):
         system = fig11.system_name(prompts, responses)
         write_run(tmp_path / system, system, [rollout_s + 1.0] * 2, config={"run": PAPER})
-    numbers = numbers_of(fig11, tmp_path)
+    numbers = numbers_of(fig11.EXHIBIT, tmp_path)
     rows = numbers.frame().query("source != 'paper' and unit.str.startswith('%') and series != '1'", engine="python")
     shares = {(row["panel"], row["x"]): (row["y"], row["paper"]) for row in rows.to_dict("records") if row["paper"] > 0}
     assert shares[fig11.RESPONSES, 1.0] == (100, 100)

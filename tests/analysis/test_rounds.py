@@ -11,7 +11,7 @@ def test_a_rollout_is_unbalanced_by_its_longest_response_and_by_the_engines_that
         for engine, ended_s, length in (("a", 20.0, 100), ("a", 30.0, 200), ("b", 50.0, 400), ("b", 110.0, 1000))
     ]
     write_run(tmp_path, "verl", [100.0, 100.0], model="Qwen2.5-14B", task="math", responses=responses)
-    numbers = numbers_of(fig02b, tmp_path)
+    numbers = numbers_of(fig02b.EXHIBIT, tmp_path)
     running = dict(series(numbers, fig02b.RUNNING)["math"])
     assert [running[passed] for passed in (0.0, 8.0, 10.0, 20.0, 38.0, 40.0, 98.0)] == [100, 100, 75, 50, 50, 25, 25]
     assert series(numbers, fig02b.RATIO) == {"math": [(1.0, 1000 / 300), (2.0, 1000 / 300)]}
@@ -25,7 +25,7 @@ def test_gpus_of_the_paper_are_at_work_until_their_utilisation_is_zero(tmp_path)
         for engine, ended_s in (("a", 25.0), ("b", 100.0))
     ]
     write_run(tmp_path, "verl", [100.0], model="Qwen2.5-14B", task="code", responses=responses)
-    numbers = numbers_of(fig02b, tmp_path)
+    numbers = numbers_of(fig02b.EXHIBIT, tmp_path)
     at_work = {name: dict(shown) for name, shown in series(numbers, fig02b.AT_WORK).items()}
     assert [at_work["code"][passed] for passed in (0.0, 24.0, 26.0, 98.0)] == [100, 100, 50, 50]
     of_paper = at_work[fig02b.FOUR_GPUS]  # idle from 33, 60, 60 and 100 % of 270.9 s

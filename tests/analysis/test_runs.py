@@ -34,14 +34,14 @@ def test_a_run_that_is_left_out_for_another_is_printed_once_and_leaves_no_exhibi
 @pytest.mark.parametrize(
     ("exhibit", "model", "study", "systems"),
     [
-        (fig06, "Qwen3-8B", "fig06", ["tail-reward"]),
-        (fig11, "Qwen2.5-7B", "", ["eta-1-1"]),
-        (fig12, "Qwen3-8B", "fig06", ["tail-reward", "tail-reward-planner"]),
-        (fig13, "Qwen2.5-7B", "fig13-adpt_timeout", ["tail-reward"]),
-        (length_bias, "Qwen2.5-7B", "", ["eta-1-1"]),
-        (limits, "Qwen2.5-7B", "cap-512", ["verl", "tail"]),
+        (fig06.EXHIBIT, "Qwen3-8B", "fig06", ["tail-reward"]),
+        (fig11.EXHIBIT, "Qwen2.5-7B", "", ["eta-1-1"]),
+        (fig12.EXHIBIT, "Qwen3-8B", "fig06", ["tail-reward", "tail-reward-planner"]),
+        (fig13.EXHIBIT, "Qwen2.5-7B", "fig13-adpt_timeout", ["tail-reward"]),
+        (length_bias.EXHIBIT, "Qwen2.5-7B", "", ["eta-1-1"]),
+        (limits.EXHIBIT, "Qwen2.5-7B", "cap-512", ["verl", "tail"]),
         (sensitivity.CORRELATION, "Qwen2.5-7B", "lengths-0.3-1.0", ["verl", "tail"]),
-        (table3, "Qwen2.5-7B", "stream-at-0.2", ["rollpacker"]),
+        (table3.EXHIBIT, "Qwen2.5-7B", "stream-at-0.2", ["rollpacker"]),
     ],
 )
 def test_a_run_of_another_model_is_no_second_seed(exhibit, model, study, systems, tmp_path):
@@ -67,5 +67,5 @@ def test_at_another_size_an_exhibit_of_one_model_takes_the_papers_or_the_one_tha
 
 def test_at_another_size_what_speculation_pays_is_drawn_of_a_model_of_ones_own(tmp_path):
     write_run(tmp_path / "run", "eta-1-1", [4.0], model="mine", config={"run": {"setup": "tiny"}})
-    numbers = fig11.gather(Runs(runs=read_runs(list(find_runs(tmp_path)))[0], setup="tiny"))
+    numbers = fig11.EXHIBIT.numbers(Runs(runs=read_runs(list(find_runs(tmp_path)))[0], setup="tiny"))
     assert {point.panel: point.y for point in numbers.points} == {fig11.ROLLOUT: 3.0, fig11.WASTE: 0.0}

@@ -34,7 +34,7 @@ def test_a_batch_that_grows_with_the_gpus_is_compared_over_the_steps_of_the_shor
     write_scaled(tmp_path / "v128", "verl", [800.0] * 10, **larger)
     write_scaled(tmp_path / "r128", "rollpacker", [320.0] * 10, **larger)
     write_scaled(tmp_path / "same_batch", "verl", [100.0] * 10, **larger | {"num_prompts": 128})
-    numbers = numbers_of(fig14, tmp_path)
+    numbers = numbers_of(fig14.EXHIBIT, tmp_path)
     assert ours(numbers, fig14.THROUGHPUT) == {
         ("verl", 32.0): 2.56,
         ("rollpacker", 32.0): 5.12,
@@ -50,7 +50,7 @@ def test_a_batch_that_grows_with_the_gpus_is_compared_over_the_steps_of_the_shor
 
 def test_the_papers_step_times_are_those_that_its_batches_take_at_its_samples_per_second(tmp_path):
     write_scaled(tmp_path / "v32", "verl", [374.6] * 10, num_engines=16, model=fig14.MODEL, tensor_parallel=2)
-    frame = numbers_of(fig14, tmp_path).frame()
+    frame = numbers_of(fig14.EXHIBIT, tmp_path).frame()
     steps = frame[(frame["panel"] == fig14.STEP_TIME) & (frame["series"] == "verl")]
     assert steps[steps["source"] == Source.PAPER]["y"].round().tolist() == [375, 529, 687]
     [own] = steps[steps["source"] != Source.PAPER].to_dict("records")
@@ -67,7 +67,7 @@ def test_a_cycle_is_compared_where_a_run_has_one_and_processor_time_is_per_step(
     write("r16", "rollpacker", [3.0, 3.0, 3.0, 5.0, 11.0], 4)  # an older version wrote its status
     write("v8192", "verl", [10.0], 2048, processor_s=8.0)
     write("r8192", "rollpacker", [4.0], 2048, processor_s=9.0)
-    numbers = numbers_of(scaling, tmp_path)
+    numbers = numbers_of(scaling.EXHIBIT, tmp_path)
     assert series(numbers, scaling.STEP_TIME) == {
         "verl": [(16.0, 10.0), (8192.0, 10.0)],
         "rollpacker": [(16.0, 5.0)],

@@ -72,7 +72,7 @@ def test_every_claim_of_the_record_is_one_that_an_exhibit_makes():
     made = {
         (exhibit.name, claim.text)
         for exhibit in EXHIBITS.values()
-        for claim in exhibit.gather(Runs(runs=[], setup=exhibit.setups[0])).claims
+        for claim in exhibit.numbers(Runs(runs=[], setup=exhibit.setups[0])).claims
     }
     with verdicts.RECORD.open(encoding="utf-8", newline="") as lines:
         assert {(row["exhibit"], row["claim"]) for row in csv.DictReader(lines)} <= made

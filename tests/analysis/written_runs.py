@@ -67,10 +67,10 @@ def write_run(
 
 
 def numbers_of(exhibit, folder):
-    """What an exhibit gathers from the runs below a folder, all of which can be read."""
+    """What an exhibit shows of the runs below a folder, all of which can be read."""
     runs, problems = read_runs(list(find_runs(folder)))
     assert not problems
-    return exhibit.gather(Runs(runs=runs))
+    return exhibit.numbers(Runs(runs=runs))
 
 
 def write_scores(folder, scores):

@@ -29,6 +29,7 @@ from rollpacker.demo.warm_start import make_model
 from rollpacker.runtime.rollout.replay import replay
 from tests.e2e.launched import LaunchedRun, rows, small_run
 from tests.e2e.test_turns import WALK
+from tests.walks_in_turns import WALKS_IN_TURNS
 
 NUM_PROMPTS = 640
 NUM_STEPS = 80
@@ -42,7 +43,7 @@ def main(folder: Path, num_kills: int, system: str) -> int:
     """Make the inputs, run, kill, and say what came of it."""
     torch.set_num_threads(1)
     if not (folder / "model").exists():
-        make_model(folder / "model", num_iterations=300, language=task.WALKS_IN_TURNS)
+        make_model(folder / "model", num_iterations=300, language=WALKS_IN_TURNS)
     (folder / "prompts.jsonl").write_text(task.prompt_file(NUM_PROMPTS, random.Random(2)))
     run = LaunchedRun(
         folder / f"{system}-{int(time.time())}",

@@ -24,9 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from rollpacker.demo import mixed
 from rollpacker.demo.inputs import Inputs, are_made, make_inputs
-from rollpacker.demo.task import WALKS
 from rollpacker.demo.three_commands import words_of
 from rollpacker.demo.warm_start import make_model
 from rollpacker.metrics.tables import read_table
@@ -81,12 +79,7 @@ def make_workload(folder: Path, name: str) -> Inputs:
     torch.set_num_threads(1)
     inputs = Inputs(folder=folder / name, is_mixed=name == "mixed")
     if not are_made(inputs):
-        language = mixed.POLICY if inputs.is_mixed else WALKS
-        make_inputs(
-            inputs,
-            lambda model: make_model(model, language=language),
-            lambda judge: make_model(judge, language=mixed.JUDGE),
-        )
+        make_inputs(inputs, make_model)
     return inputs
 
 

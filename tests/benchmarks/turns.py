@@ -19,9 +19,12 @@ from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from rollpacker.demo import task
 from rollpacker.demo.warm_start import NUM_ITERATIONS, make_model
 from rollpacker.metrics.tables import read_table
+from tests.walks_in_turns import WALKS_IN_TURNS
 
 NUM_UNSEEN = 300
 
@@ -45,7 +48,7 @@ def main(folder: Path, num_steps: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "prompts.jsonl").write_text(prompts)
     (folder / "unseen.jsonl").write_text(task.unseen_file(NUM_UNSEEN, random.Random(3), prompts))
-    for name, language, words in (("one turn", task.WALKS, ()), ("turns", task.WALKS_IN_TURNS, TURNS)):
+    for name, language, words in (("one turn", task.WALKS, ()), ("turns", WALKS_IN_TURNS, TURNS)):
         began_s = time.monotonic()
         place = folder / name.replace(" ", "_")
         make_model(place / "model", num_iterations=NUM_ITERATIONS, language=language)

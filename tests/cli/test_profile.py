@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
-from rollpacker.cli.profile import SHOWN
 from rollpacker.config.words import replaced
-from rollpacker.metrics.profiles import MEASUREMENTS
 from tests.cli.inputs import tree_of
 
 RUN = ["model.path=model", "data.path=prompts.jsonl", "reward=math"]
@@ -61,7 +59,3 @@ def test_help_says_what_it_takes_and_what_for(capsys):
     text = capsys.readouterr().out
     assert "out=FILE" in text
     assert "hardware.profile" in text
-
-
-def test_everything_that_takes_time_has_a_label_under_which_it_is_shown():
-    assert set(SHOWN) == set(MEASUREMENTS) - {"kv_cache"}

@@ -97,7 +97,7 @@ def test_every_user_of_the_model_reads_and_writes_its_words(tmp_path, language):
 def test_inputs_are_made_again_only_when_their_recipe_changed(tmp_path):
     made = inputs.Inputs(folder=tmp_path / "input")
     assert not inputs.are_made(made)
-    inputs.make_inputs(made, lambda folder: folder.mkdir())
+    inputs.make_inputs(made, lambda folder, _: folder.mkdir())
     assert inputs.are_made(made)
     made.recipe.write_text("{}")
     assert not inputs.are_made(made)

@@ -11,8 +11,7 @@ from rollpacker.config.sections.evaluation import EvaluationSection
 from rollpacker.data.held_out import check_apart, load_held_out
 from rollpacker.data.prompts import load_prompts
 from rollpacker.demo import inputs, mixed
-from rollpacker.demo.mixed import NO, POLICY, WORDS, YES
-from rollpacker.demo.warm_start import make_model
+from rollpacker.demo.mixed import JUDGE, NO, POLICY, WORDS, YES
 from rollpacker.protocols.references import AnswerReference, CodeReference, JudgeReference
 
 
@@ -79,11 +78,10 @@ def test_the_held_out_prompts_are_of_each_domain_all_different_and_none_is_train
 
 def test_the_inputs_of_a_mixed_run_have_a_judge_and_what_it_reads(tmp_path):
     made = inputs.Inputs(folder=tmp_path / "input", is_mixed=True)
-    inputs.make_inputs(
-        made, lambda folder: make_model(folder, num_iterations=2, language=POLICY), lambda folder: folder.mkdir()
-    )
+    languages = {}
+    inputs.make_inputs(made, languages.__setitem__)
     assert inputs.are_made(made)
-    assert made.judge.is_dir()
+    assert languages == {made.model: POLICY, made.judge: JUDGE}
     assert len(made.unseen.read_text().splitlines()) == inputs.NUM_UNSEEN
     assert "{{ fence }}" in made.template.read_text()
     assert len(WORDS) == len(set(WORDS))

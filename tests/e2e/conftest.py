@@ -9,6 +9,7 @@ from filelock import FileLock
 from rollpacker.demo import task
 from rollpacker.demo.warm_start import make_model
 from tests.e2e.launched import LaunchedRun, small_run
+from tests.walks_in_turns import WALKS_IN_TURNS
 
 NUM_PROMPTS = 40
 NUM_ITERATIONS = 700
@@ -49,7 +50,7 @@ def turns_inputs(made_once):
 
     def make(folder):
         torch.set_num_threads(1)
-        make_model(folder / "model", num_iterations=300, language=task.WALKS_IN_TURNS)
+        make_model(folder / "model", num_iterations=300, language=WALKS_IN_TURNS)
         (folder / "prompts.jsonl").write_text(task.prompt_file(40, random.Random(2)))
         (folder / "unseen.jsonl").write_text(task.prompt_file(6, random.Random(3)))
 

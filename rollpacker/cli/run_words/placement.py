@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rollpacker.config.gpu_map import ranges_text
 from rollpacker.config.schema import RunConfig
 from rollpacker.runtime.placing.actors import ClusterSize, PlacedActor
 from rollpacker.runtime.placing.model_fit import EngineMemory, JudgeMemory, ModelFit, RankMemory, gigabytes
@@ -49,7 +50,7 @@ def placement_table(config: RunConfig, size: ClusterSize, fit: ModelFit | None) 
         numbers = [node for node, _ in alike]
         for row, parts in enumerate(zip(*(parts for _, parts in alike), strict=True)):
             users = [user for part in parts for user in part.users]
-            cells = [_range(numbers) if row == 0 else "", _range(parts[0].gpus) or "none", _actors(users, takers)]
+            cells = [ranges_text(numbers) if row == 0 else "", ranges_text(parts[0].gpus), _actors(users, takers)]
             if size.num_gpus:
                 cells.append(_memory(parts[0], fit, _taken_by_judge(config, fit)) if parts[0].gpus else "")
             table.add_row(*cells)
@@ -135,12 +136,3 @@ def _notes(size: ClusterSize, fit: ModelFit | None, *, has_turns: bool) -> list[
     if has_turns:
         notes.append("Taking turns: engines sleep while the trainer works; otherwise its state is in host memory.")
     return notes
-
-
-def _range(numbers: Sequence[int]) -> str:
-    """Write ascending numbers as 0-3,6."""
-    ranges = []
-    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        first, *others = [number for _, number in run]
-        ranges.append(f"{first}-{others[-1]}" if others else str(first))
-    return ",".join(ranges)
