@@ -34,7 +34,6 @@ from rollpacker.protocols.references import (
     CallCase,
     CaseLimits,
     CodeReference,
-    CodeStyle,
     FileLine,
     StdinCase,
     TestCase,
@@ -112,7 +111,7 @@ def _read(line: JsonLine) -> tuple[CodeReference, tuple[TestCase, ...]]:
             "Allowed: the field `entry_point` with its name",
             "Add `entry_point`",
         )
-    style = _common_style(line, field, cases)
+    _require_one_style(line, field, cases)
     packages: tuple[str, ...] = ()
     asserted = [(index, case) for index, case in enumerate(cases) if isinstance(case, AssertCase)]
     if asserted:
@@ -121,13 +120,10 @@ def _read(line: JsonLine) -> tuple[CodeReference, tuple[TestCase, ...]]:
         for (index, case), source in zip(asserted, sources, strict=True):
             cases[index] = dataclasses.replace(case, source=source)
     assert isinstance(line.line, FileLine)  # those of a table are refused before
-    reference = CodeReference(
-        style=style, entry_point=entry_point, num_cases=len(cases), packages=packages, line=line.line
-    )
-    return reference, tuple(cases)
+    return CodeReference(entry_point=entry_point, packages=packages, line=line.line), tuple(cases)
 
 
-def _common_style(line: JsonLine, field: str, cases: Sequence[TestCase]) -> CodeStyle:
+def _require_one_style(line: JsonLine, field: str, cases: Sequence[TestCase]) -> None:
     is_stdin = [isinstance(case, StdinCase) for case in cases]
     if len(set(is_stdin)) > 1:
         raise line.error(
@@ -135,7 +131,6 @@ def _common_style(line: JsonLine, field: str, cases: Sequence[TestCase]) -> Code
             "Allowed: either programs that read and write text, or functions",
             "Split the prompt in two",
         )
-    return "stdin" if is_stdin[0] else "function"
 
 
 def _listed_cases(line: JsonLine, field: str, value: object) -> list[TestCase]:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 class EngineStats:
     """The state of an engine, and totals since it began."""
 
-    num_running: int
-    num_waiting: int
-    kv_tokens_used: int
     kv_tokens_capacity: int
     num_preemptions: int
     """Total."""

@@ -8,7 +8,7 @@ in the process that scores it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,19 +56,13 @@ class AnswerReference:
     """Bare of white space around it; empty where a prompt file has none."""
 
 
-CodeStyle = Literal["function", "stdin"]
-"""`function` cases call what the response defines; `stdin` cases run it as a program."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeReference:
     """Test cases, which stay in the prompt file until they are needed."""
 
-    style: CodeStyle
     entry_point: str | None
     """Name of the function (or of the method of a class `Solution`) that cases call; None where they name it
     themselves."""
-    num_cases: int
     packages: tuple[str, ...]
     """Modules beside the standard library's that its tests import."""
     line: FileLine

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import resource
 import signal
+import socket
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import FrameType
@@ -121,6 +123,18 @@ def kill_descendants(but: Collection[int] = ()) -> None:
         for pid in others.intersection(children_of(own)):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+def take_standard_input() -> socket.socket:
+    """Give the socket that is this process's standard input, where its children find nothing from then on."""
+    taken = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    return taken
+
+
+def send_line(receiver: socket.socket, message: object) -> None:
+    """Send a message as a line of JSON."""
+    receiver.sendall(json.dumps(message).encode() + b"\n")
 
 
 def limit_resource(kind: int, value: int) -> None:

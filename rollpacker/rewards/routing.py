@@ -11,8 +11,8 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.rollout import Verdict
-from rollpacker.rewards.outbox import Outbox
 from rollpacker.rewards.scores import FAILURES
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class _CombinedRewardWorker(ABC):
 
     def __init__(self, workers: Iterable[RewardWorker]) -> None:
         self._workers = tuple(dict.fromkeys(workers))
-        self._outbox = Outbox()
+        self._outbox: Arrivals[Verdict] = Arrivals()
         self._collectors: list[asyncio.Task[None]] = []
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None:

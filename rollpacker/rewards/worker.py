@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.references import AnswerReference, JudgeReference
 from rollpacker.rewards.functions import RewardFunction
-from rollpacker.rewards.outbox import Outbox
 from rollpacker.rewards.scores import CHECKER_CRASHED, TIMEOUT, Score, verdict_of, verdict_of_crash
 from rollpacker.rewards.supervisor_process import ProcessDied, SupervisorProcess
 
@@ -43,10 +43,9 @@ class InPlaceRewardWorker:
 
     def __init__(self, function: Callable[..., object]) -> None:
         self._function = RewardFunction(function)
-        self._outbox = Outbox()
+        self._outbox: Arrivals[Verdict] = Arrivals()
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None:
-        self._outbox.refuse_when_closed()
         self._outbox.put(map(self._score, requests))
 
     async def forget(self) -> None:
@@ -76,13 +75,12 @@ class QueueRewardWorker(ABC):
         self._num_tasks = num_tasks
         self._waiting: deque[ScoringRequest] = deque()
         self._has_news = asyncio.Condition()
-        self._outbox = Outbox()
+        self._outbox: Arrivals[Verdict] = Arrivals()
         self._tasks: list[asyncio.Task[None]] = []
         self._num_forgotten = 0
         """Times that everything was."""
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None:
-        self._outbox.refuse_when_closed()
         async with self._has_news:
             self._waiting.extend(requests)
             self._has_news.notify_all()

@@ -190,9 +190,6 @@ class ModelledEngine:
     async def stats(self) -> EngineStats:
         decoder = self._decoder
         return EngineStats(
-            num_running=decoder.num_running,
-            num_waiting=decoder.num_in_flight - decoder.num_running,
-            kv_tokens_used=decoder.kv_tokens_used,
             kv_tokens_capacity=decoder.kv_tokens_capacity,
             num_preemptions=decoder.num_preemptions,
             num_generated_tokens=decoder.num_generated_tokens,

@@ -9,7 +9,6 @@ on. Only when no engine holds the weights and one of them claims to hold somethi
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineFailed, WeightSyncFailed
@@ -21,18 +20,10 @@ if TYPE_CHECKING:
     from rollpacker.core.ids import EngineId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """The weights that engines must hold."""
-
-    policy_version: int
-    checksum: str
-
-
 async def those_that_do_not_confirm(
-    answers: Mapping[EngineId, Coroutine[Any, Any, str]], expected: Expected, straggler_s: float
+    answers: Mapping[EngineId, Coroutine[Any, Any, str]], *, policy_version: int, checksum: str, straggler_s: float
 ) -> dict[EngineId, EngineFailed]:
-    """Await the engines' checksums; returns the engines that are lost, each with the reason.
+    """Await the engines' checksums, which must be that of the version; returns those that are lost, with the reason.
 
     Raises:
         WeightSyncFailed: None holds what was sent, and some hold something else.
@@ -48,19 +39,23 @@ async def those_that_do_not_confirm(
                 lost[engine] = error
             elif error is not None:
                 raise error
-            elif not _is_right(task.result(), expected):
+            elif not _is_right(task.result(), checksum):
                 torn[engine] = task.result()
     finally:
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
+    claims = {
+        engine: f"{engine} holds weights with checksum {claimed}; version {policy_version} has {checksum}."
+        for engine, claimed in torn.items()
+    }
     if torn and len(lost) + len(torn) == len(tasks):
         raise WeightSyncFailed(
-            " ".join(_claim(engine, claimed, expected) for engine, claimed in torn.items()),
+            " ".join(claims.values()),
             "No engine holds what the trainer sent.",
             "The transfer was torn or stale; resume from the last checkpoint with run.resume=auto.",
         )
-    return lost | {engine: EngineFailed(_claim(engine, claimed, expected)) for engine, claimed in torn.items()}
+    return lost | {engine: EngineFailed(claim) for engine, claim in claims.items()}
 
 
 async def _until_the_rest_is_late(tasks: list[asyncio.Task[str]], straggler_s: float) -> None:
@@ -73,8 +68,8 @@ async def _until_the_rest_is_late(tasks: list[asyncio.Task[str]], straggler_s: f
         await asyncio.wait(pending, timeout=straggler_s)
 
 
-def _is_right(claimed: str, expected: Expected) -> bool:
-    return claimed == expected.checksum
+def _is_right(claimed: str, checksum: str) -> bool:
+    return claimed == checksum
 
 
 def _too_late(engine: EngineId, straggler_s: float) -> EngineFailed:
@@ -82,7 +77,3 @@ def _too_late(engine: EngineId, straggler_s: float) -> EngineFailed:
         f"{engine} has not loaded the weights {straggler_s:g} s after half of the engines had.",
         "The limit is weight_sync.timeout_s.",
     )
-
-
-def _claim(engine: EngineId, claimed: str, expected: Expected) -> str:
-    return f"{engine} holds weights with checksum {claimed}; version {expected.policy_version} has {expected.checksum}."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineFailed
 from rollpacker.protocols.weights import Published, Weights
-from rollpacker.transfer.confirmations import Expected, those_that_do_not_confirm
+from rollpacker.transfer.confirmations import those_that_do_not_confirm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,8 +51,9 @@ class FileSync:
         began = asyncio.get_running_loop().time()
         lost = await those_that_do_not_confirm(
             {name: self._read(name, engine) for name, engine in engines.items()},
-            Expected(policy_version=0, checksum=self._weights.checksum),
-            self._straggler_s,
+            policy_version=0,
+            checksum=self._weights.checksum,
+            straggler_s=self._straggler_s,
         )
         return Published(
             policy_version=0,

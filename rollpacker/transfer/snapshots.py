@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.protocols.weights import Published
-from rollpacker.transfer.confirmations import Expected, those_that_do_not_confirm
+from rollpacker.transfer.confirmations import those_that_do_not_confirm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,8 +69,9 @@ class SnapshotSync:
         """Load a snapshot into engines, all at once. `began` is the loop's time at which the sync began."""
         lost = await those_that_do_not_confirm(
             {engine_id: engine.load_weights(weights) for engine_id, engine in engines.items()},
-            Expected(policy_version=weights.policy_version, checksum=weights.checksum),
-            self._straggler_s,
+            policy_version=weights.policy_version,
+            checksum=weights.checksum,
+            straggler_s=self._straggler_s,
         )
         return Published(
             policy_version=weights.policy_version,

@@ -14,6 +14,7 @@ from rollpacker.core.errors import DataError
 from rollpacker.data.converters import CONVERTERS, INSTRUCTION, Converted, convert_rows
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.test_cases import load_test_cases
+from rollpacker.protocols.references import CallCase, StdinCase
 from rollpacker.rewards.factory import check_references
 from tests.data.files import write_parquet
 
@@ -144,15 +145,14 @@ def test_a_published_set_becomes_prompts_that_its_reward_takes(tmp_path, case):
     check_references(RewardSection(name=CONVERTERS[name].reward), [prompt])
 
 
-@pytest.mark.parametrize(("row", "style"), [(livecodebench(), "stdin"), (FUNCTION, "function")])
-def test_livecodebench_has_all_of_its_cases_unpacked(tmp_path, row, style):
+@pytest.mark.parametrize(("row", "kind"), [(livecodebench(), StdinCase), (FUNCTION, CallCase)])
+def test_livecodebench_has_all_of_its_cases_unpacked(tmp_path, row, kind):
     write_lines(tmp_path / "set" / "test.jsonl", row)
     write_lines(tmp_path / "set" / "test2.jsonl", {**row, "question_content": "Another one."})
     prompts, _ = convert("livecodebench", tmp_path / "set")
     assert len(prompts) == 2
-    assert (prompts[0].reference.style, prompts[0].reference.num_cases) == (style, 2)
-    assert len(load_test_cases(prompts[1].reference)) == 2
-    assert ("class Solution" in prompts[0].messages[0]["content"]) == (style == "function")
+    assert [[type(case) for case in load_test_cases(each.reference)] for each in prompts] == [[kind] * 2] * 2
+    assert ("class Solution" in prompts[0].messages[0]["content"]) == (kind is CallCase)
 
 
 def test_repeated_and_contradicted_rows_are_left_out_and_counted(tmp_path):
@@ -166,7 +166,7 @@ def test_a_table_with_test_cases_becomes_lines_without_change(tmp_path):
     row = {"id": "a", "domain": "code", "prompt": "Add.", "test_list": ["assert add(1, 2) == 3"]}
     write_parquet(tmp_path / "set" / "x.parquet", [row])
     [prompt], _ = convert("rows", tmp_path / "set")
-    assert prompt.reference.num_cases == 1
+    assert len(load_test_cases(prompt.reference)) == 1
 
 
 class _Runs:

@@ -199,7 +199,8 @@ async def test_stats_follow_the_work(model: Any, model_path: Path) -> None:
         await engine.generate(mixed_requests(9))
         responses = await collect(engine, 9)
         stats = await engine.stats()
-        assert (stats.num_running, stats.num_waiting, stats.kv_tokens_used, stats.policy_version) == (0, 0, 0, 2)
+        assert stats.policy_version == 2
+        assert (await engine.progress()).running == ()
         assert stats.num_generated_tokens == sum(response.num_tokens for response in responses.values())
         assert stats.busy_slot_steps + stats.idle_slot_steps == 4 * stats.num_decode_steps
 

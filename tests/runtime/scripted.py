@@ -152,9 +152,6 @@ class ScriptedEngine:
 
     async def stats(self) -> EngineStats:
         return EngineStats(
-            num_running=len(self.running),
-            num_waiting=0,
-            kv_tokens_used=0,
             kv_tokens_capacity=1000,
             num_preemptions=next(self._preemptions) if self._preemptions else 0,
             num_generated_tokens=self.num_generated_tokens,

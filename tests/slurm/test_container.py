@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     """A model that has hardly learnt anything, and prompts."""
     made = Inputs(folder=tmp_path_factory.mktemp("walk"))
-    make_inputs(made, lambda model: make_model(model, num_iterations=3))
+    make_inputs(made, partial(make_model, num_iterations=3))
     return made
 
 

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ class Demo:
     """The demo, running in a folder and a session of its own."""
 
     def __init__(self, folder: Path, *overrides: str) -> None:
-        make_inputs(Inputs(folder=folder / "runs/demo/input"), lambda model: make_model(model, num_iterations=3))
+        make_inputs(Inputs(folder=folder / "runs/demo/input"), partial(make_model, num_iterations=3))
         self._screen = folder / "screen"
         with self._screen.open("w") as screen:
             self.process = subprocess.Popen(

@@ -7,15 +7,15 @@ import asyncio
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.sim.virtual_time import run_in_virtual_time
-from rollpacker.transfer.confirmations import Expected, those_that_do_not_confirm
+from rollpacker.transfer.confirmations import those_that_do_not_confirm
 
-SENT = Expected(policy_version=1, checksum="1f")
+CHECKSUM = "1f"
 STRAGGLER_S = 60.0
 
 
 async def after(wait_s: float) -> str:
     await asyncio.sleep(wait_s)
-    return SENT.checksum
+    return CHECKSUM
 
 
 async def dies() -> str:
@@ -24,7 +24,9 @@ async def dies() -> str:
 
 def lost(**answers) -> dict[EngineId, str]:
     by_engine = {EngineId(name): answer for name, answer in answers.items()}
-    found = run_in_virtual_time(those_that_do_not_confirm(by_engine, SENT, STRAGGLER_S))
+    found = run_in_virtual_time(
+        those_that_do_not_confirm(by_engine, policy_version=1, checksum=CHECKSUM, straggler_s=STRAGGLER_S)
+    )
     return {engine: error.problem for engine, error in found.items()}
 
 

@@ -338,9 +338,6 @@ class TorchEngine:
     def _stats(self) -> EngineStats:
         decoder = self._decoder
         return EngineStats(
-            num_running=decoder.num_running,
-            num_waiting=decoder.num_waiting,
-            kv_tokens_used=decoder.num_cached_tokens,
             kv_tokens_capacity=self._max_num_seqs * self._max_tokens_per_seq,
             num_preemptions=0,
             num_generated_tokens=decoder.num_generated_tokens,

@@ -221,14 +221,8 @@ class VllmEngine:
     async def stats(self) -> EngineStats:
         self._require_open()
         peaks_gb = await self._ask(self._llm.collective_rpc("gpu_memory_peak_gb"))
-        totals, num_in_flight = self._totals, len(self._flights)
-        # vLLM's last report is of its last step, and no step follows an abort of everything
-        num_running = min(totals.num_running, num_in_flight)
-        kv_share_used = totals.kv_share_used if num_in_flight else 0.0
+        totals = self._totals
         return EngineStats(
-            num_running=num_running,
-            num_waiting=num_in_flight - num_running,
-            kv_tokens_used=round(kv_share_used * totals.kv_tokens_capacity),
             kv_tokens_capacity=totals.kv_tokens_capacity,
             num_preemptions=totals.num_preemptions,
             num_generated_tokens=totals.num_generated_tokens,

@@ -39,9 +39,8 @@ class StepTotals(StatLoggerBase):  # type: ignore[misc]  # vLLM's classes are un
         self._time_of_last: float | None = None
         """Of the last step, if sequences were left running."""
 
-        self.num_running = 0
-        """At the end of the last step, as the next two."""
         self.num_waiting = 0
+        """At the end of the last step, as the next one."""
         self.kv_share_used = 0.0
         self.num_preemptions = 0
         self.num_generated_tokens = 0
@@ -80,7 +79,6 @@ class StepTotals(StatLoggerBase):  # type: ignore[misc]  # vLLM's classes are un
     ) -> None:
         del mm_cache_stats, engine_idx
         if scheduler_stats is not None:
-            self.num_running = scheduler_stats.num_running_reqs
             self.num_waiting = scheduler_stats.num_waiting_reqs
             self.kv_share_used = scheduler_stats.kv_cache_usage
             self.num_prefix_query_tokens += scheduler_stats.prefix_cache_stats.queries

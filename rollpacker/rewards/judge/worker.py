@@ -46,7 +46,6 @@ class JudgeRewardWorker(QueueRewardWorker):
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None:
         """Make the requests ready for the judge, beside the batch that it reads."""
-        self._outbox.refuse_when_closed()
         num_forgotten = self._num_forgotten
         async with self._is_reading:
             read = await asyncio.to_thread(lambda: [self._encode(request) for request in requests])

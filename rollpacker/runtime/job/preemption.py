@@ -17,13 +17,14 @@ import asyncio
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import Interrupted, Preempted, RollpackerError
 from rollpacker.runtime.job.attempts import JobAttempts
 from rollpacker.runtime.job.deadline import PreemptionDeadline
-from rollpacker.runtime.job.signals import SignalListener, signal_meanings
+from rollpacker.runtime.job.signals import SignalListener, meaning_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -188,12 +189,12 @@ class SlurmPreemption(ShellPreemption):
         self.job_id = allocation.job_id
         self._of_slurm = signals or SignalListener()
         self._clock = clock
-        self._meanings = signal_meanings(allocation, cluster)
+        self._meaning = partial(meaning_of, allocation, cluster)
         self._attempts = JobAttempts(config.run.dir, allocation, cluster)
 
     def listen(self, note: Callable[[str], None]) -> None:
         super().listen(note)
-        self._of_slurm.tell(self.deadline, self._meanings, self._clock)
+        self._of_slurm.tell(self.deadline, self._meaning, self._clock)
 
     def begin(self, attempt: int, first_step: int) -> None:
         super().begin(attempt, first_step)

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from rollpacker.config.sections.cluster import ClusterSection
@@ -23,6 +24,10 @@ from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.job.deadline import PreemptionDeadline
 
 SIGNALS = (signal.SIGURG, signal.SIGUSR2, signal.SIGTERM)
+"""Those that Slurm sends to the head of a run."""
+
+ALL_SIGNALS = (*SIGNALS, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+"""Those that Slurm or a person may send to any process of a job."""
 
 EARLY_S = 60.0
 """Slurm checks time limits once a minute, so the signal before one may come this much too early."""
@@ -31,32 +36,33 @@ UNKNOWN_GRACE_S = 30.0
 """Slurm's default KillWait, the least that passes between SIGTERM and SIGKILL unless a site shortens it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignalMeanings:
-    """Reads signals in one job."""
-
-    lead_signal: signal.Signals
-    lead_s: float
-    """How long before the time limit it was requested."""
-    end_time: float | None
-    grace_s: float
-
-    def read(self, number: signal.Signals, now: float) -> tuple[str, float]:
-        """Give the reason to leave, and until when."""
-        remaining_s = math.inf if self.end_time is None else self.end_time - now
-        if number is self.lead_signal and remaining_s <= self.lead_s + EARLY_S and self.end_time is not None:
-            return f"{number.name} came {remaining_s:.0f} s before the time limit", self.end_time
-        return f"{number.name} came, with {self.grace_s:.0f} s to leave", now + self.grace_s
+Meaning = Callable[[signal.Signals, float], tuple[str, float]]
+"""Of a signal that comes at a time: the reason to leave, and until when."""
 
 
-def signal_meanings(allocation: Allocation, cluster: ClusterSection) -> SignalMeanings:
-    """How to read the signals of this job."""
-    return SignalMeanings(
-        lead_signal=signal.Signals[f"SIG{cluster.signal}"],
-        lead_s=cluster.signal_lead_s,
-        end_time=allocation.end_time,
-        grace_s=allocation.grace_s or UNKNOWN_GRACE_S,
-    )
+def meaning_of(
+    allocation: Allocation, cluster: ClusterSection, number: signal.Signals, now: float
+) -> tuple[str, float]:
+    """Read a signal in a job: give the reason to leave, and until when."""
+    end_time, grace_s = allocation.end_time, allocation.grace_s or UNKNOWN_GRACE_S
+    remaining_s = math.inf if end_time is None else end_time - now
+    is_early = remaining_s > cluster.signal_lead_s + EARLY_S
+    if end_time is None or is_early or number is not signal.Signals[f"SIG{cluster.signal}"]:
+        return f"{number.name} came, with {grace_s:.0f} s to leave", now + grace_s
+    return f"{number.name} came {remaining_s:.0f} s before the time limit", end_time
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Restore the handlers of `ALL_SIGNALS` afterwards, in Python and below it; in the main thread alone."""
+    handlers = {number: signal.getsignal(number) for number in ALL_SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                if handler is not None:
+                    signal.signal(number, handler)
 
 
 class SignalListener:
@@ -71,7 +77,7 @@ class SignalListener:
     def _keep(self, number: int, _frame: FrameType | None) -> None:
         self._kept.append((signal.Signals(number), time.time()))
 
-    def tell(self, deadline: PreemptionDeadline, meanings: SignalMeanings, clock: Callable[[], float]) -> None:
+    def tell(self, deadline: PreemptionDeadline, meaning: Meaning, clock: Callable[[], float]) -> None:
         """Ask the run to leave at each signal; call it again after a library replaced the handlers.
 
         `clock` gives seconds on the scale of `end_time`.
@@ -79,10 +85,10 @@ class SignalListener:
         loop = asyncio.get_running_loop()
 
         def heard(number: signal.Signals) -> None:
-            deadline.ask(*meanings.read(number, clock()))
+            deadline.ask(*meaning(number, clock()))
 
         for number in SIGNALS:
             loop.add_signal_handler(number, heard, number)
         kept, self._kept = self._kept, []
         for number, heard_at in kept:
-            deadline.ask(*meanings.read(number, clock() - (time.time() - heard_at)))
+            deadline.ask(*meaning(number, clock() - (time.time() - heard_at)))

@@ -12,24 +12,15 @@ Role = Literal["engine", "trainer", "judge", "reward"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedActor:
-    """One actor and what it reserves."""
-
-    name: str
-    role: Role
-    resources: ActorResources
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedActor:
-    """One actor and its place."""
+    """One actor, what it reserves, and its place."""
 
     name: str
     role: Role
     resources: ActorResources
-    node: int
+    node: int = 0
     """Index of its node; 0 is the one that the driver runs on."""
-    gpus: tuple[int, ...]
+    gpus: tuple[int, ...] = ()
     """Of its node, counted from 0, ascending. An actor that reserves a share of a GPU shares it with others."""
     degree: int = 1
     """Of tensor parallelism, of an engine."""
@@ -44,8 +35,8 @@ class ClusterSize:
     num_gpus: int
 
 
-def planned_actors(config: RunConfig) -> list[PlannedActor]:
-    """Every actor of the run: engines, the trainer's ranks, judges, the reward."""
+def planned_actors(config: RunConfig) -> list[PlacedActor]:
+    """Every actor of the run, without its place: engines, the trainer's ranks, judges, the reward."""
     engine, trainer, judge = config.engine.resources, config.trainer.resources, config.reward.judge
     judges = judge.resources
     if config.placement.maps is not None:
@@ -57,22 +48,16 @@ def planned_actors(config: RunConfig) -> list[PlannedActor]:
     ranks = ["trainer"] if num_ranks == 1 else [f"trainer-{rank}" for rank in range(num_ranks)]
     return [
         *(
-            PlannedActor(name=f"engine-{index}", role="engine", resources=engine)
+            PlacedActor(name=f"engine-{index}", role="engine", resources=engine, degree=config.engine.tensor_parallel)
             for index in range(config.engine.num_engines)
         ),
-        *(PlannedActor(name=name, role="trainer", resources=trainer) for name in ranks),
+        *(PlacedActor(name=name, role="trainer", resources=trainer) for name in ranks),
         *(
-            PlannedActor(name=f"judge-{index}", role="judge", resources=judges)
+            PlacedActor(name=f"judge-{index}", role="judge", resources=judges)
             for index in range(judge.num_replicas if config.reward.has_judge else 0)
         ),
-        *([PlannedActor(name="reward", role="reward", resources=config.reward.resources)] * config.reward.has_rules),
+        *([PlacedActor(name="reward", role="reward", resources=config.reward.resources)] * config.reward.has_rules),
     ]
-
-
-def placed_at(config: RunConfig, actor: PlannedActor, node: int, gpus: tuple[int, ...]) -> PlacedActor:
-    """Give an actor its node and its GPUs there."""
-    degree = config.engine.tensor_parallel if actor.role == "engine" else 1
-    return PlacedActor(name=actor.name, role=actor.role, resources=actor.resources, node=node, gpus=gpus, degree=degree)
 
 
 def counted(number: int, noun: str) -> str:

@@ -6,6 +6,7 @@ Engines and ranks that share GPUs use them in turn; a judge works beside the oth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
@@ -16,10 +17,8 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.placing.actors import (
     ClusterSize,
     PlacedActor,
-    PlannedActor,
     counted,
     nodes_in_words,
-    placed_at,
     planned_actors,
 )
 
@@ -57,13 +56,13 @@ def mapped(config: RunConfig, size: ClusterSize, engine_map: GpuMap, trainer_map
         *zip(judges, judge_blocks, strict=True),
         *((actor, (0, ())) for actor in actors if actor.role == "reward"),
     ]
-    placed = [placed_at(config, actor, node, gpus) for actor, (node, gpus) in places]
+    placed = [replace(actor, node=node, gpus=gpus) for actor, (node, gpus) in places]
     _check_cpus(config, size, placed)
     return placed
 
 
 def _judge_blocks(
-    config: RunConfig, size: ClusterSize, judges: Sequence[PlannedActor]
+    config: RunConfig, size: ClusterSize, judges: Sequence[PlacedActor]
 ) -> list[tuple[int, tuple[int, ...]]]:
     """The node and the GPUs of each judge."""
     if config.placement.judge is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from rollpacker.config.schema import RunConfig
@@ -17,8 +18,6 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.placing.actors import (
     ClusterSize,
     PlacedActor,
-    PlannedActor,
-    placed_at,
     planned_actors,
 )
 
@@ -64,10 +63,11 @@ def spread(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
         num_engines_on[chosen] += 1
         engine_places.append((chosen, nodes[chosen].take(engine.resources)))
     slots |= {engine.name: slot for engine, slot in zip(engines, sorted(engine_places), strict=True)}
-    return [placed_at(config, actor, *slots[actor.name]) for actor in actors]
+    places = ((actor, *slots[actor.name]) for actor in actors)
+    return [replace(actor, node=node, gpus=gpus) for actor, node, gpus in places]
 
 
-def _groups(ranks: Sequence[PlannedActor], tensor_parallel: int) -> Iterator[Sequence[PlannedActor]]:
+def _groups(ranks: Sequence[PlacedActor], tensor_parallel: int) -> Iterator[Sequence[PlacedActor]]:
     """Consecutive ranks of one tensor-parallel group each."""
     for begin in range(0, len(ranks), tensor_parallel):
         yield ranks[begin : begin + tensor_parallel]
@@ -85,7 +85,7 @@ class _Room:
     def free_gpus(self) -> Fraction:
         return sum(self._gpus, Fraction())
 
-    def has_room(self, group: Iterable[PlannedActor]) -> bool:
+    def has_room(self, group: Iterable[PlacedActor]) -> bool:
         """True when all of a group fit."""
         cpus, gpus = self.free_cpus, self._gpus.copy()
         for actor in group:
@@ -120,7 +120,7 @@ def _occupy(free: list[Fraction], gpus: Iterable[int], resources: ActorResources
         free[gpu] -= min(exact(resources.num_gpus), Fraction(1))
 
 
-def _no_room(config: RunConfig, actor: PlannedActor, size: ClusterSize) -> ConfigError:
+def _no_room(config: RunConfig, actor: PlacedActor, size: ClusterSize) -> ConfigError:
     actors = planned_actors(config)
     num_cpus = sum(planned.resources.num_cpus for planned in actors)
     num_gpus = sum(planned.resources.num_gpus for planned in actors)

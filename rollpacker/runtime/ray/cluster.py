@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from rollpacker.core.errors import EngineFailed, StorageFailed, WorldError
+from rollpacker.runtime.job.signals import handlers_kept
 from rollpacker.runtime.ray.node import RayNode, log_tail, pin_of
 from rollpacker.runtime.ray.node_address import LOOPBACK, is_listening
 from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous
@@ -33,7 +32,6 @@ _SHUTDOWN_S = 20.0
 """Ray takes a second to disconnect."""
 _BLAME_S = 10.0
 """When an actor has died, how long we check whether its whole node has: longer than Ray takes to notice that."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class RayCluster:
@@ -126,7 +124,7 @@ class RayCluster:
             await asyncio.sleep(_POLL_S)
         self.address = address
         self.rendezvous.announce_head(address)
-        with _signal_handlers_kept():
+        with handlers_kept():  # `ray.init` replaces them
             await in_daemon_thread(lambda: self._connect(address))
 
     def _connect(self, address: str) -> None:
@@ -250,19 +248,6 @@ class RayCluster:
         with suppress(StorageFailed):  # the other ranks end without it, by the head's silence
             self.rendezvous.finish()  # not before: Ray would report every node that leaves
         await in_daemon_thread(self._head.stop)
-
-
-@contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    """Undo what `ray.init` does to this process's signal handlers, in Python and below it."""
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():
-                if handler is not None:
-                    signal.signal(number, handler)
 
 
 def _authenticate(token_file: Path | None) -> None:

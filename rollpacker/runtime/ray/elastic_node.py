@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
@@ -36,14 +36,13 @@ from rollpacker.runtime.job.elastic_folder import (
     fingerprint_here,
     versions_here,
 )
-from rollpacker.runtime.job.signals import UNKNOWN_GRACE_S
-from rollpacker.runtime.ray.node import RayNode, log_tail, worker_node_here
+from rollpacker.runtime.job.signals import ALL_SIGNALS, UNKNOWN_GRACE_S
+from rollpacker.runtime.ray.node import RayNode, log_tail, node_here
 from rollpacker.runtime.ray.node_address import is_listening
 
 _POLL_S = 0.2
 _HEAD_SILENCE_S = 10.0
 """As of a node of the run's own job (`node_service`)."""
-_NOTICES = (signal.SIGTERM, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
 
 class Outcome(IntEnum):
@@ -59,16 +58,8 @@ class Outcome(IntEnum):
     """The same, since one had taken it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long a worker waits, in seconds."""
-
-    without_lease_s: float = LEASE_WAIT_S
-    """For a run; and, in one, for a folder that it can read and write."""
-
-
 def serve_worker(
-    run_dir: Path, allocation: Allocation | None, element: str, patience: Patience = Patience()
+    run_dir: Path, allocation: Allocation | None, element: str, patience_s: float = LEASE_WAIT_S
 ) -> Outcome:
     """Be a worker until it is not needed, is told to leave, or no run takes it. In the main thread.
 
@@ -76,21 +67,21 @@ def serve_worker(
         run_dir: Of the run; where it waits.
         allocation: Of this job; None on this machine alone.
         element: Of the job array: the worker's name without its life.
-        patience: How long it waits for a run.
+        patience_s: How long it waits for a run; and, in one, for a folder that it can read and write.
     """
-    return _Worker(run_dir, allocation, element, patience).run()
+    return _Worker(run_dir, allocation, element, patience_s).run()
 
 
 class _Worker:
-    def __init__(self, run_dir: Path, allocation: Allocation | None, element: str, patience: Patience) -> None:
+    def __init__(self, run_dir: Path, allocation: Allocation | None, element: str, patience_s: float) -> None:
         self._run_dir = run_dir.absolute()
         self._allocation = allocation
         self._element = element
         self._folder = ElasticFolder(run_dir)
-        self._patience = patience
+        self._patience_s = patience_s
         self._end_time = allocation.end_time if allocation else None
         self._has_notice = False
-        for number in _NOTICES:
+        for number in ALL_SIGNALS:
             signal.signal(number, self._hear)
 
     def run(self) -> Outcome:
@@ -105,7 +96,7 @@ class _Worker:
             try:
                 config, report = self._begin_life(lease)
             except (OSError, StorageFailed, DataError):  # DataError: the record cannot be read
-                deadline = min(deadline, time.monotonic() + self._patience.without_lease_s)
+                deadline = min(deadline, time.monotonic() + self._patience_s)
                 if time.monotonic() >= deadline:
                     raise
                 continue  # with a lease that is renewed then
@@ -132,7 +123,7 @@ class _Worker:
 
         One that comes where there was none may be an old one that could not be read.
         """
-        deadline = time.monotonic() + self._patience.without_lease_s
+        deadline = time.monotonic() + self._patience_s
         before: Lease | None = None
         while time.monotonic() < deadline and not (self._has_notice or self._is_over()):
             lease = self._lease()
@@ -182,7 +173,7 @@ class _Worker:
     def _join(self, lease: Lease, config: RunConfig, report: WorkerReport) -> Outcome | None:
         """Serve one attempt of the run; None where it has ended and another one may come."""
         log = self._folder.path / "workers" / f"{report.worker}.log"
-        node = worker_node_here(config, self._allocation, report.worker, log)
+        node = node_here(config, self._allocation, log, report.worker)
         try:
             node.join(lease.head_address, lease.token_file)
             return self._serve(node, lease, replace(report, stage="joined"))
@@ -213,7 +204,7 @@ class _Worker:
                     return None
                 last_look = time.monotonic()
             except (OSError, StorageFailed):
-                if time.monotonic() - last_look > self._patience.without_lease_s:
+                if time.monotonic() - last_look > self._patience_s:
                     raise
             if not node.is_running:
                 sys.stderr.write(f"Ray has ended on {node.offer.name}.\n{log_tail(node.log)}\n")

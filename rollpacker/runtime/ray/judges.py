@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Protocol
 from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.core.settings import RestartSettings
+from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.reward import RewardService
-from rollpacker.rewards.outbox import Outbox
 from rollpacker.runtime.ray.judge_restarts import JudgeRestarts
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class RoutedReward:
             on_failed=self._require_judge,
             on_error=self._fail,
         )
-        self._verdicts = Outbox()
+        self._verdicts: Arrivals[Verdict] = Arrivals()
         self._pumps: dict[_Scorer, asyncio.Task[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None

@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollpacker.config.schema import RunConfig
@@ -168,37 +168,27 @@ class RayNode:
         return inherited | own
 
 
-def node_here(config: RunConfig, allocation: Allocation | None, log: Path) -> RayNode:
-    """Prepare this node of an allocation, or this machine alone; one of environments offers nothing to other actors."""
+def node_here(config: RunConfig, allocation: Allocation | None, log: Path, worker: WorkerId | None = None) -> RayNode:
+    """Prepare this node of an allocation, or this machine alone; or as that of a rollout worker.
+
+    One of environments offers nothing to other actors; that of a worker offers GPUs, and no core that an actor could
+    stray to.
+    """
     settings = config.cluster or ClusterSection(name="none")
-    name = allocation.name if allocation else socket.gethostname()
+    name, pin = allocation.name if allocation else socket.gethostname(), pin_of(allocation.rank if allocation else 0)
     size = ClusterSize(num_nodes=1, num_cpus=0, num_gpus=0)
-    if allocation is None or not allocation.is_of_environments:
+    if worker is not None:
+        name, pin = f"{allocation.node_name if allocation else name}-{worker}", pin_of_worker(worker)
+        size = replace(size, num_gpus=len(allocation.gpus) if allocation else 0)
+    elif allocation is None or not allocation.is_of_environments:
         size = cluster_size(config, allocation)
     num_nodes = len(allocation.node_names) if allocation else 1
     offer = NodeOffer(
-        pin=pin_of(allocation.rank if allocation else 0),
+        pin=pin,
         name=name,
         address=_address(config, allocation, is_alone=num_nodes == 1 and not config.elastic.is_on),
         num_cpus=size.num_cpus,
         num_gpus=size.num_gpus,
-        memory_bytes=allocation.memory_bytes if allocation else None,
-        object_store_mb=config.backend.object_store_mb,
-    )
-    folder = private_folder(settings.scratch, os.environ)
-    return RayNode(offer, grace_s=config.backend.deadlines.start_s, folder=folder, log=log)
-
-
-def worker_node_here(config: RunConfig, allocation: Allocation | None, worker: WorkerId, log: Path) -> RayNode:
-    """Prepare this node as that of a rollout worker: it offers GPUs, and no core that an actor could stray to."""
-    settings = config.cluster or ClusterSection(name="none")
-    name = allocation.node_name if allocation else socket.gethostname()
-    offer = NodeOffer(
-        pin=pin_of_worker(worker),
-        name=f"{name}-{worker}",
-        address=_address(config, allocation, is_alone=False),
-        num_cpus=0,
-        num_gpus=len(allocation.gpus) if allocation else 0,
         memory_bytes=allocation.memory_bytes if allocation else None,
         object_store_mb=config.backend.object_store_mb,
     )

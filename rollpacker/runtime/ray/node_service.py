@@ -13,12 +13,12 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import RollpackerError, StorageFailed, WorldError
 from rollpacker.runtime.job.allocation import Allocation
+from rollpacker.runtime.job.signals import ALL_SIGNALS, handlers_kept
 from rollpacker.runtime.ray.node import RayNode, log_tail, node_here
 from rollpacker.runtime.ray.node_address import is_listening
 from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous
@@ -26,7 +26,6 @@ from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous
 _POLL_S = 0.2
 _HEAD_SILENCE_S = 10.0
 """Without the head for so long, rank 0 is assumed dead. Its last message, `done`, may arrive late over the network."""
-_RANK_0_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def serve_node(config: RunConfig, allocation: Allocation, rendezvous: Rendezvous) -> None:
@@ -36,7 +35,9 @@ def serve_node(config: RunConfig, allocation: Allocation, rendezvous: Rendezvous
         RollpackerError: Why this node could not join, or can serve no longer.
     """
     service = _Service(config, allocation, rendezvous)
-    with _signals_ignored():
+    with handlers_kept():
+        for number in ALL_SIGNALS:
+            signal.signal(number, lambda _number, _frame: None)
         try:
             service.run()
         except RollpackerError as error:
@@ -115,14 +116,3 @@ class _Service:
             return self._rendezvous.is_finished
         except OSError:
             return False
-
-
-@contextmanager
-def _signals_ignored() -> Iterator[None]:
-    handlers = {number: signal.signal(number, lambda _number, _frame: None) for number in _RANK_0_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            if handler is not None:
-                signal.signal(number, handler)

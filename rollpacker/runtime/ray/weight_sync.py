@@ -23,7 +23,7 @@ from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.tensors import PIECE_BYTES
 from rollpacker.protocols.weights import Published, Weights
 from rollpacker.runtime.ray.trainer_group import Everywhere, Rank, TrainerGroup
-from rollpacker.transfer.confirmations import Expected, those_that_do_not_confirm
+from rollpacker.transfer.confirmations import those_that_do_not_confirm
 from rollpacker.transfer.offers import Delivery, SendingOptions
 
 _MIB = 1 << 20
@@ -110,8 +110,9 @@ class OfferSync:
             lost = await _failures(loads, delivery)
             lost |= await those_that_do_not_confirm(
                 {engine_id: _answer(task) for engine_id, task in loads.items() if engine_id not in lost},
-                Expected(policy_version=weights.policy_version, checksum=delivery.checksum),
-                self._options.timeout_s,
+                policy_version=weights.policy_version,
+                checksum=delivery.checksum,
+                straggler_s=self._options.timeout_s,
             )
         except BaseException:
             with suppress(WorldError):  # a rank that is gone cannot close it, and the first error says why

@@ -111,8 +111,16 @@ class Elastic:
         if not self._members.are_any_expected:
             return {}
         now, under_way = self._clock.now(), self._under_way()
-        times = elastic_times(batch, under_way, self._members.all_ever, began_at_s=self._reported_at_s, ended_at_s=now)
-        self._report(times.measured(batch.begin.step, train_s=train_s, trainer_idle_s=trainer_idle_s))
+        times = elastic_times(
+            batch,
+            under_way,
+            self._members.all_ever,
+            began_at_s=self._reported_at_s,
+            ended_at_s=now,
+            train_s=train_s,
+            trainer_idle_s=trainer_idle_s,
+        )
+        self._report(times)
         num_lost, served_s = self._members.take_turnover()
         passed_s, self._reported_at_s = now - self._reported_at_s, now
         num_reclaims, self._num_reclaims = self._num_reclaims, 0

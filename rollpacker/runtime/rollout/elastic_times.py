@@ -7,7 +7,6 @@ workers that generate ahead are not idle while the trainer trains.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.core.events import StepMeasured
@@ -18,34 +17,17 @@ if TYPE_CHECKING:
     from rollpacker.runtime.rollout.request_book import RequestBook
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticTimes:
-    """What engines on the trainer's allocation, and those of workers, did in a step."""
-
-    fleet_idle_s: float
-    local_engine_s: float
-    member_engine_s: float
-    local_tokens: int
-    member_tokens: int
-
-    def measured(self, step: int, *, train_s: float, trainer_idle_s: float) -> StepMeasured:
-        """What the scheduler is told of them."""
-        return StepMeasured(
-            step=step,
-            train_s=train_s,
-            trainer_idle_s=trainer_idle_s,
-            fleet_idle_s=self.fleet_idle_s,
-            local_engine_s=self.local_engine_s,
-            member_engine_s=self.member_engine_s,
-            local_tokens=self.local_tokens,
-            member_tokens=self.member_tokens,
-        )
-
-
 def elastic_times(
-    batch: Batch, under_way: RequestBook, members: Collection[EngineId], *, began_at_s: float, ended_at_s: float
-) -> ElasticTimes:
-    """Take them from the requests of a batch, and the time also from those under way.
+    batch: Batch,
+    under_way: RequestBook,
+    members: Collection[EngineId],
+    *,
+    began_at_s: float,
+    ended_at_s: float,
+    train_s: float,
+    trainer_idle_s: float,
+) -> StepMeasured:
+    """Take engines' times from the requests of a batch and from those under way, their tokens from the former.
 
     Args:
         batch: Of the step.
@@ -53,6 +35,8 @@ def elastic_times(
         members: The engines of workers; all others are on the trainer's allocation.
         began_at_s: When the step before was over, in seconds since the run began.
         ended_at_s: When this one was.
+        train_s: As the trainer says.
+        trainer_idle_s: The same.
     """
     stays: dict[EngineId, list[tuple[float, float]]] = {}
     tokens: dict[bool, int] = {False: 0, True: 0}
@@ -71,7 +55,10 @@ def elastic_times(
     for engine, spans in stays.items():
         busy[engine in members] += covered_s((max(began, began_at_s), min(ended, ended_at_s)) for began, ended in spans)
     is_ahead = batch.max_staleness > 0
-    return ElasticTimes(
+    return StepMeasured(
+        step=batch.begin.step,
+        train_s=train_s,
+        trainer_idle_s=trainer_idle_s,
         fleet_idle_s=0.0 if is_ahead else ended_at_s - (batch.generated_at_s or batch.ended_at_s),
         local_engine_s=busy[False],
         member_engine_s=busy[True],

@@ -38,7 +38,7 @@ from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.inbox import EngineReady, Inbox
 from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.members import MemberEngines
-from rollpacker.runtime.rollout.replacements import Ready, Replacements, StartLimits
+from rollpacker.runtime.rollout.replacements import Ready, Replacements
 from rollpacker.runtime.rollout.starts import what_follows
 from rollpacker.runtime.waiting.clock import RunClock
 
@@ -84,11 +84,7 @@ class Engines:
         self._max_restarts = parts.engine.max_restarts
         self._trainer_parts = parts.trainer_parts
         self._replacements = replacements = Replacements(
-            parts.replace_engine,
-            StartLimits.of(parts),
-            on_ready=self._note_ready,
-            on_failed=self._note_failed_start,
-            on_error=inbox.put,
+            parts, on_ready=self._note_ready, on_failed=self._note_failed_start, on_error=inbox.put
         )
         self.start_engine, self.cancel_start = replacements.starts.begin, replacements.starts.cancel
         self.next_tensor_parallel = scheduler.beside.tensor_parallel or self.tensor_parallel

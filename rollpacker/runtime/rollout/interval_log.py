@@ -26,6 +26,7 @@ class Interval:
     started_at_s: float
     ended_at_s: float
     subject: str | None = None
+    num_tokens: int | None = None
 
 
 class IntervalLog:

@@ -13,34 +13,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Self
 
 from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.core.ids import EngineId
-from rollpacker.protocols.backend import ReplaceEngine
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.starts import Starts, within_or_failed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartLimits:
-    """How long the start of an engine may take."""
-
-    start_s: float
-    """For an engine to start, model and all."""
-    serve_s: float
-    """For the weights to reach it; the trainer, which sends them, may be busy."""
-    straggler_s: float
-    """For the same once new weights are due, which wait for it."""
-
-    @classmethod
-    def of(cls, parts: FleetParts) -> Self:
-        """Take them from the deadlines of a run."""
-        deadlines = parts.deadlines
-        serve_s = deadlines.train_s + deadlines.weight_sync_s
-        return cls(start_s=deadlines.start_s, serve_s=serve_s, straggler_s=parts.straggler_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +37,7 @@ class Replacements:
     """Starts engines, and keeps those that are ready.
 
     Args:
-        replace: Starts a fresh engine; None where the backend cannot.
-        limits: How long it may take.
+        parts: Start a fresh engine, where the backend can, and say how long it may take.
         on_ready: Told of an engine that can be taken.
         on_failed: Told of an engine that did not start, and why.
         on_error: Told of an error that is no engine's failure.
@@ -67,15 +45,17 @@ class Replacements:
 
     def __init__(
         self,
-        replace: ReplaceEngine | None,
-        limits: StartLimits,
+        parts: FleetParts,
         *,
         on_ready: Callable[[EngineId], None],
         on_failed: Callable[[EngineId, RollpackerError], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        self._replace = replace
-        self._limits = limits
+        self._replace = parts.replace_engine
+        self._start_s = parts.deadlines.start_s
+        self._serve_s = parts.deadlines.train_s + parts.deadlines.weight_sync_s
+        """For the weights to reach an engine; the trainer, which sends them, may be busy."""
+        self._straggler_s = parts.straggler_s
         self.starts = Starts(self._start, on_started=on_ready, on_failed=on_failed, on_error=on_error)
         self._started: dict[EngineId, Ready] = {}
         """Those that wait for their weights, or get them."""
@@ -129,7 +109,7 @@ class Replacements:
         """Wait for the engine that is served now, but not for long."""
         serving = self._serving
         if serving is not None:
-            await asyncio.wait([serving], timeout=self._limits.straggler_s)
+            await asyncio.wait([serving], timeout=self._straggler_s)
             serving.cancel()
 
     # Filling a slot
@@ -137,8 +117,8 @@ class Replacements:
     async def _start(self, slot: EngineId, name: EngineId) -> None:
         """Start an engine and give it the policy that was published last."""
         assert self._replace is not None
-        engine = await within_or_failed(self._limits.start_s, f"{name} to start", self._replace(slot, name))
-        stats = await within_or_failed(self._limits.start_s, f"the statistics of {name}", engine.stats())
+        engine = await within_or_failed(self._start_s, f"{name} to start", self._replace(slot, name))
+        stats = await within_or_failed(self._start_s, f"the statistics of {name}", engine.stats())
         self._started[name] = started = Ready(engine=engine, policy_version=None, kv_tokens=stats.kv_tokens_capacity)
         try:
             async with self._syncing:
@@ -153,7 +133,7 @@ class Replacements:
         assert self._sync is not None
         self._serving = serving = asyncio.create_task(self._sync.serve(name, engine), name=f"weights of {name}")
         try:
-            await asyncio.wait([serving], timeout=self._limits.serve_s)
+            await asyncio.wait([serving], timeout=self._serve_s)
             if not serving.done() or serving.cancelled():
                 raise EngineFailed(f"{name} has not loaded the weights in time.", "Limits are in backend.deadlines.")
             published = serving.result()

@@ -36,6 +36,7 @@ from rollpacker.core.settings import (
 )
 from rollpacker.core.stream_scaling import can_lend
 from rollpacker.core.tail_escalation_settings import TailEscalationSettings
+from rollpacker.runtime.placing.actors import counted
 from rollpacker.runtime.placing.fleets import costs_of, degrees_of
 
 NOTHING_TO_LEND = (
@@ -177,7 +178,7 @@ def enough_prompts(config: RunConfig, counts: Mapping[Domain, int]) -> Mapping[D
     total = sum(counts.values())
     if config.trains and total < config.rollout.num_prompts:
         raise DataError(
-            f"{_source(config)} has {_count(total, 'prompt')}, fewer than rollout.num_prompts="
+            f"{_source(config)} has {counted(total, 'prompt')}, fewer than rollout.num_prompts="
             f"{config.rollout.num_prompts}.",
             "A prompt is in a batch once per epoch, so the data fills at least one batch.",
             f"Add prompts, or set rollout.num_prompts={total} or lower.",
@@ -213,8 +214,8 @@ def supplied_settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, 
     for domain, quota in apportion(settings.num_prompts, dict(settings.domain_weights)).items():
         if num_prompts_by_domain[domain] < quota:
             raise ConfigError(
-                f"Domain `{domain}` has {_count(num_prompts_by_domain[domain], 'prompt')}, but fills {quota} places of "
-                "every batch.",
+                f"Domain `{domain}` has {counted(num_prompts_by_domain[domain], 'prompt')}, but fills {quota} places "
+                "of every batch.",
                 "A prompt is in a batch once per epoch.",
                 f"Add prompts of the domain, or lower data.domain_weights.{domain} or rollout.num_prompts.",
             )
@@ -350,10 +351,6 @@ def _source(config: RunConfig) -> str:
     others = "the environment" if config.takes_prompts_of_environment else "the workload"
     files = ", ".join(file.written for file in config.data.files) or others
     return f"{files}, as far as data.keep_solve_rate keeps it," if config.data.solve_rates else files
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 _HOW_THEY_FAILED = (

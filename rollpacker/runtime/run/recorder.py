@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from rollpacker.core.commands import RoundKind
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, sampled, worker_of
@@ -30,19 +30,11 @@ from rollpacker.runtime.run.texts import KeptText
 from rollpacker.runtime.waiting.clock import RunClock
 
 Row = dict[str, Any]
+Span = tuple[float, float]
+"""Beginning and end, seconds since the run began."""
+Actor = TypeVar("Actor", bound=str)
 
 GIGA = 1e9
-
-
-@dataclass(slots=True)
-class StageTimes:
-    """When each stage of one step began and ended, seconds since the run began."""
-
-    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-    def duration_s(self, stage: str) -> float:
-        began, ended = self.spans.get(stage, (0.0, 0.0))
-        return ended - began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +58,7 @@ class StepRecorder:
         self._system = system
         self._clock = clock
         self._is_modelled = is_modelled
-        self._times = StageTimes()
+        self._stages: dict[str, Span] = {}
         self._driver_cpu_zero_s = time.process_time()
 
     @contextmanager
@@ -76,7 +68,7 @@ class StepRecorder:
         try:
             yield
         finally:
-            self._times.spans[name] = (began, self._clock.now())
+            self._stages[name] = (began, self._clock.now())
 
     def step_row(self, batch: Batch, result: StepResult, interval_log: Sequence[Interval]) -> Row:
         """The row of the `steps` table."""
@@ -103,16 +95,16 @@ class StepRecorder:
             "step_time_s": step_time,
             "rollout_time_s": rollout_time,
             "exposed_reward_time_s": batch.ended_at_s - generation_ended,
-            "train_time_s": self._times.duration_s("train"),
+            "train_time_s": self._duration_s("train"),
             "stream_time_s": math.fsum(
                 entry.ended_at_s - entry.started_at_s for entry in interval_log if entry.activity == "stream"
             ),
-            "weight_sync_time_s": self._times.duration_s("weight_sync"),
+            "weight_sync_time_s": self._duration_s("weight_sync"),
             "weight_transfer_time_s": published.time_s,
             "weight_sync_bytes": published.num_bytes,
             "weight_sync_gb_per_second": _rate(published) / GIGA,
             "num_engines_lost_in_sync": len(published.lost),
-            "checkpoint_time_s": self._times.duration_s("checkpoint"),
+            "checkpoint_time_s": self._duration_s("checkpoint"),
             "driver_time_s": 0.0 if self._is_modelled else time.process_time() - self._driver_cpu_zero_s,
             "finished_at_s": finished_at,
             "reward_mean": sum(request.verdict.reward for request in accepted if request.verdict) / len(accepted),
@@ -164,7 +156,7 @@ class StepRecorder:
             ),
             "num_requests_continued": batch.book.num_continued,
             "tokens_recomputed": batch.book.num_tokens_recomputed,
-            "suspend_time_s": self._times.duration_s("quiesce"),
+            "suspend_time_s": self._duration_s("quiesce"),
             **_NO_WORKERS,
             **result.elastic,
             **_environments(batch, accepted),
@@ -260,95 +252,61 @@ class StepRecorder:
 
     def interval_rows(self, batch: Batch, interval_log: Sequence[Interval]) -> list[Row]:
         """The rows of the `intervals` table: stages of the step, what engines and reward did, and what was logged."""
-        rows = [
-            self._interval_row(batch, actor, role, activity, span=self._times.spans[activity])
-            for activity, actor, role in _STAGE_ACTORS
-            if activity in self._times.spans
+        intervals = [
+            _interval(actor, role, stage, self._stages[stage])
+            for stage, actor, role in _STAGE_ACTORS
+            if stage in self._stages
         ]
-        spans: dict[EngineId, tuple[float, float]] = {}
+        spans: dict[EngineId, Span] = {}
+        scoring: dict[str, Span] = {}
         for request in batch.requests.values():
             if request.finished_at_s is not None:
-                began, ended = spans.get(request.engine, (request.placed_at_s, request.finished_at_s))
-                spans[request.engine] = (min(began, request.placed_at_s), max(ended, request.finished_at_s))
-        for stretch in batch.book.stretches:
-            began, ended = spans.get(stretch.engine, (stretch.began_at_s, stretch.ended_at_s))
-            spans[stretch.engine] = (min(began, stretch.began_at_s), max(ended, stretch.ended_at_s))
-        rows += [
-            self._interval_row(batch, engine, _role(engine), "generate", span=span)
-            for engine, span in sorted(spans.items())
-        ]
-        scoring: dict[str, tuple[float, float]] = {}
-        for request in batch.requests.values():
+                _widen(spans, request.engine, (request.placed_at_s, request.finished_at_s))
             verdict, scored_at_s = request.verdict, request.scored_at_s
             if verdict is not None and scored_at_s is not None and verdict.scorer != ENVIRONMENT_ACTOR:
-                began, ended = scoring.get(verdict.scorer, (scored_at_s - verdict.time_s, scored_at_s))
-                scoring[verdict.scorer] = (min(began, scored_at_s - verdict.time_s), max(ended, scored_at_s))
-        for scorer, span in sorted(scoring.items()):
-            role, _, _ = scorer.partition("-")
-            rows.append(self._interval_row(batch, scorer, role, "score", span=span))
-        rows += [
-            self._interval_row(
-                batch,
-                stretch.engine,
-                _role(stretch.engine),
-                stretch.end,
-                span=(stretch.began_at_s, stretch.ended_at_s),
+                _widen(scoring, verdict.scorer, (scored_at_s - verdict.time_s, scored_at_s))
+        for stretch in batch.book.stretches:
+            _widen(spans, stretch.engine, (stretch.began_at_s, stretch.ended_at_s))
+        intervals += [_interval(engine, _role(engine), "generate", span) for engine, span in sorted(spans.items())]
+        intervals += [
+            _interval(scorer, scorer.partition("-")[0], "score", span) for scorer, span in sorted(scoring.items())
+        ]
+        intervals += [
+            Interval(
+                actor=stretch.engine,
+                role=_role(stretch.engine),
+                activity=stretch.end,
+                started_at_s=stretch.began_at_s,
+                ended_at_s=stretch.ended_at_s,
                 subject=str(stretch.request),
                 num_tokens=stretch.num_tokens,
             )
             for stretch in batch.book.stretches
         ]
-        rows += [
-            self._interval_row(
-                batch,
-                ENVIRONMENT_ACTOR,
-                ENVIRONMENT_ACTOR,
-                stay.activity,
-                span=(stay.began_at_s, stay.ended_at_s),
+        intervals += [
+            Interval(
+                actor=ENVIRONMENT_ACTOR,
+                role=ENVIRONMENT_ACTOR,
+                activity=stay.activity,
+                started_at_s=stay.began_at_s,
+                ended_at_s=stay.ended_at_s,
                 subject=str(stay.request),
             )
             for stay in batch.book.stays
         ]
-        rows += [
-            self._interval_row(
-                batch,
-                entry.actor,
-                entry.role,
-                entry.activity,
-                span=(entry.started_at_s, entry.ended_at_s),
-                subject=entry.subject,
-            )
-            for entry in interval_log
+        of_step = {"step": self._step, "round": batch.begin.round, "modelled": self._is_modelled}
+        return [
+            {name: getattr(interval, name) for name in _INTERVAL_COLUMNS} | of_step
+            for interval in (*intervals, *interval_log)
         ]
-        return rows
 
-    def _interval_row(
-        self,
-        batch: Batch,
-        actor: str,
-        role: str,
-        activity: str,
-        *,
-        span: tuple[float, float],
-        subject: str | None = None,
-        num_tokens: int | None = None,
-    ) -> Row:
-        return {
-            "actor": actor,
-            "role": role,
-            "activity": activity,
-            "subject": subject,
-            "num_tokens": num_tokens,
-            "step": self._step,
-            "round": batch.begin.round,
-            "started_at_s": span[0],
-            "ended_at_s": span[1],
-            "modelled": self._is_modelled,
-        }
+    def _duration_s(self, stage: str) -> float:
+        began, ended = self._stages.get(stage, (0.0, 0.0))
+        return ended - began
 
     def _step_time_s(self) -> float:
         """From the start of the rollout until every engine holds the new weights; a checkpoint comes after it."""
-        spans = [span for stage, span in self._times.spans.items() if stage != "checkpoint"]
+        spans = [span for stage, span in self._stages.items() if stage != "checkpoint"]
         return max(ended for _, ended in spans) - min(began for began, _ in spans)
 
 
@@ -358,6 +316,9 @@ _UPDATE_COLUMNS = tuple(
     if field.name not in {"policy_version", "num_tokens", "gpu_memory_peak_gb", "current_entropy"}
 )
 """Those of the `steps` table that the trainer reports."""
+
+_INTERVAL_COLUMNS = tuple(field.name for field in fields(Interval))
+"""Those of the `intervals` table that every entry has of its own."""
 
 _NO_WORKERS = dict.fromkeys(
     (
@@ -376,6 +337,16 @@ _STAGE_ACTORS: Sequence[tuple[str, str, str]] = (
     ("checkpoint", "trainer", "trainer"),
 )
 """Stage, actor and role."""
+
+
+def _interval(actor: str, role: str, activity: str, span: Span) -> Interval:
+    return Interval(actor=actor, role=role, activity=activity, started_at_s=span[0], ended_at_s=span[1])
+
+
+def _widen(spans: dict[Actor, Span], actor: Actor, span: Span) -> None:
+    """Have an actor's span include another one."""
+    began, ended = spans.get(actor, span)
+    spans[actor] = (min(began, span[0]), max(ended, span[1]))
 
 
 def _role(engine: EngineId) -> str:

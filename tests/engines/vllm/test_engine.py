@@ -256,8 +256,6 @@ async def test_a_thousand_aborts_in_flight_lose_nothing(single: VllmEngine) -> N
     responses = await collect(single, 1000)
     assert {response.finish_reason for response in responses.values()} == {FinishReason.ABORTED}
     assert {len(response.token_ids) - len(response.logprobs) for response in responses.values()} == {0}
-    stats = await single.stats()
-    assert (stats.num_running, stats.num_waiting, stats.kv_tokens_used) == (0, 0, 0)
     assert (await single.progress()).running == ()
     await single.generate([make_request("after")])
     assert set(await collect(single, 1)) == {"after"}

@@ -2,9 +2,11 @@
 
 import asyncio
 import signal
+from functools import partial
 
 import pytest
 
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.runtime.job.deadline import (
     CHECKPOINT_SLACK,
     CLOSING_S,
@@ -12,8 +14,9 @@ from rollpacker.runtime.job.deadline import (
     PreemptionDeadline,
     StepInterrupted,
 )
-from rollpacker.runtime.job.signals import SIGNALS, UNKNOWN_GRACE_S, SignalListener, SignalMeanings
+from rollpacker.runtime.job.signals import SIGNALS, UNKNOWN_GRACE_S, SignalListener, meaning_of
 from rollpacker.sim.virtual_time import run_in_virtual_time
+from tests.runtime.allocations import allocation
 
 STEP_S = 20.0
 CHECKPOINT_S = 4.0
@@ -232,16 +235,15 @@ URG, TERM = signal.SIGURG, signal.SIGTERM
         (TERM, TERM, 500.0, 515.0),
     ],
 )
-def test_a_signal_means_the_time_limit_only_where_the_limit_is_near(lead_signal, heard, now, deadline):
-    meanings = SignalMeanings(lead_signal=lead_signal, lead_s=120.0, end_time=1000.0, grace_s=15.0)
-    reason, read = meanings.read(heard, now)
+def test_a_signal_means_the_time_limit_only_where_the_limit_is_near(tmp_path, lead_signal, heard, now, deadline):
+    cluster = ClusterSection(name="slurm", signal=lead_signal.name.removeprefix("SIG"), signal_lead_s=120)
+    reason, read = meaning_of(allocation(tmp_path, end_time=1000.0, grace_s=15.0), cluster, heard, now)
     assert read == deadline
     assert heard.name in reason
 
 
-def test_a_job_without_a_time_limit_has_its_grace():
-    meanings = SignalMeanings(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=UNKNOWN_GRACE_S)
-    assert meanings.read(URG, 7.0)[1] == 37.0
+def test_a_job_without_a_time_limit_has_its_grace(tmp_path):
+    assert meaning_of(allocation(tmp_path), ClusterSection(name="slurm"), URG, 7.0)[1] == 7.0 + UNKNOWN_GRACE_S == 37.0
 
 
 @pytest.fixture
@@ -252,14 +254,13 @@ def signals():
         signal.signal(number, handler)
 
 
-MEANINGS = SignalMeanings(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=15.0)
-
-
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_asks_the_run_to_leave(number, signals):
+def test_a_signal_asks_the_run_to_leave(number, signals, tmp_path):
+    meaning = partial(meaning_of, allocation(tmp_path, grace_s=15.0), ClusterSection(name="slurm"))
+
     async def story(loop):
         deadline = deadline_after_a_step(loop)
-        signals.tell(deadline, MEANINGS, loop.time)
+        signals.tell(deadline, meaning, loop.time)
         loop.call_at(5.0, signal.raise_signal, number)
         return await ends(deadline, 100.0), deadline.reason
 
@@ -269,13 +270,15 @@ def test_a_signal_asks_the_run_to_leave(number, signals):
     assert number.name in reason
 
 
-def test_a_signal_that_came_before_the_run_listened_is_kept(signals):
+def test_a_signal_that_came_before_the_run_listened_is_kept(signals, tmp_path):
     signal.raise_signal(signal.SIGTERM)
+
+    meaning = partial(meaning_of, allocation(tmp_path, grace_s=15.0), ClusterSection(name="slurm"))
 
     async def story(loop):
         deadline = deadline_after_a_step(loop)
-        signals.tell(deadline, MEANINGS, loop.time)
-        signals.tell(deadline, MEANINGS, loop.time)
+        signals.tell(deadline, meaning, loop.time)
+        signals.tell(deadline, meaning, loop.time)
         return deadline.reason, deadline.may_begin(is_first=True)
 
     reason, may_begin = in_virtual_time(story)

@@ -28,8 +28,9 @@ from rollpacker.core.ids import WorkerId
 from rollpacker.launch.elastic_status import workers_in_words
 from rollpacker.runtime.job import elastic_folder
 from rollpacker.runtime.job.elastic_folder import ElasticFolder, Lease, Order, WorkerReport, fingerprint_here
+from rollpacker.runtime.job.signals import ALL_SIGNALS
 from rollpacker.runtime.ray import elastic_node
-from rollpacker.runtime.ray.elastic_node import Outcome, Patience, _Worker
+from rollpacker.runtime.ray.elastic_node import Outcome, _Worker
 from tests.runtime.ray.test_other_users import STRANGER, as_stranger
 
 WORKER = WorkerId("e5_0-r0")
@@ -202,10 +203,10 @@ class FlakyFolder(ElasticFolder):
 def serve(run: WaitingRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FlakyFolder, float], Outcome | None]]:
     """Let a worker serve a run whose folder fails, as patient as is said."""
     monkeypatch.setattr(elastic_node, "_POLL_S", 0)
-    handlers = {number: signal.getsignal(number) for number in elastic_node._NOTICES}
+    handlers = {number: signal.getsignal(number) for number in ALL_SIGNALS}
 
     def serve(folder: FlakyFolder, patience_s: float) -> Outcome | None:
-        worker = _Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=patience_s))
+        worker = _Worker(run.run_dir, None, "e5_0", patience_s)
         worker._folder = folder
         node = SimpleNamespace(is_running=True)
         joined = WorkerReport(worker=WORKER, attempt=run.lease.attempt, node="n1", stage="joined", num_engines=1)
@@ -251,7 +252,7 @@ def test_a_worker_leaves_a_run_that_withdrew_its_lease_or_goes_on_in_another_att
 @pytest.mark.parametrize("failure", ["the folder cannot be looked at", "the lease cannot be looked for"])
 def test_a_worker_that_waits_for_a_run_looks_again_at_a_folder_that_fails(run, failure):
     run.folder.withdraw_lease()
-    worker = _Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=0.1))
+    worker = _Worker(run.run_dir, None, "e5_0", 0.1)
     worker._folder = FlakyFolder(run, failure, 3)
     assert worker.run() == Outcome.NO_RUN
 
@@ -261,7 +262,7 @@ def test_a_worker_that_waits_for_a_run_looks_again_at_a_folder_that_fails(run, f
 def test_a_worker_that_joins_a_run_tries_again_while_the_shared_folder_fails_and_is_patient(run, monkeypatch, failure):
     monkeypatch.setattr(elastic_folder, "RENEWAL_S", 0.01)
     unlike = replace(run.lease, fingerprint=replace(run.lease.fingerprint, python="3.0.0"))  # no Ray is needed
-    patient, hasty = (_Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=each)) for each in (60, 1))
+    patient, hasty = (_Worker(run.run_dir, None, "e5_0", each) for each in (60, 1))
     patient._folder, hasty._folder = FlakyFolder(run, failure, 3), FlakyFolder(run, failure, 10**9)
     with run.folder.renewed(unlike):
         assert patient.run() == Outcome.ENDS
@@ -281,7 +282,7 @@ def test_a_worker_reads_the_record_of_the_run_again_where_it_could_not_be_read(r
 
     monkeypatch.setattr(elastic_folder, "RENEWAL_S", 0.01)
     monkeypatch.setattr(elastic_node, "read_record", read_late)
-    worker = _Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=60))
+    worker = _Worker(run.run_dir, None, "e5_0", 60)
     with run.folder.renewed(replace(run.lease, fingerprint=replace(run.lease.fingerprint, engine="another"))):
         assert worker.run() == Outcome.ENDS
     assert not errors
@@ -292,7 +293,7 @@ def test_a_worker_reads_the_record_of_the_run_again_where_it_could_not_be_read(r
 def test_a_worker_joins_no_run_whose_head_has_died_whoever_listens_at_its_address_by_now(run, monkeypatch):
     monkeypatch.setattr(elastic_folder, "RENEWAL_S", 0.01)
     assert run.folder.lease() == run.lease, "it was left behind"
-    hasty, patient = (_Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=each)) for each in (0.1, 60))
+    hasty, patient = (_Worker(run.run_dir, None, "e5_0", each) for each in (0.1, 60))
     assert hasty.run() == Outcome.NO_RUN
     assert list(run.folder.reports()) == []
     with run.folder.renewed(run.lease):
@@ -302,6 +303,6 @@ def test_a_worker_joins_no_run_whose_head_has_died_whoever_listens_at_its_addres
 
 @pytest.mark.usefixtures("serve")
 def test_a_lease_that_could_not_be_read_for_a_moment_was_not_renewed(run):
-    worker = _Worker(run.run_dir, None, "e5_0", Patience(without_lease_s=0.1))
+    worker = _Worker(run.run_dir, None, "e5_0", 0.1)
     worker._folder = FlakyFolder(run, "the lease cannot be read", 3)
     assert worker.run() == Outcome.NO_RUN

@@ -30,12 +30,23 @@ AGAIN = SetTimer(timer="balance 0", at_s=5.0)
 ARRIVAL = WorkerArrived(worker=WORKER, num_engines=1)
 
 
+def awaiting(tmp_path):
+    return Awaiting(Watchdog(tmp_path / "stall.txt", 60), STALL_S, lambda: "8 responses of engine-0")
+
+
+async def wait_s(wait, lasts_s):
+    """A wait for something that comes so much later."""
+    has_come = asyncio.Event()
+    asyncio.get_running_loop().call_later(lasts_s, lambda: (has_come.set(), wait.look()))
+    await wait.until(has_come.is_set)
+
+
 def lasts_s(tmp_path, event, commands, until_s=3 * STALL_S):
     """How long a wait lasts in which the same happens every few seconds, for a while."""
 
     async def main():
         loop = asyncio.get_running_loop()
-        wait = Awaiting(Watchdog(tmp_path / "stall.txt", 60), STALL_S, lambda: "8 responses of engine-0")
+        wait = awaiting(tmp_path)
         for at_s in range(EVERY_S, until_s + 1, EVERY_S):
             loop.call_at(at_s, wait.note, event, commands)
             loop.call_at(at_s, wait.look)
@@ -73,6 +84,55 @@ def test_time_that_passes_and_workers_that_come_and_go_do_not_prolong_a_wait(tmp
 )
 def test_what_an_engine_or_the_reward_answers_and_what_is_ordered_of_them_does(tmp_path, event, commands):
     assert lasts_s(tmp_path, event, commands) == 4 * STALL_S
+
+
+def test_each_of_many_waits_has_the_whole_deadline_by_one_timer_at_a_time(tmp_path):
+    async def main():
+        loop, wait = asyncio.get_running_loop(), awaiting(tmp_path)
+        call_at, timers = loop.call_at, []
+        loop.call_at = lambda *args, **kwargs: timers.append(call_at(*args, **kwargs)) or timers[-1]
+        for _ in range(1000):
+            looks = iter((False, True, True))  # before the wait, in it, and when it ends
+            loop.call_soon(wait.look)
+            await wait.until(looks.__next__)
+        num_timers = len(timers)
+        for _ in range(5):
+            await wait_s(wait, STALL_S * 0.4)
+        with pytest.raises(DeadlineExceeded, match="8 responses of engine-0"):
+            await wait.until(lambda: False)
+        return num_timers, loop.time()
+
+    assert run_in_virtual_time(main()) == (1, STALL_S * 3)
+    assert "8 responses of engine-0" in (tmp_path / "stall.txt").read_text()
+
+
+def test_a_pause_between_two_waits_is_no_wait(tmp_path):
+    async def main():
+        wait = awaiting(tmp_path)
+        await wait_s(wait, 1)
+        await asyncio.sleep(STALL_S / 2)
+        wait.extend()
+        await asyncio.sleep(STALL_S * 0.6)
+        assert wait._timer is None
+        await asyncio.sleep(10 * STALL_S)
+        await wait_s(wait, STALL_S * 0.9)
+
+    run_in_virtual_time(main())
+
+
+def test_what_has_come_at_the_deadline_ends_the_wait_though_nobody_looked(tmp_path):
+    async def main():
+        await awaiting(tmp_path).until(lambda: asyncio.get_running_loop().time() >= STALL_S)
+
+    run_in_virtual_time(main())
+
+
+async def test_a_cancelled_wait_is_cancelled(tmp_path):
+    task = asyncio.create_task(awaiting(tmp_path).until(lambda: False))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def test_a_rollout_that_hangs_is_given_up_though_its_timers_fire(tmp_path):

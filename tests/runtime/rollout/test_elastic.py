@@ -17,6 +17,7 @@ from rollpacker.runtime.waiting.clock import RunClock
 
 ENGINES = LOCAL, OTHER = (EngineId("engine-0"), EngineId("engine-1"))
 MEMBER = EngineId("e1_0-r0.0")
+BETWEEN = {"began_at_s": 100.0, "ended_at_s": 200.0, "train_s": 40.0, "trainer_idle_s": 0.0}
 
 
 class ScriptedSides:
@@ -116,7 +117,7 @@ def test_a_step_of_an_asynchronous_run_counts_of_every_stay_what_lies_in_its_own
         stretch(4, LOCAL, 170.0, 175.0),
         record(4, LOCAL, 185.0, None),
     )
-    times = elastic_times(of_batch, under_way, {MEMBER}, began_at_s=100.0, ended_at_s=200.0)
+    times = elastic_times(of_batch, under_way, {MEMBER}, **BETWEEN)
     assert (times.local_engine_s, times.member_engine_s) == (20.0 + 10.0 + 5.0 + 15.0, 100.0)
     assert (times.local_tokens, times.member_tokens) == (15, 10), "those of the batch"
     assert times.fleet_idle_s == 0.0, "workers generate ahead"
@@ -124,7 +125,7 @@ def test_a_step_of_an_asynchronous_run_counts_of_every_stay_what_lies_in_its_own
 
 def test_a_step_of_a_synchronous_run_counts_its_rollout_and_what_its_workers_wait_for_its_end():
     of_batch = batch(record(0, LOCAL, 100.0, 130.0), record(1, MEMBER, 110.0, 190.0), max_staleness=0)
-    times = elastic_times(of_batch, RequestBook(), {MEMBER}, began_at_s=100.0, ended_at_s=200.0)
+    times = elastic_times(of_batch, RequestBook(), {MEMBER}, **BETWEEN)
     assert (times.local_engine_s, times.member_engine_s, times.fleet_idle_s) == (30.0, 80.0, 10.0)
 
 
