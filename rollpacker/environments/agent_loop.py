@@ -127,6 +127,15 @@ class LoopPrompts:
 
         return PromptTokenizer(Path(self._model_path), DataSection(path=None, **self._data))
 
+    @cached_property
+    def num_words(self) -> int:
+        """Tokens that the model has; where its configuration leaves that to a default, those that 31 bits can name."""
+        from rollpacker.data.json_files import read_object
+
+        config = read_object(Path(self._model_path) / "config.json")
+        sizes = config if "vocab_size" in config else config.get("text_config", {})
+        return int(sizes.get("vocab_size", 1 << 31))
+
     def encode(self, **others: Any) -> list[int]:
         """The tokens of the prompt, or of one with other fields."""
         ids: list[int] = self.tokenizer.encode(self._prompt(**others)).tolist()
@@ -163,10 +172,16 @@ class ServerManager:
         sampling_params: Of every turn.
         max_tokens: That may follow the prompt.
         max_turns: That may be generated.
+        num_words: Tokens that the model has.
     """
 
     def __init__(
-        self, prompt_ids: Sequence[int], sampling_params: Mapping[str, float], max_tokens: int, max_turns: int
+        self,
+        prompt_ids: Sequence[int],
+        sampling_params: Mapping[str, float],
+        max_tokens: int,
+        max_turns: int,
+        num_words: int,
     ) -> None:
         self._tokens = list(prompt_ids)
         """The prompt, and what is known to follow it."""
@@ -174,6 +189,7 @@ class ServerManager:
         self._sampling_params = dict(sampling_params)
         self._most = len(prompt_ids) + max_tokens
         self._num_turns_left = max_turns
+        self._num_words = num_words
         self._answer: asyncio.Future[TokenOutput] | None = None
         self.asked: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         """Gets the tokens that the loop appended, when it asks for a turn."""
@@ -197,7 +213,8 @@ class ServerManager:
             media: verl's images and videos, all None.
 
         Raises:
-            LoopError: The tokens do not extend those so far, another call is under way, or the parameters differ.
+            LoopError: The tokens do not extend those so far, or by some that the model does not have, another call is
+                under way, or the parameters differ.
         """
         try:
             appended = self._asked_for(list(map(int, prompt_ids)), sampling_params or {}, media)
@@ -220,7 +237,10 @@ class ServerManager:
             raise LoopError(f"a turn is sampled with {self._sampling_params}, as all of the run, not with {params}")
         if given := [name for name, value in media.items() if value is not None]:
             raise LoopError(f"`generate` takes no {', '.join(given)}")
-        return self._extension(tokens)
+        appended = self._extension(tokens)
+        if unknown := [token for token in appended if not 0 <= token < self._num_words]:
+            raise LoopError(f"it appends token {unknown[0]}; the model has tokens 0 to {self._num_words - 1}")
+        return appended
 
     def give(self, turn: Mapping[str, Any]) -> None:
         """Answer the call that is under way."""

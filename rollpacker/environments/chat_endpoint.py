@@ -140,8 +140,15 @@ def _as_schemed(call: Call, tools: Sequence[Mapping[str, Any]]) -> Call:
     """Read the arguments of a call that were written as plain text, but for those that are texts."""
     functions = {tool["function"]["name"]: tool["function"] for tool in tools if "function" in tool}
     schemas = functions.get(call.name, {}).get("parameters", {}).get("properties", {})
-    others = {name for name, schema in schemas.items() if schema.get("type", "string") != "string"}
+    types = {name: _types_of(schema) for name, schema in schemas.items()}
+    others = {name for name, of_it in types.items() if of_it and "string" not in of_it}
     return Call(call.name, {key: value_of(text) if key in others else text for key, text in call.arguments.items()})
+
+
+def _types_of(schema: Mapping[str, Any]) -> set[str]:
+    """All that a schema names; none where it says it otherwise."""
+    named = schema.get("type", [])
+    return ({named} if isinstance(named, str) else set(named)).union(*map(_types_of, schema.get("anyOf", ())))
 
 
 def completion_of(turn: Mapping[str, Any], calls: Sequence[Call]) -> dict[str, Any]:

@@ -90,17 +90,23 @@ class Loop:
             raise LoopError("reward=environment, and it gave no reward_score")
         return [], float(output.reward_score) if self._needs_reward else 0.0, True, False, {}
 
+    def close(self) -> None:
+        """End the loop that is under way."""
+        self._runner.close()
+
     async def _begin(
         self, prompt_ids: list[int], row: Mapping[str, Any], sampling_params: Mapping[str, float], max_tokens: int
     ) -> None:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
-        self._server = ServerManager(prompt_ids, sampling_params, max_tokens, self._max_turns)
+        self._server = ServerManager(prompt_ids, sampling_params, max_tokens, self._max_turns, self._prompts.num_words)
         loop = self._kind(
             server_manager=self._server, prompts=self._prompts, response_length=max_tokens, **self._arguments
         )
         self._running = asyncio.create_task(_without_exit(loop.run(dict(sampling_params), **row)))
+        # what it raised is not asked for where it was refused: asyncio would print it
+        self._running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
     async def _give(self, turn: Mapping[str, Any]) -> None:
         self._server.give(turn)

@@ -206,7 +206,6 @@ class EnvironmentPool:
                     reward=answer["reward"],
                     is_terminated=answer["terminated"],
                     is_truncated=answer["truncated"],
-                    time_s=answer["time_s"],
                 )
             ]
         )

@@ -4,7 +4,7 @@ Invariant: neither it nor anything that the environment started, a browser say, 
 the closing of its socket. A keeper sees to that (`fork_under_keeper`): the environment may be in C code.
 
 Both sides speak JSON lines. Requests are `{"reset": {"seed": ..., "options": ..., ...}}` and `{"step": {"text": ...}}`,
-with the fields of `rollpacker.protocols.environment`; responses `{observation, reward, terminated, truncated, time_s}`,
+with the fields of `rollpacker.protocols.environment`; responses `{observation, reward, terminated, truncated}`,
 or `{failure}` where the environment raised, `{failure, is_unfit}` where it answered otherwise.
 `{"tool_schemas": true}` asks for `{tool_schemas}`, and `{"prompts": {"most": ..., "most_of_endless": ...}}` for the
 rows of that many prompts, null for all. It first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
@@ -19,12 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
 import signal
-import socket
 import sys
-import time
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
@@ -33,7 +30,7 @@ from rollpacker.config.python_names import UnusableFunction, in_words, load_name
 from rollpacker.environments.known_parameters import taking_known
 from rollpacker.environments.numbered_actions import InTexts, is_played_in_numbers
 from rollpacker.protocols.reward import LARGEST_REWARD
-from rollpacker.rewards.processes import fork_under_keeper, limit_resource
+from rollpacker.rewards.processes import fork_under_keeper, limit_resource, send_line, take_standard_input
 
 MEMORY_BYTES = 16 << 30
 """Address space of an environment: one that wants more should fail alone, not take the node's memory."""
@@ -130,8 +127,7 @@ def main(words: list[str]) -> int:
     source, arguments, parent_pid = words
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     fork_under_keeper(int(parent_pid))
-    requests = socket.socket(fileno=os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    requests = take_standard_input()
     sys.dont_write_bytecode = True  # the folder of a user's file stays as it is
     limit_resource(resource.RLIMIT_AS, MEMORY_BYTES)
     limit_resource(resource.RLIMIT_CORE, 0)
@@ -139,25 +135,28 @@ def main(words: list[str]) -> int:
         environment = make(source, json.loads(arguments))
     except UnusableFunction as error:
         with contextlib.suppress(ConnectionError):  # the run may have ended meanwhile
-            _send(requests, {"failure": str(error)})
+            send_line(requests, {"failure": str(error)})
         return 1
     with contextlib.suppress(ConnectionError), requests.makefile("rb") as lines:
-        _send(requests, {"is_ready": True})
+        send_line(requests, {"is_ready": True})
         for line in lines:
-            started_s = time.monotonic()
             try:
-                answer = environment.answer(json.loads(line))
+                response = _line_of(environment.answer(json.loads(line)))
             except (Exception, SystemExit) as error:  # noqa: BLE001 a trajectory's boundary: what it raises ends no run
                 is_told = isinstance(error, Unfit | UnusableFunction)
-                answer = {"failure": str(error) if is_told else f"it raised {in_words(error)}"}
+                answer: dict[str, Any] = {"failure": str(error) if is_told else f"it raised {in_words(error)}"}
                 answer |= {"is_unfit": True} if isinstance(error, Unfit) else {}
-            _send(requests, answer | {"time_s": time.monotonic() - started_s})
+                response = _line_of(answer)
+            requests.sendall(response)
     environment.close()
     return 0
 
 
-def _send(receiver: socket.socket, message: object) -> None:
-    receiver.sendall(json.dumps(message).encode() + b"\n")
+def _line_of(answer: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(answer).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise Unfit(f"it answered what is no JSON: {error}") from error
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ text, these say what is wrong with it: a model can learn from that, and a broken
 * `llama3_json`: `{"name": ..., "parameters": {...}}` from the beginning of the turn on, perhaps after `<|python_tag|>`,
   several with `;` between. Without the tag, an object without `name` is no call: answers may be JSON.
 * `qwen3_coder`: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, any number of
-  them. Values are plain text; what they mean is for the function's type hints to say, or for its schema.
+  them, or functions alone, without a tag around any. Values are plain text; what they mean is for the function's type
+  hints to say, or for its schema.
 * `pythonic`: the turn is a list of calls in Python, `[f(a=1), g()]`, perhaps between `<|python_start|>` and
   `<|python_end|>`, with keywords and constants alone; JSON's `true`, `false` and `null` are constants, too.
 * `deepseek_v3`, `deepseek_v31`: between DeepSeek's tokens for the begin and the end of a call, any number of them,
@@ -33,6 +34,7 @@ _PYTHON_TAG = "<|python_tag|>"
 _FORM = 'it is JSON: {"name": NAME, "arguments": {...}}'
 _XML_FORM = "it is <function=NAME><parameter=KEY>VALUE</parameter></function>"
 _FUNCTION = re.compile(r"\s*<function=([^>]+)>(.*?)</function>\s*", re.DOTALL)
+_UNTAGGED = re.compile(r"<function=.*?(?:</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>]+)>(.*?)</parameter>\s*", re.DOTALL)
 _PYTHONIC_FORM = "it is [NAME(KEY=CONSTANT, ...), ...]"
 _PYTHONIC = re.compile(r"(?:<\|python_start\|>)?\s*(\[\s*[A-Za-z_]\w*\(.*)", re.DOTALL)
@@ -98,13 +100,13 @@ def parse_llama3_json(text: str) -> list[Call]:
 
 
 def parse_qwen3_coder(text: str) -> list[Call]:
-    """Find functions with their parameters between tags.
+    """Find functions with their parameters between tags; where there is no tag, functions alone.
 
     Raises:
-        MalformedCallError: What stands between the tags is no such function.
+        MalformedCallError: What stands between the tags, or begins as one, is no such function.
     """
-    found = []
-    for body in _TAGGED.findall(_said(text)):
+    found, said = [], _said(text)
+    for body in _TAGGED.findall(said) or _UNTAGGED.findall(said):
         function = _FUNCTION.fullmatch(body)
         parameters = _PARAMETER.findall(function[2]) if function else []
         if function is None or _PARAMETER.sub("", function[2]).strip():

@@ -67,7 +67,6 @@ class EnvironmentAnswer:
     is_terminated: bool = False
     is_truncated: bool = False
     """The environment takes no further turn, but its task was not ended."""
-    time_s: float = 0.0
     failure: str | None = None
     """Why there is no answer, as a word in snake_case; None where there is one."""
     problem: str = ""

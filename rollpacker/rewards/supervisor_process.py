@@ -188,17 +188,17 @@ class SupervisorProcess:
 
     def _start(self) -> None:
         self._is_ready = False
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            try:
+        try:
+            self._socket, theirs = socket.socketpair()
+            with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 our own module
                     [*words_that_run(self._module_name, self._python), *self._arguments, str(os.getpid())],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     env=environment_of_children() if self._variables is None else self._variables,
                 )
-            except OSError as error:
-                raise self._failure(f"cannot start: {error}") from error
+        except OSError as error:
+            raise self._failure(f"cannot start: {error}") from error
 
     def restart(self) -> None:
         """End it and what it started, and start it again; a pending request is to be cancelled before."""

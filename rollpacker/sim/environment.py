@@ -7,7 +7,8 @@ it: what begins again draws again.
     reset ──at once──> answered      step ──after its latency──> answered, or never
 
 In batches of turns, answers are kept until the environments of all trajectories have one: what ROLL-Flash compares
-with in Fig 9.
+with in Fig 9. Those of an evaluation are batches of their own: meanwhile, trajectories that are trained may be
+suspended.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from rollpacker.core.environments import LOST
+from rollpacker.core.ids import is_held_out
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentParts, EnvironmentReset
 from rollpacker.protocols.rollout import FinishReason
@@ -130,7 +132,6 @@ class ModelledEnvironments:
             call=call,
             reward=float(is_last and is_whole and self.solves(request)),
             is_terminated=is_last,
-            time_s=latency_s,
         )
         if latency_s < math.inf:
             environment.timer = asyncio.get_running_loop().call_later(latency_s, self._answer, answer)
@@ -143,7 +144,7 @@ class ModelledEnvironments:
         if environment.timer is not None:
             environment.timer.cancel()
         if self.in_batches:
-            self._answer_all()
+            self._answer_all(are_held_out=is_held_out(request))
 
     async def collect(self) -> Sequence[EnvironmentAnswer]:
         return await self._arrivals.collect()
@@ -158,13 +159,14 @@ class ModelledEnvironments:
             self._arrivals.put([answer])
             return
         self._open[answer.request].kept = answer
-        self._answer_all()
+        self._answer_all(are_held_out=is_held_out(answer.request))
 
-    def _answer_all(self) -> None:
+    def _answer_all(self, *, are_held_out: bool) -> None:
         """Give what was kept, once nothing else is waited for."""
-        answers = [environment.kept for environment in self._open.values() if environment.kept is not None]
-        if len(answers) == len(self._open):
-            for environment in self._open.values():
+        batch = [each for request, each in self._open.items() if is_held_out(request) is are_held_out]
+        answers = [environment.kept for environment in batch if environment.kept is not None]
+        if len(answers) == len(batch):
+            for environment in batch:
                 environment.kept = None
             self._arrivals.put(answers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,12 @@ class Sync:
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("loops") / "own.py"
     file.write_text(OWN)
+    (file.parent / "config.json").write_text('{"vocab_size": 100}')
     return file
 
 
 def loop_of(own: Path, name: str, *, max_turns: int = 9, needs_reward: bool = True, **arguments: Any) -> Loop:
-    return Loop(f"{own}:{name}", arguments, "no model", {}, max_turns=max_turns, needs_reward=needs_reward)
+    return Loop(f"{own}:{name}", arguments, str(own.parent), {}, max_turns=max_turns, needs_reward=needs_reward)
 
 
 def reset(loop: Loop, max_tokens: int = 100, **options: Any) -> list[int]:
@@ -175,6 +177,30 @@ def test_a_loop_that_changes_masks_or_drops_what_was_sampled_is_refused_even_if_
     reset(loop)
     with pytest.raises(LoopError, match=says):
         loop.step(turn(4, 0))
+
+
+@pytest.mark.parametrize("token", [-1, 100, 1 << 40])
+def test_a_loop_that_appends_a_token_that_the_model_does_not_have_is_refused_and_the_next_one_runs(own, token):
+    loop = loop_of(own, "Base", appends=[99, token])
+    reset(loop)
+    with pytest.raises(LoopError, match=f"appends token {token}; the model has tokens 0 to 99"):
+        loop.step(turn(4))
+    reset(loop, reward=1.0)
+    assert loop.step(turn(4, 0))[1:3] == (1.0, True)
+
+
+def test_a_loop_that_is_refused_or_under_way_when_its_process_ends_leaves_nothing_on_the_terminal(own, caplog):
+    gc.collect()  # loops of other tests
+    caplog.clear()
+    refused, under_way = loop_of(own, "Renders"), loop_of(own, "Base")
+    with pytest.raises(LoopError):
+        reset(refused)
+    reset(under_way)
+    for loop in (refused, under_way):
+        Environment(loop).close()
+    del loop, refused, under_way
+    gc.collect()
+    assert caplog.text == ""
 
 
 def test_a_loop_that_exits_fails_alone_and_the_next_one_runs(own):

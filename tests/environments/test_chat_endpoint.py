@@ -16,6 +16,12 @@ from rollpacker.environments.conversation import Conversation, ConversationError
 
 PROMPT = [{"role": "system", "content": "Count."}, {"role": "user", "content": "from 1"}]
 PARAMS = {"temperature": 1.0, "top_p": 1.0}
+UNIONS = {
+    "some": {"anyOf": [{"type": "array"}, {"type": "null"}]},
+    "number": {"anyOf": [{"anyOf": [{"type": "integer"}]}, {"type": "null"}]},
+    "text": {"type": ["string", "null"]},
+    "other": {"enum": ["5"]},
+}
 TOOLS = [
     {
         "type": "function",
@@ -23,8 +29,13 @@ TOOLS = [
             "name": "add",
             "parameters": {"properties": {"first": {"type": "integer"}, "label": {"type": "string"}}},
         },
-    }
+    },
+    {"type": "function", "function": {"name": "pick", "parameters": {"properties": UNIONS}}},
 ]
+OF_UNIONS = (
+    "<tool_call><function=pick><parameter=some>[1, 2]</parameter><parameter=number>null</parameter>"
+    "<parameter=text>5</parameter><parameter=other>5</parameter></function></tool_call>"
+)
 UNREADABLE = (
     'a call cannot be read, it is JSON: {"name": NAME, "arguments": {...}}: Expecting value: line 1 column 1 (char 0)'
 )
@@ -65,7 +76,7 @@ ANSWERED = [*PROMPT, {"role": "assistant", "content": "<think> hm </think> 2"}]
         ({"messages": [*ANSWERED, said("on")], "temperature": 0.2}, r"temperature=0\.2, and not 1\.0"),
         ({"messages": [*ANSWERED, said("on")], "n": 2}, "n=2"),
         ({"messages": [*ANSWERED, said("on")], "stream": True}, "stream=True"),
-        ({"messages": [*ANSWERED, said("on")], "tools": TOOLS}, "has the tools add, and its prompt no tools"),
+        ({"messages": [*ANSWERED, said("on")], "tools": TOOLS}, "has the tools add, pick, and its prompt no tools"),
         (
             {"messages": [*ANSWERED, CALLING, said("on")]},
             "adds '' of the assistant with calls, which the policy",
@@ -99,7 +110,7 @@ def test_the_first_request_says_what_prompt_and_tools_are_where_nothing_does():
     conversation = Conversation(None, {}, tools=None)
     assert conversation.take({"messages": PROMPT, "tools": TOOLS}) == PROMPT
     assert conversation.tools == TOOLS
-    with pytest.raises(ConversationError, match="no tools, and its prompt the tools add"):
+    with pytest.raises(ConversationError, match="no tools, and its prompt the tools add, pick"):
         conversation.take({"messages": [*PROMPT, said("on")]})
 
 
@@ -171,6 +182,7 @@ def test_a_turn_comes_back_as_an_openai_client_reads_it_and_past_the_last_one_th
             "<tool_call><function=add><parameter=first>1</parameter><parameter=label>1</parameter></function></tool_call>",
             [("add", {"first": 1, "label": "1"})],
         ),
+        ("qwen3_coder", OF_UNIONS, [("pick", {"some": [1, 2], "number": None, "text": "5", "other": "5"})]),
         ("hermes", "<tool_call>add</tool_call>", [("malformed_call", {"problem": UNREADABLE})]),
         ("hermes", "three", []),
     ],

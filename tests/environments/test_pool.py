@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -54,6 +55,8 @@ class Env:
             return [{"role": "tool", "content": "7"}], 0.0, False, False, {}
         if action == "tokens":
             return [1, 2], 0.0, False, False, {}
+        if action == "set":
+            return [{"role": "user", "content": "", "doors": {1, 2}}], 0.0, False, False, {}
         if action == "nan":
             return "", float("nan"), False, False, {}
         return action.upper(), 0.5, False, action == "long", {}
@@ -359,6 +362,7 @@ async def test_an_environment_that_crashes_is_a_failure_of_its_trajectory_alone(
         ("nonsense", "an observation, a text"),
         ("nan", "no training bears"),
         ("tokens", "an observation, a text"),
+        ("set", "no JSON: Object of type set"),
     ],
 )
 async def test_what_an_environment_raises_or_answers_otherwise_is_a_failure_in_words(
@@ -390,6 +394,17 @@ async def test_a_class_that_cannot_be_made_ends_the_run_with_the_reason():
         pool.reset(request(), 0, START)
         with pytest.raises(EngineFailed, match="it has `WalkTurns`"):
             await answer(pool)
+
+
+async def test_a_start_without_a_descriptor_left_ends_the_run_with_the_reason(monkeypatch):
+    def fail():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with pool_of(WALK) as pool:
+        monkeypatch.setattr(socket, "socketpair", fail)
+        pool.reset(request(), 0, START)
+        with pytest.raises(EngineFailed, match=r"cannot start: .* Too many open files"):
+            await asyncio.wait_for(answer(pool), 30.0)
 
 
 async def test_no_process_is_left_when_the_pool_is_closed_in_the_middle_of_a_call():

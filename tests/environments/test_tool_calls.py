@@ -37,7 +37,7 @@ def calls_of(keys: st.SearchStrategy[str], values: st.SearchStrategy[Any]) -> st
 
 
 CALLS = calls_of(st.text(), VALUES)
-TEXTS = st.text().filter(lambda text: "<tool_call>" not in text and "</think>" not in text)
+TEXTS = st.text().filter(lambda text: not any(tag in text for tag in ("<tool_call>", "<function=", "</think>")))
 
 
 def token(name: str) -> str:
@@ -63,12 +63,14 @@ def test_what_llama_writes_is_read_from_the_beginning_of_the_turn_on(calls: list
     assert parse_llama3_json(tag + "; ".join(written(each, key) for each in calls) + "<|eom_id|>") == calls
 
 
-@given(calls_of(KEYS, st.text(alphabet="ab1 .,:{}[]'\"\\\n")), TEXTS)
-def test_what_qwen3_coder_writes_is_read_as_plain_texts(calls: list[Call], before: str):
+@given(calls_of(KEYS, st.text(alphabet="ab1 .,:{}[]'\"\\\n")), TEXTS, st.sampled_from(["<tool_call>\n", "", "it is "]))
+def test_what_qwen3_coder_writes_is_read_as_plain_texts_and_without_opening_tags(
+    calls: list[Call], before: str, opening: str
+):
     text = before
     for call in calls:
         parameters = (f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in call.arguments.items())
-        text += f"<tool_call>\n<function={call.name}>\n{''.join(parameters)}</function>\n</tool_call>\n"
+        text += f"{opening}<function={call.name}>\n{''.join(parameters)}</function>\n</tool_call>\n"
     assert parse_qwen3_coder(f"{text}<|im_end|>") == [call._replace(are_texts=True) for call in calls]
 
 
@@ -110,7 +112,7 @@ def test_a_text_without_a_tag_is_an_answer(parser: str, text: str):
 @given(st.text(alphabet='<tool_cal>/{}[]":,;1 name\\|python_tag'))
 def test_no_text_raises_anything_but_what_the_model_is_told(parse: Any, text: str):
     begun = f"<tool_call>{text}", f"<|python_tag|>{text}", '{"name": ' + text, f"[f({text}", f"[f(a={text})]"
-    for each in (text, *begun, token("tool_call_begin") + text, f"<tool_call><function={text}"):
+    for each in (text, *begun, token("tool_call_begin") + text, f"<tool_call><function={text}", f"<function={text}"):
         calls: list[Call] = []
         with suppress(MalformedCallError):
             calls = parse(each)
@@ -131,6 +133,8 @@ def test_of_llama_json_that_names_no_function_and_braces_in_a_text_are_answers(t
         ("hermes", "<tool_call>" + "[" * 100_000),
         ("qwen3_coder", "<tool_call><function=f><parameter=a>1</function></tool_call>"),
         ("qwen3_coder", "<tool_call><function=f>a=1</function></tool_call>"),
+        ("qwen3_coder", "I call <function=f><parameter=a>1</function></tool_call>"),
+        ("qwen3_coder", "<function=f><parameter=a>1</parameter>"),
         ("qwen3_coder", '<tool_call>{"name": "f"}</tool_call>'),
         ("pythonic", "[f(1)]"),
         ("pythonic", "[f(a=g())]"),

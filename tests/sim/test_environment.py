@@ -19,7 +19,7 @@ from rollpacker.core.environment_events import EnvironmentFailed, TurnFinished
 from rollpacker.core.environments import FINISHED
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.events import StepStarted
-from rollpacker.core.ids import ENVIRONMENT, EngineId, PromptId, RequestId, VersionSpan
+from rollpacker.core.ids import ENVIRONMENT, HELD_OUT, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.metrics.event_log import attempt_path, read_event_log
 from rollpacker.metrics.tables import read_frame
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
@@ -153,6 +153,24 @@ def test_alone_each_environment_answers_in_its_own_time_and_in_batches_all_with_
     assert alone == pytest.approx(due)
     [at_s] = set(answered(asked, latency_std_s=0.3, in_batches=True).values())
     assert at_s == pytest.approx(max(due.values()))
+
+
+def test_a_batch_of_an_evaluation_does_not_wait_for_trajectories_that_are_suspended_meanwhile():
+    async def ask():
+        service = ModelledEnvironments(episodes(), lambda _: True, in_batches=True)
+        held_out = [RequestId(0, PromptId(HELD_OUT, "unseen/a"), sample) for sample in range(2)]
+        for request in (name(0), *held_out):
+            service.reset(request, 0, EnvironmentReset(seed=0, options={}))
+        await service.collect()
+        for request in held_out:
+            service.step(request, 1, TURN)
+        async with asyncio.timeout(60.0):
+            answered = {answer.request for answer in await service.collect()}
+        service.step(name(0), 1, TURN)
+        async with asyncio.timeout(60.0):
+            return answered == set(held_out), [answer.request for answer in await service.collect()]
+
+    assert run_in_virtual_time(ask()) == (True, [name(0)])
 
 
 def test_an_environment_of_an_earlier_attempt_of_the_run_fails():

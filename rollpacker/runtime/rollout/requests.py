@@ -130,9 +130,14 @@ def held_out_seed(evaluation_seed: int, request: RequestId) -> int:
     return _63_bits(f"held out/{evaluation_seed}/{request.prompt.key}/{request.sample}")
 
 
-def environment_seed(run_seed: int, prompt: PromptId) -> int:
-    """The seed of a prompt's environments, the same for all of its trajectories. 31 bits."""
-    return _63_bits(f"environment/{run_seed}/{prompt.epoch}/{prompt.key}") >> 32
+def environment_seed(seed: int, prompt: PromptId) -> int:
+    """The seed of a prompt's environments, the same for all of its trajectories. 31 bits.
+
+    Args:
+        seed: Of the run; of a held-out prompt the evaluation's.
+        prompt: The prompt.
+    """
+    return _63_bits(f"environment/{seed}/{prompt.epoch}/{prompt.key}") >> 32
 
 
 def _63_bits(name: str) -> int:

@@ -195,7 +195,7 @@ class Trajectories:
         sampling = self._rounds.sampling
         prompt, asked = sampling.prompt_of(request).prompt, sampling.generation(request, None, 0)
         return EnvironmentReset(
-            seed=environment_seed(sampling.seed, request.prompt),
+            seed=environment_seed(sampling.evaluation.seed if is_held_out(request) else sampling.seed, request.prompt),
             options=prompt.options,
             messages=prompt.messages,
             text=prompt.text,

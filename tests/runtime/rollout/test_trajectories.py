@@ -13,8 +13,14 @@ import pytest
 from rollpacker.core.commands import BeginRound, CloseEnvironment, OpenEnvironment, RoundKind, StepEnvironment
 from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped
 from rollpacker.core.environments import FINISHED, STOPPED
-from rollpacker.core.ids import ENVIRONMENT, Domain, EngineId, PromptId, RequestId, VersionSpan
-from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentNews, EnvironmentParts, EnvironmentTurn
+from rollpacker.core.ids import ENVIRONMENT, HELD_OUT, Domain, EngineId, PromptId, RequestId, VersionSpan
+from rollpacker.protocols.environment import (
+    EnvironmentAnswer,
+    EnvironmentNews,
+    EnvironmentParts,
+    EnvironmentReset,
+    EnvironmentTurn,
+)
 from rollpacker.protocols.rollout import FinishReason, Prompt, Response, TokenizedPrompt, Turn, spans_after
 from rollpacker.rewards.overlong import OverlongPunishment
 from rollpacker.runtime.rollout.batch import Batch
@@ -33,9 +39,11 @@ class Service:
     def __init__(self) -> None:
         self.answers: asyncio.Queue[EnvironmentNews] = asyncio.Queue()
         self.asked: list[tuple[str, int]] = []
+        self.seeds: list[int] = []
 
-    def reset(self, _request: RequestId, call: int, _start: Any) -> None:
+    def reset(self, _request: RequestId, call: int, start: EnvironmentReset) -> None:
         self.asked.append(("reset", call))
+        self.seeds.append(start.seed)
 
     def step(self, _request: RequestId, call: int, turn: EnvironmentTurn) -> None:
         self.asked.append((turn.text, call))
@@ -54,6 +62,8 @@ class World:
     """One trajectory between an engine and an environment, neither of which is there."""
 
     now_s: float = 0.0
+    seed: int = 0
+    evaluation_seed: int = 0
     service: Service = field(default_factory=Service)
     book: RequestBook = field(default_factory=RequestBook)
     told: list[Any] = field(default_factory=list)
@@ -68,7 +78,8 @@ class World:
             prompt_of=lambda _: self.tokenized,
             max_tokens_of=lambda _: asked.max_response_tokens,
             generation=lambda *_: asked,
-            seed=0,
+            seed=self.seed,
+            evaluation=SimpleNamespace(seed=self.evaluation_seed),
         )
         texts = SimpleNamespace(
             action=lambda turn: " ".join(map(str, turn)),
@@ -136,6 +147,18 @@ async def world():
 
 def score() -> Any:
     return SimpleNamespace(request=REQUEST)
+
+
+@pytest.mark.parametrize(("epoch", "follows"), [(0, "seed"), (HELD_OUT, "evaluation_seed")])
+def test_the_seed_of_an_environment_follows_that_of_the_run_and_held_out_that_of_the_evaluation_alone(epoch, follows):
+    def seed_of(**seeds: int) -> int:
+        world = World(**seeds)
+        world.order(OpenEnvironment(request=RequestId(0, PromptId(epoch, "set/a"), 0), call=0), 0.0)
+        [seed] = world.service.seeds
+        return seed
+
+    changed = {name for name in ("seed", "evaluation_seed") if seed_of(**{name: 1}) != seed_of()}
+    assert changed == {follows}
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
