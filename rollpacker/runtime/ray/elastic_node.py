@@ -23,7 +23,7 @@ from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 
-from rollpacker.config.record import read_record
+from rollpacker.config.record import CONFIG_FILE, read_record
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import DataError, StorageFailed
 from rollpacker.runtime.job.allocation import Allocation
@@ -95,16 +95,20 @@ class _Worker:
             alone = Outcome.RUN_LEFT
             try:
                 config, report = self._begin_life(lease)
+                if config is None or report.mismatch:
+                    sys.stderr.write(f"{report.worker} does not join the run: {report.mismatch}\n")
+                    return Outcome.ENDS
+                node = self._join(lease, config, report)
             except (OSError, StorageFailed, DataError):  # DataError: the record cannot be read
                 deadline = min(deadline, time.monotonic() + self._patience_s)
                 if time.monotonic() >= deadline:
                     raise
                 continue  # with a lease that is renewed then
             deadline = math.inf
-            if config is None or report.mismatch:
-                sys.stderr.write(f"{report.worker} does not join the run: {report.mismatch}\n")
-                return Outcome.ENDS
-            outcome = self._join(lease, config, report)
+            try:
+                outcome = self._serve(node, lease, replace(report, stage="joined"))
+            finally:
+                self._leave(node, report)
             if outcome is not None:
                 return outcome
 
@@ -170,24 +174,33 @@ class _Worker:
         self._folder.report(report)
         return config, report
 
-    def _join(self, lease: Lease, config: RunConfig, report: WorkerReport) -> Outcome | None:
-        """Serve one attempt of the run; None where it has ended and another one may come."""
+    def _join(self, lease: Lease, config: RunConfig, report: WorkerReport) -> RayNode:
+        """Start Ray here, in the run's cluster; raises `OSError` where its log cannot be written."""
         log = self._folder.path / "workers" / f"{report.worker}.log"
         node = node_here(config, self._allocation, log, report.worker)
         try:
             node.join(lease.head_address, lease.token_file)
-            return self._serve(node, lease, replace(report, stage="joined"))
-        finally:
-            node.stop()
-            with suppress(StorageFailed):  # its engines' silence says so, too
-                self._folder.report(replace(report, stage="gone", has_left=True))
+        except BaseException:
+            self._leave(node, report)
+            raise
+        return node
+
+    def _leave(self, node: RayNode, report: WorkerReport) -> None:
+        """End Ray here, and say so."""
+        node.stop()
+        with suppress(StorageFailed):  # its engines' silence says so, too
+            self._folder.report(replace(report, stage="gone", has_left=True))
 
     def _config(self) -> RunConfig:
         """What the run's record says now; the folder may be mounted elsewhere here."""
-        config = RunConfig.model_validate(read_record(self._run_dir))
+        record = read_record(self._run_dir)
+        if record is None:
+            raise FileNotFoundError(f"{self._run_dir / CONFIG_FILE} is not there.")
+        config = RunConfig.model_validate(record)
         return config.model_copy(update={"run": config.run.model_copy(update={"dir": self._run_dir})})
 
     def _serve(self, node: RayNode, lease: Lease, report: WorkerReport) -> Outcome | None:
+        """Be in one attempt of the run; None where it has ended and another one may come."""
         last_answer = last_look = time.monotonic()
         has_left = had_left = False
         while True:

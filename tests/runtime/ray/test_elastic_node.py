@@ -272,13 +272,38 @@ def test_a_worker_that_joins_a_run_tries_again_while_the_shared_folder_fails_and
 
 
 @pytest.mark.usefixtures("serve")
+def test_a_worker_whose_log_cannot_be_written_starts_ray_again_in_another_life(run, monkeypatch):
+    nodes = []
+
+    class Node(SimpleNamespace):
+        def join(self, *_args: object) -> None:
+            if len(nodes) < 3:
+                raise OSError(errno.ESTALE, "Stale file handle")
+
+    def node_here(*args: object) -> Node:
+        nodes.append(Node(name=args[-1], is_running=True, stop=lambda: None))
+        return nodes[-1]
+
+    monkeypatch.setattr(elastic_folder, "RENEWAL_S", 0.01)
+    monkeypatch.setattr(elastic_node, "node_here", node_here)
+    worker = _Worker(run.run_dir, None, "e5_0", 60)
+    worker._folder = FlakyFolder(run, "nothing", 0)
+    with run.folder.renewed(run.lease):
+        assert worker.run() == Outcome.MAY_RETURN
+    assert [node.name for node in nodes] == ["e5_0-r0", "e5_0-r1", "e5_0-r2"]
+    assert worker._folder.reported == [*("joining", "gone"), *("joining", "gone"), *("joining", "in the run", "gone")]
+
+
+@pytest.mark.usefixtures("serve")
 def test_a_worker_reads_the_record_of_the_run_again_where_it_could_not_be_read(run, monkeypatch):
-    errors = [DataError("config.yaml cannot be read.")]
+    errors = [None, DataError("config.yaml cannot be read.")]  # None: for a moment it is not there
 
     def read_late(run_dir: Path) -> object:
-        if errors:
-            raise errors.pop()
-        return read_record(run_dir)
+        if not errors:
+            return read_record(run_dir)
+        if (error := errors.pop()) is not None:
+            raise error
+        return None
 
     monkeypatch.setattr(elastic_folder, "RENEWAL_S", 0.01)
     monkeypatch.setattr(elastic_node, "read_record", read_late)
