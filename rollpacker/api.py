@@ -113,7 +113,11 @@ class Run:
 
     @property
     def model(self) -> Path:
-        """The trained model, a Hugging Face folder. Raises `DataError` before the run's end."""
+        """The trained model, a Hugging Face folder; its card says after how many steps.
+
+        Raises `DataError` before the run has ended once. While a finished run is continued, and when that fails, it is
+        the model of before.
+        """
         from rollpacker.runtime.run.exporting import MODEL_FOLDER
 
         folder = self.dir / MODEL_FOLDER

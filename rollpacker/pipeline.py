@@ -65,11 +65,11 @@ async def train(
     async with open_run(config, backend, watch, preemption or Preemption()) as run:
         num_finished = run.num_steps
         for step in run.remaining_steps():
-            await run.evaluate(step)
+            is_best = await run.evaluate(step)
             recorder = run.recorder(step)
-            if run.is_checkpoint_due(step):
+            if is_best or run.is_checkpoint_due(step):
                 with recorder.stage("checkpoint"):
-                    await run.checkpoint(step)
+                    await run.checkpoint(step, is_best=is_best)
             async with run.preemptible(step):
                 with recorder.stage("rollout"):
                     batch = await run.roll_out(step)
@@ -86,6 +86,6 @@ async def train(
             with recorder.stage("weight_sync"):
                 await run.publish_weights()
             await run.record(recorder, batch, update)
-        await run.evaluate(num_finished, is_last=True)
-        await run.checkpoint(num_finished)
+        is_best = await run.evaluate(num_finished, is_last=True)
+        await run.checkpoint(num_finished, is_best=is_best)
         await run.export_model()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -47,8 +49,23 @@ def run(arguments: Arguments) -> None:
     from rollpacker.runtime.run.exporting import export_at
 
     out = _new_folder(given["out"])
-    step = export_at(run_dir, given["at"] or "last", out, dtype)
+    made = out.with_name(f"{out.name}-{secrets.token_hex(4)}")
+    step = export_at(run_dir, given["at"] or "last", made, dtype)
+    _publish(made, out)
     output().print(f"{out}: the model of {run_dir} after {steps_in_words(step)}, in {dtype}.", soft_wrap=True)
+
+
+def _publish(made: Path, out: Path) -> None:
+    """Give the folder its name; renaming replaces nothing but an empty folder."""
+    try:
+        made.rename(out)
+    except OSError as error:
+        problem = "appeared while the model was written" if os.path.lexists(out) else f"cannot be: {error.strerror}"
+        raise ConfigError(
+            f"out={out} {problem}.",
+            "What is there is never replaced.",
+            f"The model is complete in {made}.",
+        ) from None
 
 
 def _new_folder(text: str) -> Path:

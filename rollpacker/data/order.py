@@ -68,7 +68,7 @@ class PromptOrder:
         }
 
     def restore(self, snapshot: Mapping[str, object]) -> None:
-        """Continue from a snapshot of the same prompts, seed and shuffling. `num_epochs` may differ.
+        """Continue from a snapshot of the same prompts, seed and shuffling.
 
         Raises:
             CheckpointError: The snapshot is of another order, or damaged; nothing has changed then.

@@ -378,8 +378,8 @@ EVALUATIONS = TableSchema(
         ),
         number(
             "diff_to_first",
-            "reward_mean less that of the run's first evaluation of the set, sample by sample; null in that one, and "
-            "where its samples were others",
+            "reward_mean less that of the run's first evaluation of the set with its num_prompts, num_samples and "
+            "temperature (other settings are not compared), sample by sample; null in that one and for other prompts",
             is_nullable=True,
         ),
         number(

@@ -94,6 +94,34 @@ def test_what_is_ignored_stays_ignored_as_nohup_wants_it_and_ctrl_c_saves_what_w
     assert_it_was_saved(training, signal.SIGINT, "Ctrl-C")
 
 
+CALLBACK = """
+class Writes:
+    def __init__(self, run_dir):
+        self.out = run_dir / "told.txt"
+
+    def on_checkpoint(self, path):
+        self.out.open("a").write(f"{path.name}\\n")
+
+    def on_end(self, error):
+        self.out.open("a").write(f"{error}\\n")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_callbacks_are_told_of_the_checkpoint_that_a_signal_to_the_whole_group_saves(tmp_path, number):
+    (tmp_path / "mine.py").write_text(CALLBACK)
+    words = f"run.callbacks=[{tmp_path}/mine.py:Writes]"
+    training = Training(tmp_path / "run", words, start_new_session=True)
+    training.wait_for_steps(2)
+    os.killpg(training.process.pid, number)
+    ended, printed = training.end()
+    assert ended == 128 + number
+    checkpoint, end = (tmp_path / "run" / "told.txt").read_text().splitlines()
+    assert checkpoint == f"step-{newest_checkpoint(tmp_path / 'run'):06d}"
+    assert "ended the run after step" in end
+    assert "The callback" not in printed
+
+
 @pytest.mark.parametrize("progress", ["live", "plain"])
 def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path, progress):
     terminal, end_of_run = pty.openpty()

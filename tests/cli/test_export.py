@@ -91,6 +91,33 @@ def test_the_card_says_what_was_trained_and_how_well_it_does_and_no_path_of_the_
     assert str(run_dir.parent) not in card
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        "data/team@home/secret/train.jsonl",
+        f"data/team@{'c' * 40}/secret/train.jsonl",
+        "hf://openai/gsm8k@main/secret/train.jsonl",
+    ],
+)
+def test_a_path_that_looks_like_a_name_of_the_hub_is_left_out_of_the_card(run_dir: Path, data: str) -> None:
+    words = ["model.path=secret/team@home", f"data.path={data}", "run.dir=runs/x", "run.num_steps=40"]
+    (run_dir / "config.yaml").write_text(to_yaml(compose(words)))
+    assert main(["export", str(run_dir), "out=mine"]) == 0
+    card = Path("mine/README.md").read_text()
+    assert "| base model | team@home |" in card
+    assert "| prompts | train.jsonl |" in card
+    assert "base_model" not in card
+    assert "secret" not in card
+
+
+def test_the_card_names_data_of_the_hub_by_its_commit(run_dir: Path) -> None:
+    data = f"hf://openai/gsm8k@{'c' * 40}/main"
+    words = ["model.path=m", f"data.path=[{data},mine.jsonl]", "run.dir=runs/x", "run.num_steps=40"]
+    (run_dir / "config.yaml").write_text(to_yaml(compose(words)))
+    assert main(["export", str(run_dir), "out=mine"]) == 0
+    assert f"| prompts | {data}, mine.jsonl |" in Path("mine/README.md").read_text()
+
+
 MISTAKES = {
     "no such checkpoint": (
         ["at=30", "out=mine"],
@@ -169,6 +196,36 @@ def test_a_numbered_checkpoint_that_the_run_removes_meanwhile_is_said_to_be_gone
     assert "removed" in printed
     assert "run.keep_checkpoints" in printed
     assert not Path("mine").exists()
+
+
+@pytest.mark.parametrize("what", ["a folder", "a file", "a link"])
+def test_what_appears_in_the_place_of_an_export_meanwhile_stays_and_the_model_lies_beside_it(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    copy = shutil.copyfile
+
+    def copy_while_another_writes(source: Path, target: Path) -> None:
+        monkeypatch.setattr(shutil, "copyfile", copy)
+        if what == "a folder":
+            Path("mine").mkdir()
+            Path("mine/notes.txt").write_text("of somebody else")
+        elif what == "a file":
+            Path("mine").write_text("of somebody else")
+        else:
+            Path("mine").symlink_to("nowhere")
+        copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", copy_while_another_writes)
+    assert main(["export", str(run_dir), "out=mine"]) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "out=mine appeared while the model was written" in printed
+    (made,) = Path().glob("mine-*")
+    assert f"The model is complete in {made}." in printed
+    assert AutoModelForCausalLM.from_pretrained(made, dtype="auto")
+    assert what != "a folder" or [path.name for path in Path("mine").iterdir()] == ["notes.txt"]
+    assert what != "a file" or Path("mine").is_file()
+    assert what != "a link" or Path("mine").is_symlink()
+    assert not list(Path().glob(".tmp-*"))
 
 
 @pytest.mark.parametrize("kind", ["modelled", "without a checkpoint", "no run"])

@@ -108,14 +108,6 @@ def test_taking_exactly_the_last_prompt_says_that_it_was_the_last():
     assert order.draw(MATH, 1).is_exhausted
 
 
-def test_a_resumed_run_may_have_more_epochs():
-    order = order_of(num_math=2, shuffle=False, num_epochs=1)
-    order.draw(MATH, 2)
-    longer = order_of(num_math=2, shuffle=False, num_epochs=2)
-    longer.restore(order.snapshot())
-    assert longer.draw(MATH, 5).prompts == (PromptId(1, "m0"), PromptId(1, "m1"))
-
-
 def test_a_snapshot_does_not_grow_with_the_data():
     assert len(json.dumps(order_of(num_math=5000).snapshot())) == len(json.dumps(order_of(num_math=5).snapshot()))
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from rollpacker import pipeline
+from rollpacker.config.fingerprint import defining_values
 from rollpacker.core.errors import CheckpointError, ConfigError
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.run.preflight import validate
-from rollpacker.runtime.run.run_folder import FREE_KEYS, find_resumable
+from rollpacker.runtime.run.run_folder import find_resumable, free_keys
 from rollpacker.sim.run_facts import ModelledRunFacts
 from rollpacker.sim.trainer import STATE_FILE
 from tests.cli.inputs import tree_of
@@ -162,8 +163,15 @@ def test_a_changed_key_is_named_with_both_values(run_dir, words, told):
         validate(config_of(run_dir, *words), ModelledRunFacts)
     for line in told:
         assert f"  {line}" in refused.value.problem
-    assert refused.value.allowed == FREE_KEYS
+    assert refused.value.allowed == free_keys()
     assert "run.num_steps" not in refused.value.problem
+
+
+def test_what_may_differ_is_what_the_schema_leaves_out_of_the_fingerprint(run_dir):
+    said = set(free_keys().replace(",", "").replace(";", "").split())
+    assert {"cluster", "elastic", "evaluation", "placement", "tracker", "weight_sync", "model.name"} <= said
+    assert {"run.keep_best", "run.best_by", "run.callbacks", "model.export_dtype", "system.routing"} <= said
+    assert not said & set(defining_values(config_of(run_dir))), "it names a key of which a run is made"
 
 
 def test_many_changed_keys_are_counted(run_dir):
@@ -256,3 +264,16 @@ def test_a_lost_manifest_costs_no_step(run_dir):
     (run_dir / "metrics" / "manifest.json").unlink()
     pipeline.run(config_of(run_dir, "run.num_steps=4"))
     assert [row["step"] for row in read_table(run_dir, "steps").to_pylist()] == [0, 1, 2, 3]
+
+
+def test_a_copied_run_whose_link_to_the_best_checkpoint_was_followed_goes_on_and_keeps_it(run_dir, tmp_path, capsys):
+    shutil.copytree(step_folder(run_dir, 2), step_folder(run_dir, 1))
+    meta = step_folder(run_dir, 1) / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"step": 1}))
+    (run_dir / "checkpoints" / "best").symlink_to("step-000001")
+    copied = shutil.copytree(run_dir, tmp_path / "copied", symlinks=False)
+    pipeline.run(config_of(copied, "run.num_steps=4", "run.progress=plain"))
+    assert f"kept as {copied}/checkpoints/copied-best." in " ".join(capsys.readouterr().out.split())
+    names = sorted(path.name for path in (copied / "checkpoints").iterdir())
+    assert names == ["best", "copied-best", "step-000001", "step-000003", "step-000004"]
+    assert (copied / "checkpoints" / "best").readlink() == Path("step-000001")

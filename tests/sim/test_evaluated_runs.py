@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rollpacker.core.ids import is_held_out
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.sim.backend import ModelledBackend
+from rollpacker.sim.trainer import ModelledTrainer
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.composed import config_of
 from tests.sim.test_turns import TrainerOnGround, TurnsBackend
@@ -163,6 +165,22 @@ def test_the_best_checkpoint_is_kept_and_linked(tmp_path: Path, held_out: list[s
     assert folders == sorted({best.readlink().name, f"step-{NUM_STEPS:06d}"})
 
 
+def test_the_time_of_a_best_checkpoint_is_that_of_a_checkpoint_before_its_step(
+    tmp_path: Path, held_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = ModelledTrainer.save
+
+    async def save_slowly(trainer: ModelledTrainer, folder: Path) -> None:
+        await asyncio.sleep(7)
+        await save(trainer, folder)
+
+    monkeypatch.setattr(ModelledTrainer, "save", save_slowly)
+    words = ["run.keep_best=true", "run.checkpoint_every_steps=3", "evaluation.every_steps=1"]
+    words += ["workload.solve_rate=0.9", "workload.solve_rate_drift_per_step=-0.15", "evaluation.at_start=false"]
+    run_dir = train(tmp_path / "run", *held_out, *words)
+    assert read_frame(run_dir, "steps")["checkpoint_time_s"].round(6).tolist() == [0, 7, 0, 7, 0]
+
+
 def test_a_best_checkpoint_is_marked_before_weights_go_back_to_engines_on_its_gpus(
     tmp_path: Path, held_out: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +228,17 @@ def test_a_resumed_run_marks_the_best_of_the_checkpoints_that_are_left(tmp_path:
     train(tmp_path / "run", *words)
     assert best.readlink().name == "step-000001"
     assert (best / "meta.json").is_file()
+
+
+def test_an_attempt_that_samples_otherwise_is_compared_with_none_before_it(tmp_path: Path, held_out: list[str]) -> None:
+    words = [*held_out, "evaluation.every_steps=1", "run.keep_best=true", "run.checkpoint_every_steps=1"]
+    words += ["workload.solve_rate=0.9", "workload.solve_rate_drift_per_step=-0.15", "evaluation.at_start=false"]
+    run_dir = train(tmp_path / "run", *words, "run.num_steps=2")
+    train(run_dir, *words, "run.num_steps=4", "evaluation.temperature=0.5")
+    scores = read_frame(run_dir, "evaluations").set_index("step")
+    assert scores["temperature"].groupby("step").first().tolist() == [1, 1, 0.5, 0.5]
+    assert scores["diff_to_first"].notna().groupby("step").any().tolist() == [False, True, False, True]
+    assert (run_dir / "checkpoints" / "best").readlink().name == "step-000003", "the best of those with 0.5"
 
 
 def test_a_run_that_is_to_end_before_it_has_ended_evaluates_what_it_has(tmp_path: Path, held_out: list[str]) -> None:

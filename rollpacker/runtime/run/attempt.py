@@ -17,7 +17,7 @@ from rollpacker.metrics.files import make_private_folder, remove_temporaries, st
 from rollpacker.runtime.job.preemption import steps_in_words
 from rollpacker.runtime.run.checkpoints import Checkpoint, CheckpointStore
 from rollpacker.runtime.run.exporting import MODEL_FOLDER
-from rollpacker.runtime.run.run_folder import RUN_FILE, RunIdentity, find_resumable, identify_run
+from rollpacker.runtime.run.run_folder import RUN_FILE, RunIdentity, find_resumable, identify_run, set_steps_aside
 from rollpacker.runtime.run.status import STATUS_FILE
 
 if TYPE_CHECKING:
@@ -92,8 +92,12 @@ def begin_attempt(config: RunConfig, note: Callable[[str], None]) -> RunAttempt:
     found = find_resumable(config)
     _remove_temporaries(run_dir)
     identity = identify_run(config, note)
+    if found.newest is None:
+        set_steps_aside(run_dir, note)
     write_atomically(run_dir / CONFIG_FILE, to_record(config).encode())
     checkpoints = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
+    if copied := checkpoints.relink_best():
+        note(f"The run was copied, and its link to the best checkpoint followed: that copy is kept as {copied}.")
     for broken in found.broken:
         kept = checkpoints.set_aside(broken)
         note(f"The checkpoint of step {broken.step} is broken: {broken.problem}. It is kept as {kept}.")

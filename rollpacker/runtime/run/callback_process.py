@@ -14,7 +14,6 @@ import inspect
 import json
 import os
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Any
 
 from rollpacker.config.keys import nearest
 from rollpacker.config.python_names import UnusableFunction, in_words, load_named
-from rollpacker.rewards.processes import set_parent_death_signal
+from rollpacker.rewards.processes import send_line, set_parent_death_signal, take_standard_input
 
 METHODS: Mapping[str, str] = {
     "on_step": "row",
@@ -37,11 +36,11 @@ METHODS: Mapping[str, str] = {
 def main(arguments: list[str]) -> int:
     """Serve one run until it closes the socket."""
     source, run_dir, log, parent_pid = arguments
-    requests = socket.socket(fileno=os.dup(0))
+    requests = take_standard_input()
     output = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for descriptor, replacement in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
-        os.dup2(replacement, descriptor)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the run decides what it means
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    _leave_signals_to_the_run()
     set_parent_death_signal(signal.SIGKILL)  # also in the middle of a call
     if os.getppid() != int(parent_pid):
         return 1
@@ -50,14 +49,26 @@ def main(arguments: list[str]) -> int:
         callback = load_callback(source)
         methods = callback(Path(run_dir)) if log else {}
     except UnusableFunction as error:
-        _send(requests, {"failure": str(error)})
+        send_line(requests, {"failure": str(error)})
         return 1
-    _send(requests, {"is_ready": True})
+    send_line(requests, {"is_ready": True})
     with contextlib.suppress(ConnectionError), requests.makefile("rb") as lines:
         for line in lines:
             call = json.loads(line)
-            _send(requests, {"problem": _problem(methods.get(call["method"]), call["method"], call["argument"])})
+            send_line(requests, {"problem": _problem(methods.get(call["method"]), call["method"], call["argument"])})
     return 0
+
+
+def _leave_signals_to_the_run() -> None:
+    """Do nothing at what reaches the whole group or job: the run decides what it means, and ends this process.
+
+    Commands that a callback starts inherit what is ignored, so they outlive Ctrl-C and a closed terminal, too, but end
+    at a SIGTERM; a process that it forks inherits handlers.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def load_callback(source: str) -> Callable[[Path], Mapping[str, Callable[[Any], object]]]:
@@ -120,10 +131,6 @@ def _problem(method: Callable[[Any], object] | None, name: str, argument: Any) -
     finally:
         sys.stdout.flush()
     return ""
-
-
-def _send(receiver: socket.socket, message: object) -> None:
-    receiver.sendall(json.dumps(message).encode() + b"\n")
 
 
 if __name__ == "__main__":

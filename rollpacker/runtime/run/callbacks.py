@@ -154,6 +154,7 @@ class _Callback:
         self._thread.join(limit_s)
         if self._thread.is_alive():
             self._fail(f"its calls were not over {limit_s:g} s after the end of the run")
+            self.kill()
         self._process.close()
 
     def kill(self) -> None:

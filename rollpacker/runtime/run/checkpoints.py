@@ -7,6 +7,7 @@
         trainer/                           model (Hugging Face files), optimizer, schedule, generators
     <run.dir>/checkpoints/best -> step-000010      with run.keep_best, the one with the best held-out score
     <run.dir>/checkpoints/broken-step-000010/   one that was no longer whole when a run was resumed
+    <run.dir>/checkpoints/copied-best/  what a copy of the folder that followed the link had in its place
 
 A checkpoint is taken between steps, when no request is in flight, and holds the state after `step` finished steps. It
 is written under a temporary name and renamed, so every folder was once complete. Older ones are removed only after a
@@ -145,15 +146,28 @@ class CheckpointStore:
 
     def set_aside(self, broken: BrokenCheckpoint) -> Path:
         """Rename a broken checkpoint, so that it is not found again; returns its new folder. It is no more the best."""
-        first = self._root / f"broken-{broken.folder.name}"
-        more = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
-        kept = next(path for path in itertools.chain([first], more) if not path.exists())
+        kept = self._free_name(f"broken-{broken.folder.name}")
         if self.best_step() == broken.step:
             with storage_errors(self._best):
                 self._best.unlink()
         with storage_errors(kept):
             broken.folder.rename(kept)
         return kept
+
+    def relink_best(self) -> Path | None:
+        """Make `best` a link again, where copying the run made it a folder; returns that one's new name, or None."""
+        if self._best.is_symlink() or not self._best.exists():
+            return None
+        step, kept = self.best_step(), self._free_name(f"copied-{_BEST}")
+        with storage_errors(kept):
+            self._best.rename(kept)
+        if step is not None and step in self.steps():
+            self._link_best(step)
+        return kept
+
+    def _free_name(self, name: str) -> Path:
+        more = (f"{name}-{number}" for number in itertools.count(2))
+        return next(path for each in itertools.chain([name], more) if not (path := self._root / each).exists())
 
     def remove_unfinished(self) -> None:
         """Delete checkpoints that were not completely written, and those that `hide_old` found too old."""
@@ -189,17 +203,25 @@ class CheckpointStore:
         """Point the link `best` at the checkpoint of a step, if there is one, and keep it until another is better."""
         if step not in self.steps():
             return
+        self._link_best(step)
+        self.hide_old()
+
+    def _link_best(self, step: int) -> None:
         fresh = self._root / f"{_BEST}-{step}"
         with storage_errors(self._best):
             fresh.unlink(missing_ok=True)
             fresh.symlink_to(self.folder(step).name)
             fresh.replace(self._best)
-        self.hide_old()
 
     def best_step(self) -> int | None:
         """The step of the checkpoint with the best held-out score; None where none is marked."""
-        name = _NAME.fullmatch(self._best.readlink().name) if self._best.is_symlink() else None
-        return int(name[1]) if name else None
+        if self._best.is_symlink():
+            name = _NAME.fullmatch(self._best.readlink().name)
+            return int(name[1]) if name else None
+        try:
+            return _read_meta(self._best).step  # the run was copied, and the link followed
+        except ValueError:
+            return None
 
     def hide_old(self) -> None:
         """Take the name of checkpoints that are too old; `remove_unfinished` deletes them."""
@@ -237,16 +259,7 @@ def _complete(folder: Path, meta: CheckpointMeta) -> None:
 
 def _load(folder: Path, step: int, fingerprint: str | None) -> Checkpoint:
     """Load a checkpoint; raises `ValueError` with what is wrong with it."""
-    try:
-        meta = _META.validate_json(read_bytes(folder / META_FILE), strict=True)
-    except FileNotFoundError:
-        raise ValueError(f"{META_FILE} is missing") from None
-    except OSError as error:
-        raise ValueError(f"{META_FILE} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{META_FILE} is damaged: {where or 'it'}: {first['msg']}") from error
+    meta = _read_meta(folder)
     if meta.schema_version != SCHEMA_VERSION:
         raise ValueError(f"{META_FILE} has schema version {meta.schema_version}, not {SCHEMA_VERSION}")
     if meta.step != step:
@@ -257,6 +270,19 @@ def _load(folder: Path, step: int, fingerprint: str | None) -> Checkpoint:
         raise ValueError(problem)
     scheduler, order = _read_object(folder / "scheduler.json"), _read_object(folder / "order.json")
     return Checkpoint(folder=folder, meta=meta, scheduler=scheduler, order=order)
+
+
+def _read_meta(folder: Path) -> CheckpointMeta:
+    try:
+        return _META.validate_json(read_bytes(folder / META_FILE), strict=True)
+    except FileNotFoundError:
+        raise ValueError(f"{META_FILE} is missing") from None
+    except OSError as error:
+        raise ValueError(f"{META_FILE} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{META_FILE} is damaged: {where or 'it'}: {first['msg']}") from error
 
 
 def _to_json(content: Mapping[str, Any]) -> bytes:

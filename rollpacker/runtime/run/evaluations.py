@@ -2,7 +2,8 @@
 
 Invariant: the tables hold evaluations of policies up to the one that the run goes on from; those of later ones are
 taken back as an attempt begins. One that is made once more, because the checkpoint does not know of it, takes the
-other's place when it is over, and not before.
+other's place when it is over, and not before. Only evaluations alike are compared, with each other and for the best
+checkpoint: the section may differ between attempts.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Evaluations:
     Args:
         config: Of the run.
         last_step: That the attempt goes on from; evaluations of later ones are taken back.
+        num_prompts: Of each set.
         texts: Reads responses.
         note: Shows a person a line.
         is_modelled: Whether the run's times are a model's.
@@ -49,12 +51,23 @@ class Evaluations:
     _best: float | None
     """The best score so far."""
     _first: dict[str, Rewards]
-    """Of the first evaluation of each set."""
+    """Of the first evaluation of each set that is like those of this attempt."""
 
     def __init__(
-        self, config: RunConfig, last_step: int, *, texts: TextKeeper, note: Callable[[str], None], is_modelled: bool
+        self,
+        config: RunConfig,
+        last_step: int,
+        num_prompts: Mapping[str, int],
+        *,
+        texts: TextKeeper,
+        note: Callable[[str], None],
+        is_modelled: bool,
     ) -> None:
         self._config = config
+        self._kinds = {
+            rule.name: (num_prompts[rule.name], rule.num_samples or 1, rule.temperature)
+            for rule in config.evaluation.rules
+        }
         self._texts = texts
         self._note = note
         self._is_modelled = is_modelled
@@ -114,34 +127,42 @@ class Evaluations:
         chosen = [row["reward_mean"] for row in rows if self._config.run.best_by in {None, row["set"]}]
         return None if None in chosen else fmean(chosen)
 
+    def _is_alike(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row of `evaluations` is of a set as this attempt evaluates it, as far as the columns say."""
+        return self._kinds.get(row["set"]) == (row["num_prompts"], row["num_samples"], row["temperature"])
+
     def _first_rewards(self) -> dict[str, Rewards]:
-        """Of the first evaluation of each set by earlier attempts."""
+        """Of the first evaluation of each set by earlier attempts that is like those of this one."""
         try:
+            evaluations = read_table(self._config.run.dir, "evaluations").to_pylist()
             rows = read_table(self._config.run.dir, "evaluation_responses").to_pylist()
         except DataError:
             return {}
+        alike = {(row["set"], row["step"]) for row in evaluations if self._is_alike(row)}
         first_steps: dict[str, int] = {}
         rewards: dict[str, dict[tuple[str, int], float]] = {}
         for row in rows:  # by step
-            if first_steps.setdefault(row["set"], row["step"]) == row["step"]:
+            place = row["set"], row["step"]
+            if place in alike and first_steps.setdefault(*place) == row["step"]:
                 key = held_out_prompt(row["set"], row["prompt"]).key, row["sample"]
                 rewards.setdefault(row["set"], {})[key] = row["reward"]
         return dict(rewards)
 
     def _best_so_far(self) -> tuple[int | None, float | None]:
-        """The first step with the best score of earlier attempts, as far as it was of the sets of this one."""
+        """The first step with the best score of earlier attempts, as far as their sets were those of this one."""
         try:
             rows = read_table(self._config.run.dir, "evaluations").to_pylist()
         except DataError:
             return None, None
-        sets = {rule.name for rule in self._config.evaluation.rules}
         by_step: dict[int, list[Row]] = {}
         for row in rows:
             by_step.setdefault(row["step"], []).append(row)
         scores = {
             step: score
             for step, of_step in by_step.items()
-            if {row["set"] for row in of_step} == sets and (score := self._score(of_step)) is not None
+            if len(of_step) == len(self._kinds)
+            and all(map(self._is_alike, of_step))
+            and (score := self._score(of_step)) is not None
         }
         return max(scores.items(), key=lambda each: (each[1], -each[0]), default=(None, None))
 

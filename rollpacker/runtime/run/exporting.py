@@ -1,16 +1,17 @@
 """The model of a checkpoint as a Hugging Face folder, with a card that says what was trained, on what, and how well.
 
-<run.dir>/model/                       what a run leaves when it ends, in `model.export_dtype`
+<run.dir>/model/        what a run leaves when it ends, in `model.export_dtype`; while it is continued, that of before
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rollpacker import __version__
-from rollpacker.config.hub_names import HubName, parse_hub_name
+from rollpacker.config.hub_names import SCHEME, HubName, parse_hub_name
 from rollpacker.config.record import read_record
 from rollpacker.core.errors import CheckpointError, ConfigError, DataError, RollpackerError
 from rollpacker.data.model_export import ExportDtype, export_model
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 MODEL_FOLDER: Final = "model"
 """In `run.dir`."""
+
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def export_at(run_dir: Path, at: str, folder: Path, dtype: ExportDtype) -> int:
@@ -128,12 +131,13 @@ def model_card(run_dir: Path, step: int, dtype: str) -> str:
     """Describe the model of a checkpoint, as Markdown with the Hub's metadata; paths of this machine are left out."""
     record = read_record(run_dir) or {}
     base = _value(record, "model", "path")
-    on_hub = [f"base_model: {name.repository}"] if (name := _recorded_hub_name(base)) else []
+    prompts = _prompt_files(_value(record, "data", "path"))
+    on_hub = [f"base_model: {name.repository}"] if (name := _recorded_model(base)) else []
     rows = _held_out(run_dir, step)
     facts = [
-        ("base model", _shown(base)),
+        ("base model", _shown(base, name)),
         ("steps", f"{step} of {_value(record, 'run', 'num_steps')}"),
-        ("prompts", ", ".join(map(_shown, _prompt_files(_value(record, "data", "path"))))),
+        ("prompts", ", ".join(_shown(each, _recorded_data(each)) for each in prompts)),
         ("prompts x responses per step", " x ".join(str(_value(record, "rollout", f"num_{key}")) for key in _BATCH)),
         ("longest response", f"{_value(record, 'rollout', 'max_response_tokens')} tokens"),
         ("reward", ", ".join(_rewards(record.get("reward") or {}))),
@@ -160,15 +164,21 @@ def _value(record: Mapping[str, Any], section: str, key: str) -> Any:
     return (record.get(section) or {}).get(key)
 
 
-def _recorded_hub_name(path: object) -> HubName | None:
-    """A path as a name of the Hub; a run records it with its commit, and any other path is one of this machine."""
-    name = parse_hub_name(Path(str(path)), "dataset")
-    return name if name is not None and name.revision else None
+def _recorded_model(path: object) -> HubName | None:
+    """A path as a model's name on the Hub: a run records it with its commit; any other path is one of this machine."""
+    name = parse_hub_name(Path(str(path)), "model")
+    return name if name is not None and _COMMIT.fullmatch(name.revision or "") else None
 
 
-def _shown(path: object) -> str:
+def _recorded_data(path: object) -> HubName | None:
+    """The same of prompts, whose names on the Hub begin with the scheme."""
+    name = parse_hub_name(Path(str(path)), "dataset") if str(path).startswith(SCHEME) else None
+    return name if name is not None and _COMMIT.fullmatch(name.revision or "") else None
+
+
+def _shown(path: object, name: HubName | None) -> str:
     """A name of the Hub as it is, and the last part of a path of this machine."""
-    return "" if path is None else str(path) if _recorded_hub_name(path) else Path(str(path)).name
+    return "" if path is None else str(path) if name else Path(str(path)).name
 
 
 def _prompt_files(path: Any) -> list[object]:

@@ -177,7 +177,7 @@ class _Opening:
             num_prompts=self._config.run.samples_per_step,
             num_held_out=self._config.evaluation.num_texts,
         )
-        evaluations = self._open_evaluations(texts)
+        evaluations = self._open_evaluations(texts, workers)
         outputs = RunOutputs(
             metrics=metrics,
             evaluations=evaluations if settings.evaluation else None,
@@ -248,13 +248,14 @@ class _Opening:
         opened = open_callbacks(run.callbacks, run.dir, self._attempt.logs, self._progress.note)
         return await self._stack.enter_async_context(opened)
 
-    def _open_evaluations(self, texts: TextKeeper) -> Evaluations | None:
+    def _open_evaluations(self, texts: TextKeeper, workers: Workers) -> Evaluations | None:
         """Open their tables where there are any, or will be, and take back what this attempt makes again."""
         if self._config.evaluation.path is None and not (self._config.run.dir / EVALUATION_FOLDER).is_dir():
             return None
         evaluations = Evaluations(
             self._config,
             self._attempt.first_step,
+            {name: len(prompts) for name, prompts in workers.held_out.items()},
             texts=texts,
             note=self._progress.note,
             is_modelled=self._is_modelled,

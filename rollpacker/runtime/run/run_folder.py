@@ -1,11 +1,13 @@
 """Which run a folder belongs to, and whether a configuration may go on with it.
 
     <run.dir>/run.json                     which run this is: id, fingerprint, schema version
-    <run.dir>/replaced-001/                what a run before it left there: events, held-out scores, curves, logs, jobs
+    <run.dir>/replaced-001/                what a run before it left there: events, held-out scores, curves, logs, jobs;
+                                           or tables of this run's steps that no checkpoint covers
 
 Invariant: a folder belongs to the run whose steps it holds. As long as it holds none (after a start that failed or was
-interrupted), any configuration may begin there; then the records of the run before are set aside, and none of them
-counts as the new run's. A `run.json` that is lost is restored from a checkpoint, which holds the same facts.
+interrupted, or an evaluation), any configuration may begin there; then the records of the run before are set aside, and
+none of them counts as the new run's. A run without a checkpoint begins again, and keeps its tables there, too. A
+`run.json` that is lost is restored from a checkpoint, which holds the same facts.
 """
 
 from __future__ import annotations
@@ -18,31 +20,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from rollpacker.config.fingerprint import Difference, config_fingerprint, differences
+from rollpacker.config.keys import section_of
 from rollpacker.config.record import read_record
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.base import NotInFingerprint
 from rollpacker.core.errors import CheckpointError, ConfigError, DataError
 from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.paths import read_bytes
 from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.job.attempts import JOBS_FOLDER
+from rollpacker.runtime.job.preemption import steps_in_words
 from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointStore, FoundCheckpoints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rollpacker.config.schema import RunConfig
+    from collections.abc import Callable, Iterator, Sequence
 
 RUN_FILE = "run.json"
 
-_TABLES, _MANIFEST = "metrics", "manifest.json"
+_TABLES, _EVALUATION, _MANIFEST = "metrics", "evaluation", "manifest.json"
 _ENDS = ("steps", "intervals")
 """The tables that are written first and last. All as `rollpacker.metrics.tables` names them, which loads pyarrow: too
 slow for a look."""
 
 _RECORDS = (
-    *("config.yaml", "accounts", "evaluation", "events", "logs/attempt-*"),
+    *("config.yaml", "accounts", _EVALUATION, "events", "logs/attempt-*"),
     *("tensorboard", "tracker.jsonl", "wandb"),
 )
 """What a run leaves, and another one would add to or be taken for; of `jobs` all but that of this process. Not
@@ -51,12 +55,8 @@ _RECORDS = (
 MAX_DIFFERENCES = 8
 """Keys that a message names; more of them make another run."""
 
-FREE_KEYS = (
-    "Free to differ when a run is resumed: cluster, placement, tracker, weight_sync, backend but for its name; the "
-    "number of engines and workers, their degrees, threads and memory; run.resume, run.progress, "
-    "run.checkpoint_every_steps, run.keep_checkpoints; run.num_steps under a constant learning rate."
-)
-"""In words: the keys that the schema marks with NOT_IN_FINGERPRINT."""
+_LISTED = ("run", "model", "system", "backend")
+"""Sections whose free keys a message names one by one; those of the others are many, and all alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,24 +112,40 @@ def identify_run(config: RunConfig, note: Callable[[str], None]) -> RunIdentity:
     """
     run_dir, fingerprint = config.run.dir, config_fingerprint(config)
     identity = _read_identity(run_dir) if _has_trained(run_dir) else _parse(run_dir / RUN_FILE)
-    if not isinstance(identity, RunIdentity) or identity.fingerprint != fingerprint:
-        _set_records_aside(run_dir, note)
+    is_new = config.run.resume == "never" and _has_evaluated(run_dir)
+    if is_new or not isinstance(identity, RunIdentity) or identity.fingerprint != fingerprint:
+        kept = _set_aside(run_dir, [*_records(run_dir), *_other_jobs(run_dir)])
+        if kept is not None:
+            note(f"Another run began in {run_dir} and finished no step. Its records are kept in {kept}.")
         identity = RunIdentity(schema_version=SCHEMA_VERSION, run_id=uuid.uuid4().hex[:12], fingerprint=fingerprint)
     write_atomically(run_dir / RUN_FILE, _IDENTITY.dump_json(identity, indent=1) + b"\n")
     return identity
 
 
-def _set_records_aside(run_dir: Path, note: Callable[[str], None]) -> None:
+def set_steps_aside(run_dir: Path, note: Callable[[str], None]) -> None:
+    """Keep the tables of a run that begins again, since no checkpoint is there; `note` is told what is done again."""
+    if num_steps := _num_steps(run_dir / _TABLES):
+        kept = _set_aside(run_dir, [run_dir / _TABLES, *run_dir.glob(_EVALUATION)])
+        note(
+            f"{run_dir} holds no checkpoint, so the run begins again. Done again: {steps_in_words(num_steps)}. "
+            f"Their tables are kept in {kept}."
+        )
+
+
+def _records(run_dir: Path) -> list[Path]:
+    return [path for pattern in _RECORDS for path in sorted(run_dir.glob(pattern))]
+
+
+def _set_aside(run_dir: Path, records: Sequence[Path]) -> Path | None:
+    """Move files and folders of a run; gives where to, or None where there is nothing to move."""
     names = (run_dir / f"replaced-{number:03d}" for number in itertools.count(1))
     aside = next(path for path in names if not path.exists())
     with storage_errors(aside):
-        records = [path for pattern in _RECORDS for path in sorted(run_dir.glob(pattern))]
-        for record in [*records, *_other_jobs(run_dir)]:
+        for record in records:
             kept = aside / record.relative_to(run_dir)
             kept.parent.mkdir(parents=True, exist_ok=True)
             record.rename(kept)
-    if aside.exists():
-        note(f"Another run began in {run_dir} and finished no step. Its records are kept in {aside}.")
+    return aside if records else None
 
 
 def _other_jobs(run_dir: Path) -> list[Path]:
@@ -141,16 +157,22 @@ def _other_jobs(run_dir: Path) -> list[Path]:
 
 def _has_trained(run_dir: Path) -> bool:
     """True when the folder holds a step, in a checkpoint or in the tables."""
-    return bool(CheckpointStore(run_dir, keep=1).steps()) or _has_steps(run_dir / _TABLES)
+    return bool(CheckpointStore(run_dir, keep=1).steps()) or _num_steps(run_dir / _TABLES) > 0
 
 
-def _has_steps(tables: Path) -> bool:
-    """True when the manifest names a step; where it is lost, when the first and the last table have a part of one."""
+def _has_evaluated(run_dir: Path) -> bool:
+    return any((run_dir / _EVALUATION).glob("evaluations/step*.parquet"))
+
+
+def _num_steps(tables: Path) -> int:
+    """Steps that the manifest names; where it is lost, those of which the first and the last table have a part."""
     try:
-        return bool(json.loads(read_bytes(tables / _MANIFEST))["parts"])
+        lasts = [int(last) for _, last in json.loads(read_bytes(tables / _MANIFEST))["parts"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        first, last = ({path.name for path in (tables / table).glob("step*.parquet")} for table in _ENDS)
-        return not first.isdisjoint(last)
+        first, last = ({path.stem for path in (tables / table).glob("step*.parquet")} for table in _ENDS)
+        numbers = [name.rpartition("-")[2] for name in first & last]
+        lasts = [int(number) for number in numbers if number.isdecimal()]
+    return max(lasts, default=-1) + 1
 
 
 def _read_identity(run_dir: Path) -> RunIdentity:
@@ -202,9 +224,30 @@ def _check_same_run(config: RunConfig, identity: RunIdentity) -> None:
     run_dir = config.run.dir
     raise CheckpointError(
         f"run.dir={run_dir} holds another run: {_told(differences(config, _read_record(run_dir)))}",
-        FREE_KEYS,
+        free_keys(),
         "Give the keys that differ the values of the run, or choose another run.dir.",
     )
+
+
+def free_keys() -> str:
+    """Say which keys the schema marks as not in the fingerprint."""
+    free = [*_marked(RunConfig)]
+    for name in _LISTED:
+        section = section_of(RunConfig.model_fields[name])
+        assert section is not None
+        free += [f"{name}.{key}" for key in _marked(section)]
+    return (
+        f"Free to differ when a run is resumed: {', '.join(free)}; run.num_steps under a constant learning rate; of "
+        "engine, trainer, reward, environment, hardware and workload what changes only where or how fast the result is "
+        "reached: the number of engines and workers, their degrees, memory and limits."
+    )
+
+
+def _marked(section: type[BaseModel]) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        for mark in field.metadata:
+            if isinstance(mark, NotInFingerprint):
+                yield from [f"{name}.{key}" for key in mark.keys] or [name]
 
 
 def _told(found: list[Difference] | None) -> str:

@@ -1,6 +1,7 @@
 """Sends each step's row to TensorBoard, Weights & Biases, a file of JSON lines or a class of one's own, beside Parquet.
 
-Invariants: a tracker only receives. The tables are the record; a tracker's folder can be deleted and nothing is lost.
+Invariants: a tracker only receives, a copy of its own. The tables are the record; a tracker's folder can be deleted and
+nothing is lost.
 One that does not start is an error before any engine starts; one that fails later gets nothing more, and the run goes
 on. The packages are optional (`pip install 'rollpacker[trackers]'`) and are imported only when asked for. Keys come
 from the environment. A run keeps its id when it is resumed, so that it stays one curve.
@@ -20,6 +21,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -161,7 +163,7 @@ def _start_plugin(source: str, run_dir: Path, run_id: str, config: Mapping[str, 
     plugin = _load_plugin(source)
     try:
         return plugin(run_dir=run_dir, run_id=run_id, config=dict(config))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"tracker.plugin={source} did not start: {type(error).__name__}: {error}",
             "The class is called with run_dir, run_id and config by name",
@@ -177,10 +179,10 @@ class TrackerGroup:
         self._note = note
 
     def log_step(self, row: Row, domains: Sequence[Row] = (), samples: Sequence[Row] = ()) -> None:
-        self._tell(lambda tracker: tracker.log_step(row, domains, samples))
+        self._tell(lambda tracker: tracker.log_step(*deepcopy((row, domains, samples))))
 
     def log_evaluation(self, rows: Sequence[Row], samples: Sequence[Row] = ()) -> None:
-        self._tell(lambda tracker: tracker.log_evaluation(rows, samples))
+        self._tell(lambda tracker: tracker.log_evaluation(*deepcopy((rows, samples))))
 
     def close(self) -> None:
         """Close all of them, also when one fails."""
@@ -191,11 +193,11 @@ class TrackerGroup:
         for tracker in [*self._trackers]:
             try:
                 call(tracker)
-            except Exception as error:  # noqa: BLE001  (other people's code: it never ends a training)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  (other people's code: it never ends a training)
                 self._trackers.remove(tracker)
                 name = type(tracker).__name__
                 self._note(f"{name} failed and gets nothing more: {type(error).__name__}: {error}")
-                with suppress(Exception):
+                with suppress(Exception, SystemExit):
                     tracker.close()
 
 
@@ -205,10 +207,10 @@ class JsonLinesTracker:
     def __init__(self, file: Path) -> None:
         self._file = file
         with storage_errors(file):
-            has_whole_lines = not file.exists() or not file.stat().st_size or file.read_bytes().endswith(b"\n")
             self._stream = file.open("a", encoding="utf-8", buffering=1)
-            if not has_whole_lines:  # a kill cut the last one
-                self._stream.write("\n")
+            content = file.read_bytes()
+            if not content.endswith(b"\n"):  # a kill or a full disk cut the last line
+                self._stream.truncate(content.rfind(b"\n") + 1)
 
     def log_step(self, row: Row, domains: Sequence[Row] = (), samples: Sequence[Row] = ()) -> None:  # noqa: ARG002
         self._append(row["step"], _scalars(row, domains))

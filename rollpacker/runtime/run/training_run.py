@@ -104,22 +104,22 @@ class TrainingRun:
         await self._learner.close()
         await self.publish_weights()
 
-    async def evaluate(self, step: int, *, is_last: bool = False) -> None:
+    async def evaluate(self, step: int, *, is_last: bool = False) -> bool:
         """Evaluate the policy after so many steps on the held-out sets, where there are any and it is due.
+
+        Returns:
+            Whether a checkpoint is to keep it as the best one so far.
 
         Raises:
             Preempted, Interrupted, WorldError: As `preemptible` does; a later attempt evaluates from the beginning.
         """
         if self._outputs.evaluations is None:
-            return
+            return False
         self._outputs.progress.stage("evaluation")
         async with self.preemptible(step):
             record = await self._driver.evaluate(step, is_last=is_last)
-        if record is None:
-            return
-        is_best = self._outputs.evaluated(record)
-        if is_best and self.config.run.keep_best and step > 0:  # before the first step it is that of model.path
-            await self.checkpoint(step, is_best=True)
+        is_best = record is not None and self._outputs.evaluated(record)
+        return is_best and self.config.run.keep_best and step > 0  # before the first step it is that of model.path
 
     @property
     def policy_version(self) -> int:

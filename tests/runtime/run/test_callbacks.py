@@ -23,7 +23,9 @@ from rollpacker.sim.virtual_time import run_in_virtual_time
 
 MINE = """
 import json
+import multiprocessing
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -74,6 +76,19 @@ class RaisesWhenMade:
 class Misspelt:
     def on_steps(self, row):
         pass
+
+class StartsOthers(Everything):
+    def on_end(self, error):
+        command = subprocess.Popen(["sleep", "1000"])
+        forks = multiprocessing.get_context("fork")
+        has_begun = forks.Event()
+        forked = forks.Process(target=lambda: (has_begun.set(), time.sleep(1000)))
+        forked.start()
+        has_begun.wait(10)
+        for each in (command, forked):
+            each.terminate()
+        forked.join(10)
+        self.tell("ended", [command.wait(10), forked.exitcode])
 
 class Nothing:
     def step(self, row):
@@ -254,6 +269,11 @@ def test_a_run_that_is_stopped_while_a_class_is_imported_ends_its_process(tmp_pa
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(open_and_stop())
     assert set(children_of(os.getpid())) <= others
+
+
+def test_a_callback_can_end_what_it_starts(mine: Path) -> None:
+    assert run(mine, "StartsOthers") == []
+    assert told(mine.parent)[-1] == ["ended", [-signal.SIGTERM, -signal.SIGTERM]]
 
 
 def test_the_end_of_a_run_that_fails_is_told_with_its_error(mine: Path) -> None:

@@ -248,6 +248,43 @@ def test_the_best_checkpoint_stays_marked_when_another_one_is_broken(store: Chec
     assert store.best_step() == 2
 
 
+@pytest.fixture
+def copied(store: CheckpointStore, tmp_path: Path) -> Path:
+    """A run whose best checkpoint is an old one, copied with its link followed, as `cp -rL` and `scp -r` do."""
+    store.mark_best(2)
+    for step in (4, 5):
+        asyncio.run(save(store, step))
+    return shutil.copytree(tmp_path, tmp_path / "copied", symlinks=False)
+
+
+def test_a_copy_that_followed_the_link_to_the_best_checkpoint_is_linked_again(copied: Path) -> None:
+    store = CheckpointStore(copied, keep=2)
+    assert store.best_step() == 2
+    assert store.relink_best() == copied / "checkpoints" / "copied-best"
+    assert store.relink_best() is None
+    store.hide_old()
+    store.remove_unfinished()
+    assert names_in(copied) == ["best", "copied-best", "step-000002", "step-000004", "step-000005"]
+    assert (copied / "checkpoints" / "best").readlink() == Path("step-000002")
+    store.mark_best(5)
+    assert store.best_step() == 5
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder of something else", "the copy of one that is not there"])
+def test_what_is_no_mark_of_the_best_checkpoint_is_moved_away(copied: Path, what: str) -> None:
+    store = CheckpointStore(copied, keep=2)
+    best = copied / "checkpoints" / "best"
+    if what == "the copy of one that is not there":
+        shutil.rmtree(store.folder(2))
+    else:
+        shutil.rmtree(best)
+        best.mkdir() if what == "a folder of something else" else best.touch()
+    assert store.relink_best() == best.with_name("copied-best")
+    assert store.best_step() is None
+    store.mark_best(5)
+    assert store.best_step() == 5
+
+
 def test_a_checkpoint_that_is_not_there_cannot_be_the_best(store: CheckpointStore, tmp_path: Path) -> None:
     store.mark_best(1)
     assert names_in(tmp_path) == ["step-000002", "step-000003"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,42 @@ def test_each_run_that_is_replaced_has_a_folder_of_its_own(tmp_path: Path) -> No
         fail_in_step(tmp_path / "run", 0, f"run.seed={seed}")
     kept = sorted(tmp_path.glob("run/replaced-*"))
     assert [(read_record(folder) or {})["run"]["seed"] for folder in kept] == [0, 1]
+
+
+def test_scores_of_an_evaluation_are_kept_when_its_folder_takes_another_one(
+    tmp_path: Path, held_out: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, kept = tmp_path / "run", tmp_path / "run" / "replaced-001"
+    other = [f"evaluation.path={tmp_path}/other.jsonl", held_out[1]]
+    shutil.copy(tmp_path / "held.jsonl", tmp_path / "other.jsonl")
+    for words in (held_out, other):
+        train(run_dir, "run.num_steps=0", "run.resume=never", *words)
+    assert read_frame(run_dir, "evaluations")["set"].tolist() == ["other"]
+    assert read_frame(kept, "evaluations")["set"].tolist() == ["held"]
+    assert f"Its records are kept in {kept}." in capsys.readouterr().out
+    train(run_dir, "run.num_steps=0", *other)
+    assert not (run_dir / "replaced-002").exists(), "run.resume=auto goes on with it"
+
+
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_tables_of_steps_that_no_checkpoint_covers_are_kept_when_the_run_begins_again(
+    tmp_path: Path, held_out: list[str], capsys: pytest.CaptureFixture[str], has_manifest: bool
+) -> None:
+    run_dir, kept = tmp_path / "run", tmp_path / "run" / "replaced-001"
+    train(run_dir, *held_out)
+    before = read_frame(run_dir, "steps"), read_frame(run_dir, "evaluations")
+    identity = (run_dir / "run.json").read_text()
+    shutil.rmtree(run_dir / "checkpoints")
+    if not has_manifest:
+        (run_dir / "metrics" / "manifest.json").unlink()
+    capsys.readouterr()
+    train(run_dir, "run.num_steps=2")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "holds no checkpoint, so the run begins again. Done again: 5 steps." in said
+    assert f"Their tables are kept in {kept}." in said
+    assert read_frame(run_dir, "steps")["step"].tolist() == [0, 1]
+    if has_manifest:
+        for table, rows in zip(("steps", "evaluations"), before, strict=True):
+            assert read_frame(kept, table).equals(rows)
+    assert len(list((kept / "metrics" / "steps").iterdir())) == 5
+    assert (run_dir / "run.json").read_text() == identity

@@ -245,7 +245,7 @@ def test_a_run_that_cannot_upload_ends_all_the_same_and_says_how_to_send_the_res
     assert wandb.calls[-1] == "teardown"
 
 
-def test_a_file_of_lines_has_the_same_numbers_and_begins_a_new_line_after_a_kill(tmp_path: Path) -> None:
+def test_a_file_of_lines_has_the_same_numbers_and_no_line_that_a_kill_cut(tmp_path: Path) -> None:
     tracker = make_trackers(TrackerSection(jsonl=True), tmp_path, "run-1", {})
     tracker.log_step(make_row(0, 0.25), [{"step": 0, "domain": "math", "reward_mean": 0.5}])
     file = tmp_path / "tracker.jsonl"
@@ -260,8 +260,11 @@ def test_a_file_of_lines_has_the_same_numbers_and_begins_a_new_line_after_a_kill
     tracker = make_trackers(TrackerSection(jsonl=True), tmp_path, "run-1", {})
     tracker.log_evaluation([{"step": 1, "set": "aime", "reward_mean": 0.75}])
     tracker.close()
-    assert json.loads(file.read_text().splitlines()[-1]) == {"step": 1, "evaluation/aime/reward_mean": 0.75}
-    assert len(file.read_text().splitlines()) == 3
+    _, line = map(json.loads, file.read_text().splitlines())
+    assert line == {"step": 1, "evaluation/aime/reward_mean": 0.75}
+    file.write_text('{"st')
+    make_trackers(TrackerSection(jsonl=True), tmp_path, "run-1", {}).close()
+    assert file.read_text() == ""
 
 
 OWN_TRACKER = """
@@ -308,6 +311,78 @@ def test_a_class_of_ones_own_gets_everything_until_it_fails_and_the_run_goes_on(
     assert (tmp_path / "own.txt").read_text().splitlines() == said
     assert notes == ["Own failed and gets nothing more: RuntimeError: the server is gone"]
     assert len((tmp_path / "tracker.jsonl").read_text().splitlines()) == 4
+
+
+RUDE_TRACKERS = """
+import sys
+
+class Changes:
+    def __init__(self, **_):
+        pass
+
+    def log_step(self, row, domains=(), samples=()):
+        row.pop("step")
+        domains[0].clear()
+        samples[0]["turns"].clear()
+
+    def log_evaluation(self, rows, samples=()):
+        rows.clear()
+        samples[0]["turns"].clear()
+
+    def close(self):
+        pass
+
+
+class Leaves(Changes):
+    def log_step(self, row, domains=(), samples=()):
+        sys.exit(3)
+
+    def close(self):
+        sys.exit(4)
+
+
+class NeverStarts(Changes):
+    def __init__(self, **_):
+        sys.exit(5)
+
+
+class IsInterrupted(Changes):
+    def log_step(self, row, domains=(), samples=()):
+        raise KeyboardInterrupt
+"""
+
+
+def start_rude(tmp_path: Path, name: str, notes: list[str]) -> trackers.Tracker:
+    (tmp_path / "rude.py").write_text(RUDE_TRACKERS)
+    section = TrackerSection(plugin=f"{tmp_path}/rude.py:{name}")
+    return make_trackers(section, tmp_path, "run-1", {}, notes.append)
+
+
+def test_a_class_of_ones_own_may_change_what_it_gets_and_the_run_keeps_its_rows(tmp_path: Path) -> None:
+    notes: list[str] = []
+    tracker = start_rude(tmp_path, "Changes", notes)
+    given: tuple[Row, list[Row], list[Row]] = (make_row(0, 0.5), [{"domain": "math"}], [{"turns": [{"text": "42"}]}])
+    row, domains, samples = given
+    tracker.log_step(row, domains, samples)
+    tracker.log_evaluation(domains, samples)
+    assert (row["step"], domains, samples) == (0, [{"domain": "math"}], [{"turns": [{"text": "42"}]}])
+    assert notes == []
+
+
+def test_a_class_of_ones_own_that_exits_gets_nothing_more_and_the_run_goes_on(tmp_path: Path) -> None:
+    notes: list[str] = []
+    tracker = start_rude(tmp_path, "Leaves", notes)
+    for step in range(2):
+        tracker.log_step(make_row(step, 0.5))
+    tracker.close()
+    assert notes == ["Leaves failed and gets nothing more: SystemExit: 3"]
+    with pytest.raises(ConfigError, match="did not start: SystemExit: 5"):
+        start_rude(tmp_path, "NeverStarts", notes)
+
+
+def test_ctrl_c_in_a_class_of_ones_own_is_ctrl_c(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start_rude(tmp_path, "IsInterrupted", []).log_step(make_row(0, 0.5))
 
 
 @pytest.mark.parametrize(
