@@ -45,14 +45,14 @@ def run(arguments: Arguments) -> None:
     dtype = cast("ExportDtype", choice({"dtype": given["dtype"] or DTYPES[0]}, "dtype", DTYPES))
 
     from rollpacker.cli.screen import output
-    from rollpacker.runtime.job.preemption import steps_in_words
+    from rollpacker.config.words import counted
     from rollpacker.runtime.run.exporting import export_at
 
     out = _new_folder(given["out"])
     made = out.with_name(f"{out.name}-{secrets.token_hex(4)}")
     step = export_at(run_dir, given["at"] or "last", made, dtype)
     _publish(made, out)
-    output().print(f"{out}: the model of {run_dir} after {steps_in_words(step)}, in {dtype}.", soft_wrap=True)
+    output().print(f"{out}: the model of {run_dir} after {counted(step, 'step')}, in {dtype}.", soft_wrap=True)
 
 
 def _publish(made: Path, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""Arguments that one program passes to another: their keys, and values as Hydra reads them."""
+"""Arguments that one program passes to another: their keys, and values as Hydra reads them; and counts in sentences."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ def in_quotes(text: str) -> str:
     from hydra.core.override_parser.types import Quote, QuotedString
 
     return QuotedString(text=text, quote=Quote.double).with_quotes()
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./@-]*", re.ASCII)

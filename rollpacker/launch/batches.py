@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollpacker.config.launching import LauncherSettings
+from rollpacker.config.words import counted
 from rollpacker.launch.container import container_command, paths_to_read, paths_to_write
 from rollpacker.launch.elastic_script import elastic_script, end_of_array, porter
 from rollpacker.launch.points import Point
 from rollpacker.launch.sbatch_script import job_word, sbatch_text
 from rollpacker.launch.shape import JobShape, job_shape, workers_shape
-from rollpacker.runtime.placing.actors import counted
 
 FOLDER = ".submitit"
 """Below the folder that the points share: scripts, pickled calls, logs of the ranks."""

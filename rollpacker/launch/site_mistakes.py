@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from rollpacker.config.keys import nearest
+from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError
 from rollpacker.launch.sbatch_script import memory_mb
 from rollpacker.launch.shape import JobShape
 from rollpacker.launch.site import Node, Partition, Site
-from rollpacker.runtime.placing.actors import counted
 
 _MOST_LISTED = 20
 """Names in one message."""

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config.sections.cluster import ClusterSection
+from rollpacker.config.words import counted
 from rollpacker.core.errors import Interrupted, Preempted, RollpackerError
 from rollpacker.runtime.job.attempts import JobAttempts
 from rollpacker.runtime.job.deadline import PreemptionDeadline
@@ -38,11 +39,6 @@ SHELL_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGH
 
 STEP_PATIENCE_S = 10.0
 """How long a step may still run after Ctrl-C; a longer one is done again."""
-
-
-def steps_in_words(number: int) -> str:
-    """Count steps in a sentence."""
-    return "1 step" if number == 1 else f"{number} steps"
 
 
 def loop_time() -> float:
@@ -142,7 +138,7 @@ class ShellPreemption(Preemption):
         if not self._is_cut_short:
             return None
         num_lost = self.finished_steps - self.saved_steps
-        lost = f"Lost: {steps_in_words(num_lost)} since then." if num_lost else "No finished step is lost."
+        lost = f"Lost: {counted(num_lost, 'step')} since then." if num_lost else "No finished step is lost."
         saved = f"The newest checkpoint is of step {self.saved_steps}." if self.saved_steps else "It has no checkpoint."
         return self._error(
             f"{self.deadline.reason} came again and ended the run at once, after step {self.finished_steps} of "

@@ -7,6 +7,7 @@ from typing import Literal
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.resources import ActorResources
+from rollpacker.config.words import counted
 
 Role = Literal["engine", "trainer", "judge", "reward"]
 
@@ -58,11 +59,6 @@ def planned_actors(config: RunConfig) -> list[PlacedActor]:
         ),
         *([PlacedActor(name="reward", role="reward", resources=config.reward.resources)] * config.reward.has_rules),
     ]
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def nodes_in_words(size: ClusterSize) -> str:

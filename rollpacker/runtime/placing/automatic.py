@@ -24,9 +24,9 @@ from rollpacker.config.compose import Complete
 from rollpacker.config.gpu_map import GpuMap
 from rollpacker.config.launching import LauncherSettings
 from rollpacker.config.schema import RunConfig
+from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError, ModelError
 from rollpacker.data.shapes import transformer_of
-from rollpacker.runtime.placing.actors import counted
 from rollpacker.runtime.placing.draft import Choice, Draft
 from rollpacker.runtime.placing.engine_choice import choose_engines
 from rollpacker.runtime.placing.gpus import Gpus, gpus_of_run

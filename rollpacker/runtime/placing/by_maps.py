@@ -13,11 +13,11 @@ from typing import Literal
 from rollpacker.config.gpu_map import GpuMap
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
+from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.placing.actors import (
     ClusterSize,
     PlacedActor,
-    counted,
     nodes_in_words,
     planned_actors,
 )

@@ -17,12 +17,12 @@ from itertools import groupby
 from rollpacker.config.modelled_gpus import modelled_gpus
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.resources import ActorResources
+from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.placing.actors import (
     ClusterSize,
     PlacedActor,
-    counted,
     planned_actors,
 )
 from rollpacker.runtime.placing.by_maps import mapped

@@ -9,11 +9,10 @@ import itertools
 from dataclasses import dataclass
 
 from rollpacker.config.schema import RunConfig
-from rollpacker.config.words import shown
+from rollpacker.config.words import counted, shown
 from rollpacker.core.errors import ConfigError
 from rollpacker.data.degrees import trainer_degree_mistakes
 from rollpacker.data.shapes import Transformer
-from rollpacker.runtime.placing.actors import counted
 from rollpacker.runtime.placing.draft import Draft
 from rollpacker.runtime.placing.gpus import USABLE_SHARE, Gpus
 from rollpacker.runtime.placing.model_fit import gigabytes, rank_memory, taken_by_judges

@@ -13,6 +13,7 @@ from rollpacker.config.sections.base import exact
 from rollpacker.config.sections.elastic import ElasticSection
 from rollpacker.config.sections.environment import EnvironmentSection
 from rollpacker.config.sections.modelled_environment import ModelledEnvironmentSection
+from rollpacker.config.words import counted
 from rollpacker.core.commands import FailRun
 from rollpacker.core.elastic_settings import BalanceSettings, ElasticSettings, SeedingSettings
 from rollpacker.core.errors import ConfigError, DataError
@@ -36,7 +37,6 @@ from rollpacker.core.settings import (
 )
 from rollpacker.core.stream_scaling import can_lend
 from rollpacker.core.tail_escalation_settings import TailEscalationSettings
-from rollpacker.runtime.placing.actors import counted
 from rollpacker.runtime.placing.fleets import costs_of, degrees_of
 
 NOTHING_TO_LEND = (

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from rollpacker.config.record import CONFIG_FILE, to_record
+from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.event_log import EVENTS_FOLDER, attempt_paths
 from rollpacker.metrics.files import make_private_folder, remove_temporaries, storage_errors, write_atomically
-from rollpacker.runtime.job.preemption import steps_in_words
 from rollpacker.runtime.run.checkpoints import Checkpoint, CheckpointStore
 from rollpacker.runtime.run.exporting import MODEL_FOLDER
 from rollpacker.runtime.run.run_folder import RUN_FILE, RunIdentity, find_resumable, identify_run, set_steps_aside
@@ -111,7 +111,7 @@ def begin_attempt(config: RunConfig, note: Callable[[str], None]) -> RunAttempt:
         logs=run_dir / "logs" / f"attempt-{number:03d}",
     )
     if found.broken:
-        again = steps_in_words(found.broken[0].step - attempt.first_step)
+        again = counted(found.broken[0].step - attempt.first_step, "step")
         note(f"The run goes on from the checkpoint of step {attempt.first_step}. Done again: {again}.")
     return attempt
 

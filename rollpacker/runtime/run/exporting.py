@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from rollpacker import __version__
 from rollpacker.config.hub_names import SCHEME, HubName, parse_hub_name
 from rollpacker.config.record import read_record
+from rollpacker.config.words import counted
 from rollpacker.core.errors import CheckpointError, ConfigError, DataError, RollpackerError
 from rollpacker.data.model_export import ExportDtype, export_model
 from rollpacker.metrics.tables import read_table
-from rollpacker.runtime.job.preemption import steps_in_words
 from rollpacker.runtime.run.checkpoints import CheckpointStore
 from rollpacker.timeline.run_tables import refuse_other_folders
 
@@ -148,7 +148,9 @@ def model_card(run_dir: Path, step: int, dtype: str) -> str:
     ]
     lines = ["---", *on_hub, "library_name: transformers", "pipeline_tag: text-generation"]
     lines += ["tags: [reinforcement-learning, grpo, rollpacker]", "---", "", f"# {run_dir.resolve().name}", ""]
-    lines += [f"A language model after {steps_in_words(step)} of reinforcement learning with RollPacker {__version__}."]
+    lines += [
+        f"A language model after {counted(step, 'step')} of reinforcement learning with RollPacker {__version__}."
+    ]
     lines += ["", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts if value not in {None, ""})]
     lines += ["", *_scores(rows)] if rows else []
     lines += ["", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
@@ -216,7 +218,7 @@ def _scores(rows: list[dict[str, Any]]) -> Iterator[str]:
         change = _with_error(row["diff_to_first"], row[f"se_diff_{kind}"], "+.3f")
         mean = _with_error(row["reward_mean"], row[f"se_{kind}"], ".3f")
         size = f"{row['num_prompts']} x {row['num_samples']}"
-        yield f"| {row['set']} | {size} | {steps_in_words(row['step'])} | {mean} | {change} |"
+        yield f"| {row['set']} | {size} | {counted(row['step'], 'step')} | {mean} | {change} |"
     yield ""
     yield "With standard errors over other samples of the same prompts; of one sample each, over other prompts."
 

@@ -27,12 +27,12 @@ from rollpacker.config.keys import section_of
 from rollpacker.config.record import read_record
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import NotInFingerprint
+from rollpacker.config.words import counted
 from rollpacker.core.errors import CheckpointError, ConfigError, DataError
 from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.paths import read_bytes
 from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.job.attempts import JOBS_FOLDER
-from rollpacker.runtime.job.preemption import steps_in_words
 from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointStore, FoundCheckpoints
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def set_steps_aside(run_dir: Path, note: Callable[[str], None]) -> None:
     if num_steps := _num_steps(run_dir / _TABLES):
         kept = _set_aside(run_dir, [run_dir / _TABLES, *run_dir.glob(_EVALUATION)])
         note(
-            f"{run_dir} holds no checkpoint, so the run begins again. Done again: {steps_in_words(num_steps)}. "
+            f"{run_dir} holds no checkpoint, so the run begins again. Done again: {counted(num_steps, 'step')}. "
             f"Their tables are kept in {kept}."
         )
 
