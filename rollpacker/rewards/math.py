@@ -9,7 +9,9 @@ answer, may be left out.
 * `no_answer`: nothing in the response can be read as one; `truncated` when it also ended at the length limit;
 * `unparsable_ground_truth`: the prompt file's answer cannot be read, and the response is not the same text.
 
-An answer must claim one thing: of `5=6=7`, `8 \to 7` and "7 or 8" math-verify alone would accept the right part. It
+What math-verify misreads is rewritten first, or compared as text (`math_notation`).
+
+An answer must claim one thing: of `5=6=7`, `8 \to 7`, "7 or 8" and "not 7" math-verify alone would accept a part. It
 takes numbers for equal that agree to six decimals; small ones must agree to one part in a thousand, too. It takes a set
 for a point; here `\{1, 2\}` is not `(1, 2)`, and `1, 2` may be either.
 
@@ -30,6 +32,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtra
 from sympy import And, Eq, Expr, FiniteSet, Interval, Number, Tuple, expand, preorder_traversal
 from sympy.core.function import AppliedUndef
 
+from rollpacker.rewards import math_notation
 from rollpacker.rewards.scores import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score
 
 _WRONG_ANSWER = Score(0.0, "wrong_answer")
@@ -49,7 +52,7 @@ _ANNOUNCED_WORDS = StringExtractionConfig(strings=_SPELLINGS, try_extract_withou
 
 _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
-_WORD = re.compile(r"[a-z]+(?:[ -][a-z]+)*")
+_WORD = re.compile(r"[^\W\d_]+(?:[ -][^\W\d_]+)*")
 
 _BOX_BEGINS = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -64,11 +67,24 @@ _NUMBER = r"-?\d[\d.,/]*"
 _COORDINATE = r"-?\d[\d./]*"
 _POINT = rf"(?!\(\d{{1,3}}(?:,\d{{3}})+\))[(\[]\s*{_COORDINATE}(?:\s*,\s*{_COORDINATE})+\s*[)\]]"
 """Or an interval, but no `(1,234)`."""
+_BARE_FORMULA = (
+    r"(?!\s|\\[(\[])(?=[^\n$]{0,300}?\\[a-z]|[a-z]?\s{0,3}[<>])"
+    r"((?:\\[a-z]+|(?<![a-z])[a-z](?![a-z])|\\[,;:! {}]|[^a-z$=\n\\]){1,300}?)"
+)
+"""With a command or a relation, and without words or an equation."""
 _MARKS = (
     (re.compile(r"</?[A-Za-z][\w-]*>|`+"), r" "),
     (re.compile(r"(?<![\w*)}])\*\*(?=\S)([^*\n]+)(?<=\S)\*\*(?![\w*(])"), r" \1 "),
     (re.compile(rf"(?<![\w*_])[*_]({_NUMBER})[*_](?![\w*_])"), r" \1 "),
     (re.compile(r"(?<=##)(?=[-$]?\d)|(?<=[A-Za-z]:)(?=[-$]?\d)"), r" "),
+    (re.compile(rf"(answer\s*(?:is|:)+\s*){_TEXT_COMMAND.pattern}", re.IGNORECASE), r"\1\2 "),
+    (
+        re.compile(
+            rf"(answer\s*(?:is|:)+\s*(?:[a-z][\w'()]{{0,19}}\s*=\s*)?){_BARE_FORMULA}(?=\s*(?:[.!]\s|[.!]?\Z|\n))",
+            re.IGNORECASE,
+        ),
+        r"\1\\(\2\\) ",
+    ),
     (re.compile(rf"(answer\s*(?:is|:)+\s*)({_POINT})(?=\s*(?:[.!\n]|$))", re.IGNORECASE), r"\1\\(\2\\) "),
     (re.compile(rf"(answer\s*(?:is|:)+\s*)[(\[\"'\u201c]\s*({_NUMBER})\s*[)\]\"'\u201d]", re.IGNORECASE), r"\1\2 "),
 )
@@ -88,12 +104,23 @@ _SUBSCRIPT_BEGINS = re.compile(r"(?:[A-Za-z}]\s*_|\\underset)\s*\{")
 
 _ANNOUNCEMENT = re.compile(r"answer(?:\s+is|\s+are|\s*:)\s*:?\s*(?:either\s+)?", re.IGNORECASE)
 _ANOTHER = r"\$?(?:-?\d[\d.,/]*(?<=\d)|\(?[A-E]\)?(?!\w)|(?:yes|no|true|false)\b)\$?"
+_COMPARED = r"(?:more|less|fewer|greater|higher|lower|larger|smaller|above|below)\b(?!\s+\w+ly\b)"
 _CLAUSE_ENDS = r"(?=\s*(?:[.,;:!?)\n]|$|(?:or|and)\b))"
 _SEVERAL = re.compile(
     rf"(?:\([^\s()]+\)|[^\s,;/()\[\]]+)(?:[,;]?\s+or\s+{_ANOTHER}|(?:[,;]\s+(?:and\s+)?|\s+and\s+){_ANOTHER}{_CLAUSE_ENDS})",
     re.IGNORECASE,
 )
 """An answer with another one behind it: "7 or 8", and where a clause ends with it "7, 8" and "7 and 8"."""
+
+_OR_MORE = re.compile(rf"\bor\s+{_COMPARED}", re.IGNORECASE)
+_NO_VALUE = re.compile(
+    rf"\s*(?:(?:not|between|at\s+(?:least|most)|{_COMPARED}\s+than)\s+(?:equal\s+to\s+)?(?:{_ANOTHER}|[$\\])"
+    rf"|[^\s,;]+\s+or\s+{_COMPARED})",
+    re.IGNORECASE,
+)
+"""What is said of a number that is not the answer: "not 5", "between 5 and 6", "5 or more"."""
+
+_BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
 
 _STARTS_A_SET = re.compile(r"(?:^|=|\\in)\s*\\\{")
 
@@ -123,6 +150,8 @@ def score(response: str, ground_truth: str, is_truncated: bool) -> Score:  # noq
     if not answer:
         return TRUNCATED if is_truncated else _NO_ANSWER
     if not isinstance(answer[0], FiniteSet) and _offers_several(text):
+        return _WRONG_ANSWER
+    if _names_no_value(text, is_whole=is_whole) and not _OR_MORE.search(ground_truth):
         return _WRONG_ANSWER
     if truth_words & _words(answer):
         return CORRECT
@@ -165,7 +194,7 @@ def _parse_answer(text: str, can_announce_words: bool, *, is_truncated: bool, is
     if is_whole and not _is_prose(text):
         return _parse_bare(text.strip()) if text.strip() else []
     configs = _ANNOUNCED if is_truncated and not is_whole else _ANYWHERE
-    text = _after_nested(text)
+    text = math_notation.readable(_after_nested(text))
     for mark, replacement in _MARKS if _ANNOUNCEMENT.search(text) else (*_MARKS, *_MARKS_AT_THE_END):
         text = mark.sub(replacement, text)
     if not can_announce_words:
@@ -202,10 +231,21 @@ def _offers_several(text: str) -> bool:
     return bool(announced) and not _final_boxes(text) and _SEVERAL.match(text, announced[-1].end()) is not None
 
 
+def _names_no_value(text: str, *, is_whole: bool) -> bool:
+    """Whether words exclude the value beside them, or say that it is a bound."""
+    boxes = _final_boxes(text)
+    if boxes:
+        return _OR_MORE.search(boxes) is not None
+    announced = list(_ANNOUNCEMENT.finditer(text))
+    if not announced and not is_whole:
+        return False
+    return _NO_VALUE.match(text, announced[-1].end() if announced else 0) is not None
+
+
 def _are_close(truth: list[Any], answer: list[Any]) -> bool:
     """Whether numbers that are equal to six decimals also agree relative to their size."""
     values, others = ([each.evalf() for each in parsed if _is_number(each)] for parsed in (truth, answer))
-    pairs = [(value, other) for value in values for other in others]
+    pairs = [(value, other) for value in values for other in others if abs(value - other).is_comparable]
     return not pairs or any(
         abs(value - other) <= _LEAST_AGREEMENT * max(abs(value), abs(other)) for value, other in pairs
     )
@@ -219,7 +259,7 @@ def _is_one_claim(truth: list[Any], answer: list[Any]) -> bool:
     """Whether an answer that math-verify finds right claims nothing else."""
     if _has_arrow(answer):
         return _has_arrow(truth)
-    if _takes_set_for_point(truth, answer):
+    if _takes_set_for_point(truth, answer) or _are_in_other_bases(truth, answer):
         return False
     formula = answer[0]
     if isinstance(truth[0], Eq | And) or not isinstance(formula, Eq | And):
@@ -242,6 +282,14 @@ def _takes_set_for_point(truth: list[Any], answer: list[Any]) -> bool:
         isinstance(formula, FiniteSet) and isinstance(instead, Interval | Tuple) and _is_in_braces(parsed)
         for formula, parsed, instead in pairs
     )
+
+
+def _are_in_other_bases(truth: list[Any], answer: list[Any]) -> bool:
+    """Whether both name bases of their numbers, which math-verify does not read, and not the same."""
+    bases, others = (
+        {base for part in parsed if isinstance(part, str) for base in _BASE.findall(part)} for parsed in (truth, answer)
+    )
+    return bool(bases and others) and bases != others
 
 
 def _num_sets(collection: FiniteSet | Tuple) -> int:
@@ -323,6 +371,7 @@ def _parse_formula(text: str, configs: tuple[Any, ...]) -> list[Any]:
     """Read a number as programs write it, and one of per cent as it stands and as a share."""
     if _is_nested(text):
         return []
+    text = math_notation.readable(text)
     bare = _PERCENT.sub("", text)
     parsed = _parse(_SCIENTIFIC.sub(r"\1 \\times 10^{\2}", bare), configs)
     if bare != text and parsed and _is_number(parsed[0]):
@@ -332,8 +381,7 @@ def _parse_formula(text: str, configs: tuple[Any, ...]) -> list[Any]:
 
 def _parse(text: str, configs: tuple[Any, ...]) -> list[Any]:
     """An escaped dollar is money; math-verify would take it for the beginning of a formula."""
-    parsed: list[Any] = parse(text.replace("\\$", ""), configs, parsing_timeout=None)
-    return parsed
+    return math_notation.without_misreading(parse(text.replace("\\$", ""), configs, parsing_timeout=None))
 
 
 def _has_formula(parsed: list[Any]) -> bool:

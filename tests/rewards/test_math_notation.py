@@ -1,0 +1,144 @@
+import time
+
+import pytest
+
+from rollpacker.rewards import math
+from tests.rewards.test_math import reason_of
+
+
+@pytest.mark.parametrize(
+    ("truth", "right", "wrong"),
+    [
+        (r"2 X^\top X W", r"2X^T X W", "2"),
+        (r"\gcd(k, p - 1)", r"\gcd(k,p-1)", "1"),
+        ("h''(b)", "h''(b)", "h'(b)"),
+        ("-2f'(0)", r"-2f^{\prime}(0)", "-2f(0)"),
+        ("f'g + fg'", "fg' + f'g", "2fg"),
+        (r"x \equiv 1 \pmod 7", r"x\equiv 1\pmod{7}", "7"),
+        ("(1+r)^T", "(r+1)^T", "1+r"),
+        (r"2^{\aleph_0}", r"2^{\aleph_0}", "2"),
+        (r"\{1,3,5,\ldots\}", r"\{1, 3, 5, \dots\}", r"\{1,3,5\}"),
+        (r"2(\frac12,\frac23)", r"2\left(\frac{1}{2},\frac{2}{3}\right)", r"\frac12,\frac23"),
+        (r"\ge 5", r"\geq 5", r"\le 5"),
+        ("101_2", "101_{2}", "101_3"),
+        ("París", r"\text{parís}", "Parma"),
+        (r"5 \text{ or more}", r"5 \text{ or more}", "4"),
+    ],
+)
+def test_what_math_verify_would_read_a_part_of_is_compared_whole(truth, right, wrong):
+    assert reason_of(rf"\boxed{{{right}}}", truth) == "correct"
+    assert reason_of(rf"\boxed{{{wrong}}}", truth) != "correct"
+    assert reason_of(rf"\boxed{{{truth}}}", wrong) != "correct"
+
+
+@pytest.mark.parametrize("answer", ["f'(2) = 5", r"\gcd(10, 15) = 5", r"x \approx 5"])
+def test_what_stands_beside_a_value_is_no_part_of_it(answer):
+    assert reason_of(rf"\boxed{{{answer}}}", "5") == "correct"
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "other"),
+    [
+        (r"12\,000", "12000", "0"),
+        (r"12\ 345\ 678", "12345678", "0"),
+        ("12 000", "12000", "0"),
+        (r"0.\overline{3}", "1/3", "0"),
+        (r"-0.1\overline{6}", "-1/6", "0.1"),
+        (r"3.\dot{3}", "10/3", "3"),
+        (r"0.\dot{1}4285\dot{7}", "1/7", "0"),
+        ("√2", r"\sqrt{2}", "2"),
+        ("3√12", r"3\sqrt{12}", "3"),
+        ("-∞", r"-\infty", r"\infty"),
+        ("2½", "5/2", "2"),
+        ("x² + x⁻¹", "x^2 + 1/x", "x"),
+        ("90°", "90", "9"),
+        (r"5~\text{m}", "5", "50"),
+        ("2·3", "6", "2"),
+        ("\u22123", "-3", "3"),
+    ],
+)
+def test_numbers_are_read_as_they_are_printed(answer, truth, other):
+    assert reason_of(rf"\boxed{{{answer}}}", truth) == "correct"
+    assert reason_of(rf"\boxed{{{answer}}}", other) == "wrong_answer"
+    assert reason_of(rf"\boxed{{{truth}}}", answer) == "correct"
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "other"),
+    [
+        ("The answer is \u22123.", "-3", "3"),
+        (r"The answer is \sqrt{2}.", r"\sqrt{2}", "2"),
+        (r"The answer is x = 2\pi.", r"2\pi", "2"),
+        ("The answer is √2.", r"\sqrt{2}", "2"),
+        ("The answer is x > 5.", "x > 5", "5"),
+        (r"The answer is \textbf{(C)}", "C", "B"),
+        (r"The answer is \text{C}.", "C", "B"),
+        (r"The answer is \gcd(a,b) = 5.", "5", "1"),
+        ("The answer is 15 N·m.", "15", "1"),
+        ("The answer is 77°F.", "77", "7"),
+    ],
+)
+def test_an_announced_answer_needs_no_delimiters(response, truth, other):
+    assert reason_of(response, truth) == "correct"
+    assert reason_of(response, other) == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    ("response", "truth"),
+    [
+        *((rf"\boxed{{{relation} 5}}", "5") for relation in ("<", ">", r"\le", r"\geq", r"\geqslant", r"\ne", "≥")),
+        (r"The answer is $\ge 5$.", "5"),
+        ("The answer is > 5.", "5"),
+        (r"\boxed{5 \text{ or more}}", "5"),
+        ("The answer is 5 or more.", "5"),
+        ("The answer is not 5.", "5"),
+        ("The answer is not equal to $5$.", "5"),
+        ("The answer is between 5 and 6.", "5"),
+        ("The answer is at least 5.", "5"),
+        ("The answer is more than 5.", "5"),
+        ("<answer>not 5</answer>", "5"),
+        ("The answer is not true.", "True"),
+    ],
+)
+def test_a_bound_or_a_denial_is_no_value(response, truth):
+    assert reason_of(response, truth) == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "The answer is not obvious at first; it is 5.",
+        "The answer is 5, not 6.",
+        "The answer is $5$ or more precisely 5.",
+        "It is at least 5. In fact the answer is 5.",
+    ],
+)
+def test_words_about_other_things_deny_nothing(response):
+    assert reason_of(response, "5") == "correct"
+
+
+def test_a_remainder_that_is_not_computed_equals_itself():
+    assert reason_of(r"\boxed{3 \mod 7}", r"3 \mod 7") == "correct"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "The answer is " + " " * 50_000 + "5",
+        r"The answer is \alpha" + " " * 50_000 + "or so",
+        rf"\boxed{{-({',' * 50_000})}}",
+        "f'" * 50_000,
+        "answer is " * 20_000,
+    ],
+)
+def test_long_repetitions_take_no_time(response):
+    started_s = time.monotonic()
+    math.score(response, "5", is_truncated=False)
+    assert time.monotonic() - started_s < 5.0
+
+
+@pytest.mark.parametrize("before", ["", "So x = 2. ", "It's f' = 2, don't you see. "])
+@pytest.mark.parametrize("truth", [r"L^2([-\pi, \pi])", r"\mathbb{R}[x] + \mathbb{R}[y]", r"2^{\aleph_1}"])
+def test_what_is_compared_as_text_is_the_same_whatever_stands_before_it(truth, before):
+    assert math.score(f"{before}The answer is ${truth}$", truth, False).reward == 1.0
+    assert math.score(rf"{before}\[ {truth} \]", truth, False).reward == 1.0
