@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rollpacker.data.jsonl import JsonLine
-from rollpacker.data.runnable_tests import TestsError, check_tests, lacks_call_of_check
+from rollpacker.data.one_process import TestsError
+from rollpacker.data.runnable_tests import check_tests, lacks_call_of_check
 from rollpacker.data.tested_names import SOLUTION, NotOneMeaning, find_names, imported_modules, uses_solution
 
 _OWN_MODULES = {SOLUTION, "pytest", "__future__"}

@@ -13,50 +13,15 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from rollpacker.data.one_process import ONE_PROCESS, TestsError, last_name, refuse_impossible
+
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-_PYTEST_NAMES = ("approx", "fail", "fixture", "importorskip", "mark", "param", "raises", "skip")
-"""What the sandbox's own pytest has; see `rewards/sandbox/mini_pytest.py`."""
-
-_ONE_PROCESS = "the tests run in another process than the response"
-
-_IMPOSSIBLE = {
-    "patch": f"it replaces names in the tests' process only: {_ONE_PROCESS}",
-    "redirect_stdout": f"it catches what the tests' process prints only: {_ONE_PROCESS}",
-    "redirect_stderr": f"it catches what the tests' process prints only: {_ONE_PROCESS}",
-    "getsource": f"it reads a source that is not there: {_ONE_PROCESS}",
-    "signature": f"it inspects a function that is not there: {_ONE_PROCESS}",
-    "GeneratorType": f"no generator of the response is one in the tests' process: {_ONE_PROCESS}",
-    "isgenerator": f"no generator of the response is one in the tests' process: {_ONE_PROCESS}",
-    "isfunction": f"no function of the response is one in the tests' process: {_ONE_PROCESS}",
-    "isclass": f"no class of the response is one in the tests' process: {_ONE_PROCESS}",
-    "iscoroutinefunction": f"no function of the response is one in the tests' process: {_ONE_PROCESS}",
-}
-"""Functions of the standard library, by the last part of their name."""
-
-_INSPECTING = ("mock", "contextlib", "inspect", "types", "asyncio")
-"""Modules that they are in."""
-
-_STREAMS = ("StringIO", "BytesIO", "open")
-
-_FILES = f"a file is one of the tests' process only: {_ONE_PROCESS}"
-
-_REPLACEABLE = {"sys": ("stdin", "stdout", "stderr", "argv"), "builtins": ()}
-"""Attributes of modules that tests replace to reach what the response prints or reads; (): any."""
 
 _CHECKING_CALLS = ("assert", "fail", "raises")
 """How the names of functions of unittest, pytest and numpy begin that check something."""
 
 
 _CATCHING = ("AssertionError", "Exception", "BaseException")
-
-
-class TestsError(Exception):
-    """The tests cannot be used; has the three parts of a message."""
-
-    def __init__(self, problem: str, allowed: str, remedy: str) -> None:
-        super().__init__(problem)
-        self.problem, self.allowed, self.remedy = problem, allowed, remedy
 
 
 class _Test(NamedTuple):
@@ -80,12 +45,7 @@ def check_tests(tree: ast.Module, *, response_names: set[str]) -> None:
         TestsError: They cannot be used.
     """
     text = _Text(tree)
-    for node in ast.walk(tree):
-        _refuse_impossible(node)
-        _refuse_streams(node, response_names)
-        _refuse_unknown_pytest(node)
-    for each in text.classes.values():
-        _refuse_base(each, response_names)
+    refuse_impossible(tree, response_names)
     tests = list(text.tests())
     for test in tests:
         _refuse_form(test)
@@ -165,7 +125,7 @@ class _Text:
                 raise TestsError(
                     f"`{by}` takes the argument `{name}`, which no fixture of the text gives",
                     "Allowed: fixtures that the text defines. Those of pytest and its plugins, such as capsys, "
-                    f"monkeypatch and tmp_path, cannot be: {_ONE_PROCESS}",
+                    f"monkeypatch and tmp_path, cannot be: {ONE_PROCESS}",
                     "Delete the test, or leave out the prompt",
                 )
             if name not in known:
@@ -210,7 +170,7 @@ class _Text:
 
     def _tests_of(self, given: ast.ClassDef) -> Iterator[_Test]:
         bases = tuple(self._lineage(given))
-        is_unittest = any(_last_name(base).endswith("TestCase") for each in bases for base in each.bases)
+        is_unittest = any(last_name(base).endswith("TestCase") for each in bases for base in each.bases)
         if _is_skipped(given) or not (is_unittest or given.name.startswith("Test")):
             return
         if not is_unittest and any(_defines(each, "__init__") for each in bases):
@@ -235,7 +195,7 @@ class _Text:
             if each.name not in seen:
                 seen.add(each.name)
                 yield each
-                left += [self.classes[name] for name in map(_last_name, each.bases) if name in self.classes]
+                left += [self.classes[name] for name in map(last_name, each.bases) if name in self.classes]
 
     def _live_nodes(self, node: ast.AST) -> Iterator[ast.AST]:
         """Give the nodes that run with this one, without checks whose failure is caught."""
@@ -248,7 +208,7 @@ class _Text:
                     pass  # runs where it is called
                 case ast.Try(handlers=handlers) if any(map(self._swallows, handlers)):
                     left += [*handlers, *inner.orelse, *inner.finalbody]
-                case ast.With(items=items) if any(_last_name(item.context_expr) == "suppress" for item in items):
+                case ast.With(items=items) if any(last_name(item.context_expr) == "suppress" for item in items):
                     left += items
                 case ast.If(test=ast.Constant(value=value)) | ast.While(test=ast.Constant(value=value)):
                     left += inner.body if value else inner.orelse
@@ -260,7 +220,7 @@ class _Text:
     def _swallows(self, handler: ast.ExceptHandler) -> bool:
         """Whether the failure of an assertion ends here."""
         kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-        catches = any(kind is None or _last_name(kind) in _CATCHING for kind in kinds)
+        catches = any(kind is None or last_name(kind) in _CATCHING for kind in kinds)
         return catches and not any(map(self.checks, handler.body))
 
     def _is_check(self, node: ast.AST) -> bool:
@@ -270,7 +230,7 @@ class _Text:
                 return not is_constant and not (isinstance(node.test, ast.Tuple) and node.test.elts)
             case ast.Raise():
                 return True
-            case ast.Call() if _last_name(node.func).startswith(_CHECKING_CALLS):
+            case ast.Call() if last_name(node.func).startswith(_CHECKING_CALLS):
                 return True
             case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()):
                 return any(map(self.checks, self._named.get(name, ())))
@@ -287,65 +247,6 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
                 break
 
 
-def _refuse_impossible(node: ast.AST) -> None:
-    name = None
-    match node:
-        case ast.ImportFrom(module=str(module)) if module.rpartition(".")[2] in _INSPECTING:
-            name = next((alias.name for alias in node.names if alias.name in _IMPOSSIBLE), None)
-        case ast.Attribute(value=base, attr=last) if last in _IMPOSSIBLE:
-            name = last if _last_name(base) in _INSPECTING else None
-        case ast.Call(func=ast.Name(id="open"), args=[_, ast.Constant(value=str(mode)), *_]) if set(mode) & set("wax+"):
-            raise _impossible(f"open(..., {mode!r})", _FILES)
-        case ast.Call(func=ast.Attribute(attr="write_text" | "write_bytes" as last)):
-            raise _impossible(last, _FILES)
-        case ast.Attribute(value=ast.Name(id=module), attr=last, ctx=ast.Store()):
-            if module in _REPLACEABLE and last in (_REPLACEABLE[module] or (last,)):
-                raise _impossible(f"{module}.{last} = ...", f"it reaches the tests' process only: {_ONE_PROCESS}")
-    if name is not None:
-        raise _impossible(name, _IMPOSSIBLE[name])
-
-
-def _refuse_streams(node: ast.AST, response_names: set[str]) -> None:
-    """Refuse files that are handed to the response."""
-    match node:
-        case ast.Call(func=ast.Name(id=name), args=given) if name in response_names:
-            for each in given:
-                if isinstance(each, ast.Call) and _last_name(each) in _STREAMS:
-                    raise _impossible(f"{name}({_last_name(each)}(...))", _FILES)
-
-
-def _refuse_unknown_pytest(node: ast.AST) -> None:
-    names: list[str] = []
-    match node:
-        case ast.ImportFrom(module="pytest"):
-            names = [alias.name for alias in node.names]
-        case ast.Attribute(value=ast.Name(id="pytest"), attr=last):
-            names = [last]
-        case ast.Call():
-            for keyword in node.keywords:
-                if (_last_name(node.func), keyword.arg) in {("parametrize", "indirect"), ("fixture", "params")}:
-                    raise _impossible(f"{_last_name(node.func)}({keyword.arg}=...)", "the sandbox's pytest lacks it")
-    for name in names:
-        if name not in _PYTEST_NAMES:
-            raise _impossible(f"pytest.{name}", f"the sandbox's pytest has {', '.join(_PYTEST_NAMES)}")
-
-
-def _impossible(what: str, why: str) -> TestsError:
-    return TestsError(
-        f"it uses `{what}`", f"Not allowed: {why}", "Delete the tests that use it, or leave out the prompt"
-    )
-
-
-def _refuse_base(given: ast.ClassDef, response_names: set[str]) -> None:
-    for name in map(_last_name, given.bases):
-        if name in response_names and not name.endswith(("Error", "Exception")):
-            raise TestsError(
-                f"its class `{given.name}` inherits from the response's `{name}`",
-                f"Not allowed: {_ONE_PROCESS}, and only calls and data pass between them",
-                "Delete the class, or leave out the prompt",
-            )
-
-
 def _refuse_form(test: _Test) -> None:
     if isinstance(test.node, ast.Lambda):
         return
@@ -355,7 +256,7 @@ def _refuse_form(test: _Test) -> None:
             "Allowed: test functions without `yield`",
             "Write it as a function, or with pytest.mark.parametrize",
         )
-    bases = {_last_name(base) for each in test.classes for base in each.bases}
+    bases = {last_name(base) for each in test.classes for base in each.bases}
     if isinstance(test.node, ast.AsyncFunctionDef) and test.is_unittest and "IsolatedAsyncioTestCase" not in bases:
         raise TestsError(
             f"`{test.name}` is a coroutine, which unittest.TestCase never awaits",
@@ -374,27 +275,17 @@ def _own_nodes(function: _Function) -> Iterator[ast.AST]:
             left += ast.iter_child_nodes(node)
 
 
-def _last_name(node: ast.AST) -> str:
-    """Give `TestCase` of `unittest.TestCase`."""
-    match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-        case ast.Call(func=function):
-            return _last_name(function)
-    return ""
-
-
 def _is_main_guard(test: ast.expr) -> bool:
     return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))
 
 
 def _is_skipped(node: _Function | ast.Lambda | ast.ClassDef) -> bool:
     decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
-    return any(_last_name(each) in {"skip", "xfail", "expectedFailure"} for each in decorators)
+    return any(last_name(each) in {"skip", "xfail", "expectedFailure"} for each in decorators)
 
 
 def _is_fixture(node: _Function | ast.Lambda) -> bool:
-    return not isinstance(node, ast.Lambda) and any(_last_name(each) == "fixture" for each in node.decorator_list)
+    return not isinstance(node, ast.Lambda) and any(last_name(each) == "fixture" for each in node.decorator_list)
 
 
 def _fixture_name(node: _Function) -> str:
@@ -415,7 +306,7 @@ def _arguments(node: _Function, *, is_method: bool) -> list[str]:
     names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
     names = names[: len(names) - len(node.args.defaults)]
     pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-    is_static = any(_last_name(each) == "staticmethod" for each in node.decorator_list)
+    is_static = any(last_name(each) == "staticmethod" for each in node.decorator_list)
     return names[1 if is_method and not is_static else 0 :] + [each.arg for each, default in pairs if default is None]
 
 
@@ -423,7 +314,7 @@ def _parametrized(decorators: Sequence[ast.expr]) -> set[str]:
     """Give the arguments that `pytest.mark.parametrize` fills."""
     found: set[str] = set()
     for each in decorators:
-        if isinstance(each, ast.Call) and _last_name(each.func) == "parametrize" and each.args:
+        if isinstance(each, ast.Call) and last_name(each.func) == "parametrize" and each.args:
             match each.args[0]:
                 case ast.Constant(value=str(names)):
                     found |= {name.strip() for name in names.split(",")}

@@ -45,7 +45,9 @@ from rollpacker.rewards.processes import (
     exit_when_parent_dies,
     kill_descendants,
     limit_resource,
+    send_line,
     set_parent_death_signal,
+    take_standard_input,
 )
 from rollpacker.rewards.scores import CHECKER_CRASHED, TIMEOUT
 
@@ -62,8 +64,7 @@ _RECEIVE_BYTES = 1 << 16
 def main(arguments: list[str]) -> int:
     """Serve one reward worker until it closes the socket."""
     source, timeout_s, parent_pid = arguments
-    requests = socket.socket(fileno=os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    requests = take_standard_input()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     become_reaper()
     exit_at_sigterm()
@@ -72,10 +73,10 @@ def main(arguments: list[str]) -> int:
     try:
         function = load_function(source)
     except UnusableFunction as error:
-        _send(requests, {"failure": str(error)})
+        send_line(requests, {"failure": str(error)})
         return 1
     gc.freeze()  # or every garbage collection of a scorer would copy the supervisor's memory
-    _send(requests, {"is_ready": True})
+    send_line(requests, {"is_ready": True})
     _Supervisor(requests, function, float(timeout_s)).serve()
     kill_descendants()
     return 0
@@ -102,13 +103,16 @@ class _Supervisor:
         self._kill_scorer()
 
     def _serve_one(self, line: bytes) -> None:
+        if self._has_scorer_ended():  # while idle, which is no fault of this request
+            self._kill_scorer()
+            self._fork_scorer()
         started_s = time.monotonic()
         answer = self._score_within_limit(line)
         time_s = time.monotonic() - started_s
         must_replace = isinstance(answer, Outcome)
         if must_replace:
             self._kill_scorer()
-        _send(self._requests, (_as_json(answer) if isinstance(answer, Outcome) else answer) | {"time_s": time_s})
+        send_line(self._requests, (_as_json(answer) if isinstance(answer, Outcome) else answer) | {"time_s": time_s})
         self._num_checks += 1
         if must_replace or self._num_checks >= _MAX_CHECKS_PER_SCORER:
             self._kill_scorer()
@@ -161,6 +165,9 @@ class _Supervisor:
         theirs.close()
         self._scorer = ours
 
+    def _has_scorer_ended(self) -> bool:
+        return os.waitid(os.P_PID, self._scorer_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     def _kill_scorer(self) -> None:
         if self._scorer_pid:
             kill_descendants(but=self._shared)
@@ -178,7 +185,7 @@ def _score_until_killed(requests: socket.socket, function: RewardFunction, super
     os.dup2(0, 2)  # a crash is a verdict; its traceback is not logged
     with requests.makefile("rb") as lines:
         for line in lines:
-            _send(requests, _as_json(function(json.loads(line))))
+            send_line(requests, _as_json(function(json.loads(line))))
 
 
 def _address_space_bytes() -> int:
@@ -187,10 +194,6 @@ def _address_space_bytes() -> int:
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:
     return outcome.score._asdict() | {"parts": outcome.parts, "problem": outcome.problem}
-
-
-def _send(receiver: socket.socket, message: object) -> None:
-    receiver.sendall(json.dumps(message).encode() + b"\n")
 
 
 if __name__ == "__main__":

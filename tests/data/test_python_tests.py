@@ -144,6 +144,38 @@ NO_TEST = "no test in it would run and check something"
         ("import io\nassert f(io.StringIO('a')) == 'a'", ["`f(StringIO(...))`"]),
         ("open('/tmp/a', 'w').write('x')\nassert f('/tmp/a') == 'x'", ["`open(..., 'w')`"]),
         ("from pathlib import Path\nPath('/tmp/a').write_text('x')\nassert f('/tmp/a') == 'x'", ["`write_text`"]),
+        ("from solution import Stack\ns = Stack()\nassert type(s) is Stack", ["`type(s) is Stack`", "isinstance"]),
+        ("from solution import Stack\nassert type(Stack()) in (Stack, int)", ["`type(Stack()) in (Stack, int)`"]),
+        ("import solution\ns = solution.Stack()\nassert s.__class__ == solution.Stack", ["`s.__class__ =="]),
+        ("from solution import A\nassert isinstance(A, type)", ["`isinstance(A, type)`"]),
+        (
+            (
+                "import unittest\nfrom solution import A\nclass T(unittest.TestCase):\n"
+                "    def test_a(self): self.assertIs(type(A()), A)"
+            ),
+            ["`self.assertIs(type(A()), A)`"],
+        ),
+        ("import dataclasses\nfrom solution import P\nassert dataclasses.asdict(P(1)) == {'x': 1}", ["`asdict`"]),
+        ("from dataclasses import fields\nfrom solution import P\nassert len(fields(P)) == 1", ["`fields`"]),
+        (
+            "import pickle\nfrom solution import P\np = P(1)\nassert pickle.loads(pickle.dumps(p)) == p",
+            ["pickle.dumps(p)"],
+        ),
+        ("from solution import f\nassert f.__code__.co_argcount == 2", ["`f.__code__`"]),
+        ("import random\nrandom.seed(5)\na = f()\nrandom.seed(5)\nassert f() == a", ["`random.seed`"]),
+        ("from random import seed\nseed(5)\nassert f() == 3", ["`random.seed`"]),
+        ("import numpy as np\nnp.random.seed(5)\nassert f() == 3", ["`random.seed`"]),
+        ("import os\ndef test_f():\n os.environ['A'] = '5'\n assert f() == 5", ["`os.environ[...] = ...`"]),
+        ("import os\nos.environ.update(A='5')\nassert f() == 5", ["`os.environ.update`"]),
+        ("import time\ntime.time = lambda: 3\nassert f() == 3", ["`time.time = ...`"]),
+        ("import warnings\nwith warnings.catch_warnings(record=True) as w:\n    f()\nassert w", ["`catch_warnings("]),
+        (
+            (
+                "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n"
+                "        with self.assertWarns(UserWarning): f()"
+            ),
+            ["`assertWarns`"],
+        ),
         ("import pytest\nwith pytest.warns(UserWarning):\n    f(2)", ["`pytest.warns`", "raises"]),
         (
             "import pytest\n@pytest.mark.parametrize('x', [1], indirect=True)\ndef test_a(x):\n    assert f(x)",
@@ -185,6 +217,16 @@ def test_tests_that_could_not_fail_or_not_pass_are_refused_with_their_line(tmp_p
         "import pytest as p\n@p.mark.parametrize(('x', 'y'), [(1, 2)])\nclass TestA:\n def test(s, x, y): f.fail()",
         "class TestA:\n    def test_a(self): assert f(2)\nclass CheckB:\n    def test_b(self): assert f(3)",
         "from solution import Bad\nclass Worse(Exception): pass\ndef test_a(times=2): assert f(times)",
+        "import random\nrandom.seed(5)\nx = random.random()\nassert f(x) == 2 * x",
+        "import numpy as np\nnp.random.seed(5)\nx = np.random.rand(2).tolist()\nassert f(x) == x",
+        "from random import Random, seed\nseed(1)\nassert f(Random(3).random())",
+        "from solution import Stack\ns = Stack()\nassert type(s).__name__ == 'Stack' and type(s) is type(Stack())",
+        "from solution import Bad, f\ntry:\n    f()\nexcept Bad as e:\n    assert type(e) is Bad",
+        "from solution import LIMIT, f\nassert type(f(2)) is int and type(LIMIT) == type(2) and LIMIT is f(2)",
+        "import pickle\nassert f(pickle.dumps([1])) == [1]",
+        "from dataclasses import dataclass, asdict\n@dataclass\nclass P:\n    x: int\nassert f(asdict(P(1))) == 1",
+        "import os\nos.environ['OPENBLAS_NUM_THREADS'] = '1'\nimport numpy\nassert f(numpy.zeros(1)) == 1",
+        "import os, warnings\nwarnings.simplefilter('ignore')\nassert f(os.environ.get('HOME')) == 1",
     ],
 )
 def test_what_pytest_would_run_is_read(tmp_path, test):

@@ -209,6 +209,16 @@ async def test_a_supervisor_killed_between_checks_costs_none():
         assert await score(worker, "ok") == ["scored"]
 
 
+async def test_a_scorer_killed_between_checks_costs_none():
+    async with hostile_worker() as worker:
+        scorer = int((await _pid_verdict(worker)).reward)
+        with watched(scorer) as wait_for_the_end:
+            os.kill(scorer, signal.SIGKILL)
+            wait_for_the_end()
+        assert await score(worker, "ok") == ["scored"]
+        assert (await _pid_verdict(worker)).reward != scorer
+
+
 async def test_ctrl_c_does_not_end_the_processes():
     async with hostile_worker() as worker:
         [verdict] = [await _pid_verdict(worker)]

@@ -23,14 +23,14 @@ class _Skipped(Exception):
     """A test ended itself by `pytest.skip`."""
 
 
-def run_tests(tests: CodeType, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
+def run_tests(source: str, tests: CodeType, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
     """Run the statements of a text, then its tests; returns when none raised.
 
     Raises:
         BaseException: What a test raised.
         RuntimeError: There are tests, and every one was skipped.
     """
-    solution = _Solution(RpcClient(read, write))
+    solution = _Solution(RpcClient(source, read, write))
     module = type(sys)(TESTS)
     sys.modules |= {SOLUTION: solution, TESTS: module, "pytest": _make_pytest()}
     exec(tests, module.__dict__)  # noqa: S102 the prompt file's tests, in a sandbox of their own
@@ -190,7 +190,7 @@ class _Fixtures:
 
     def _make(self, function: Any, rests: list[Iterator[Any]]) -> Any:
         value = function(**{name: self.get(name) for name in _parameters(function) if name in self.functions})
-        if type(value).__name__ == "generator":
+        if type(value).__name__ == "generator" and not isinstance(value, Remote):
             rests.append(value)
             return next(value)
         return _finish(value)
@@ -216,7 +216,7 @@ def _call(function: Any, *given: object) -> None:
 
 def _finish(value: Any) -> Any:
     """Run a coroutine to its end."""
-    if type(value).__name__ != "coroutine":
+    if type(value).__name__ != "coroutine" or isinstance(value, Remote):
         return value
     import asyncio
 
@@ -270,7 +270,7 @@ def _make_pytest() -> Any:  # noqa: C901 one small function per name
             return case if isinstance(case, _Case) else tuple(case) if len(wanted) > 1 else (case,)
 
         def mark(test: Any) -> Any:
-            chosen = [case for case in cases if not getattr(case, "is_skipped_test", False)]
+            chosen = [case for case in cases if not (isinstance(case, _Case) and hasattr(case, "is_skipped_test"))]
             given = [dict(zip(wanted, values_of(case), strict=True)) for case in chosen]
             test.cases_of_test = [{**one, **other} for one in getattr(test, "cases_of_test", [{}]) for other in given]
             return test

@@ -3,7 +3,8 @@ r"""Extracts the program from a response.
 It is the last fenced block of Markdown that is not blank: of those marked as Python (`python`, `py`, `python3`) where
 there is one, so that the output shown behind a program is not run in its place; else of all, however they are marked.
 Without a fence it is the whole text. A block loses the indentation of its fence, as that of a list has one, and lines
-may end with `\r\n`.
+may end with `\r\n`. What stands before the last `</think>` holds no program. A fence with a mark begins a block also
+where the one before it has no end.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import re
 from typing import NamedTuple
 
 _LINE_END = re.compile(r"\r\n?")
-_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^\n`]*)\n(.*?)(^[ \t]*\2[`~]*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
-"""Indentation, fence, mark, body, and the closing fence; that is empty where the end of the text cuts the block off."""
-_PYTHON = re.compile(r"\s*py(?!con|tb)", re.IGNORECASE)
-"""The mark of a program; `pycon` is that of a session with an interpreter, `pytb` that of a traceback."""
+_FENCE = re.compile(
+    r"^([ \t]*)(`{3,}|~{3,})([^\n`]*)\n(.*?)(^[ \t]*\2[`~]*[ \t]*$|(?=^[ \t]*\2[ \t]*[\w{][^\n`]*$)|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+"""Indentation, fence, mark, body, and the closing fence; that is empty where another block begins or the text ends."""
+_PYTHON = re.compile(r"\s*(\{\s*\.?)?py(?!con|tb)", re.IGNORECASE)
+"""The mark of a program, also `{.python}`; `pycon` is that of a session with Python, `pytb` that of a traceback."""
 
 
 class _Block(NamedTuple):
@@ -29,7 +33,8 @@ def find_program(response_text: str) -> str | None:
     blocks = _candidates(response_text)
     if blocks:
         return next((block.body for block in reversed(blocks) if block.body.strip()), None)
-    return response_text if response_text.strip() else None
+    text = _without_thoughts(response_text)
+    return text if text.strip() else None
 
 
 def is_cut_off(response_text: str) -> bool:
@@ -42,10 +47,14 @@ def _candidates(response_text: str) -> list[_Block]:
     """The blocks of which the last one is the program."""
     blocks = [
         _Block(_without_indentation(body, len(indentation)), _PYTHON.match(mark) is not None, bool(closing))
-        for indentation, _, mark, body, closing in _FENCE.findall(_LINE_END.sub("\n", response_text))
+        for indentation, _, mark, body, closing in _FENCE.findall(_LINE_END.sub("\n", _without_thoughts(response_text)))
     ]
     python = [block for block in blocks if block.is_python]
     return python if any(block.body.strip() for block in python) else blocks
+
+
+def _without_thoughts(response_text: str) -> str:
+    return response_text.rpartition("</think>")[2]
 
 
 def _without_indentation(body: str, width: int) -> str:

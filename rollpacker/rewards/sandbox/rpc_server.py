@@ -5,13 +5,19 @@ from __future__ import annotations
 import builtins
 import sys
 
-from rollpacker.rewards.sandbox.rpc import COMBINING, COMPUTING, END, Peer, builtin_error, error_of
+from rollpacker.rewards.sandbox.rpc import COMBINING, COMPUTING, END, SOLUTION, TESTS, Peer
 from rollpacker.rewards.sandbox.values import decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+_BUILTINS = (
+    *("aiter", "bool", "bytes", "dir", "float", "format", "hash", "int", "iter", "len", "next", "repr", "reversed"),
+    *("round", "str"),
+)
+"""Functions that call the special method of their name; `exit` is none."""
 
 
 def serve(module: Any, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
@@ -37,14 +43,29 @@ class Local:
         return self.__dict__["_server"].request("call", self.__dict__["_number"], arguments, named)
 
 
+class LocalIterator:
+    """An iterator of the tests, in the program."""
+
+    def __init__(self, server: _RpcServer, number: int) -> None:
+        self._server, self._number = server, number
+
+    def __iter__(self) -> LocalIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self._server.request("next", self._number)
+
+
 class _RpcServer(Peer):
     """The program's end."""
+
+    own_module, other_module = SOLUTION, TESTS
 
     def __init__(self, module: Any, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
         super().__init__(read, write)
         self._module = module
         self._passed: dict[int, Any] = {}
-        """What the tests passed, by their number: `Local`s and functions."""
+        """What the tests passed, by their number: `Local`s, iterators, errors and functions."""
 
     def _export_object(self, value: object) -> str:
         for number, passed in self._passed.items():
@@ -52,13 +73,14 @@ class _RpcServer(Peer):
                 return f'{{"{"y" if isinstance(value, Local) else "k"}":{number}}}'
         if isinstance(value, int | str):  # a member of an enumeration
             return f'{{"h":[{encode(value)},{self._number_of(value)}]}}'
-        tag = "w" if type(value).__name__ == "coroutine" else "o"
-        return f'{{"{tag}":{self._number_of(value)}}}'
+        if type(value).__name__ == "coroutine":
+            return f'{{"w":{self._number_of(value)}}}'
+        return f'{{"o":[{self._number_of(value)},{encode(type(value).__name__)}]}}'
 
     def _handle(self, verb: str, parts: list[Any]) -> None:
         self._respond(lambda: self._execute(verb, [decode(part, self._restore) for part in parts]))
 
-    def _execute(self, verb: str, given: list[Any]) -> tuple[object, object]:  # noqa: PLR0911 the verbs of `RpcClient`
+    def _execute(self, verb: str, given: list[Any]) -> tuple[object, object]:  # noqa: C901, PLR0911 the verbs
         match verb, given:
             case "global", [name]:
                 return _described(find_name(self._module, name)), None
@@ -69,6 +91,9 @@ class _RpcServer(Peer):
                 return getattr(target, name), None
             case "set", [target, name, value]:
                 setattr(target, name, value)
+                return None, None
+            case "delete", [target, name]:
+                delattr(target, name)
                 return None, None
             case "isinstance", [instance, kind]:
                 return isinstance(instance, kind), None
@@ -93,22 +118,37 @@ class _RpcServer(Peer):
         return self._coroutines
 
     def _restore_object(self, tree: dict[str, Any]) -> object:
-        if "o" in tree:
-            return self._exported[tree["o"]]
-        ((tag, number),) = tree.items()
+        match tree:
+            case {"o": number}:
+                return self._exported[number]
+            case {"P": [number, error]}:
+                return self._passed.setdefault(number, decode(error, self._restore))
+            case {"y": number}:
+                return self._passed.setdefault(number, Local(self, number))
+            case {"N": number}:
+                return self._passed.setdefault(number, LocalIterator(self, number))
+            case {"k": [number, name, doc]}:
+                return self._passed.setdefault(number, self._callback(number, name, doc))
+        raise ValueError(f"no value: {list(tree)}")
+
+    def _callback(self, number: int, name: object, doc: object) -> Callable[..., object]:
+        """Make a function of the tests, with its name and text of documentation."""
 
         def callback(*arguments: object, **named: object) -> object:
             return self.request("call", number, arguments, named)
 
-        return self._passed.setdefault(number, Local(self, number) if tag == "y" else callback)
+        if isinstance(name, str):
+            callback.__name__ = callback.__qualname__ = name
+        callback.__doc__ = doc if isinstance(doc, str) else None
+        callback.__module__ = TESTS
+        return callback
 
     def request(self, verb: str, number: int, *given: object) -> Any:
         """Send a request for an object of the tests."""
         self._write(f'["{verb}",{number}{"".join("," + self._encode(each) for each in given)}]'.encode())
         answer, *parts = self._receive()
         if answer == "raise":
-            details: list[Any] = [decode(part, self._restore) for part in parts]
-            raise error_of(builtin_error(details[0]), details[1])
+            raise self._raised(*parts)
         return decode(parts[0], self._restore)
 
     def serve(self) -> None:
@@ -127,8 +167,6 @@ def find_name(module: Any, name: str) -> Any:
 def _described(value: object) -> list[object]:
     if isinstance(value, type(sys)):
         return ["module", None]
-    if isinstance(value, type) and issubclass(value, Exception):
-        return ["error", [kind.__name__ for kind in value.__mro__]]
     return ["object", value]
 
 
@@ -144,4 +182,13 @@ def _operation(name: str) -> Any:
         return lambda target, other: getattr(operator, f"__{bare[1:]}__")(other, target)
     if name in vars(operator) and name not in {"__doc__", "__name__"}:
         return vars(operator)[name]
-    return getattr(builtins, bare, None) or (lambda target, *given: getattr(type(target), name)(target, *given))
+    if bare in _BUILTINS:
+        return getattr(builtins, bare)
+    if name in {"__exit__", "__aexit__"}:
+        return lambda target, error: getattr(type(target), name)(target, *_details(error))
+    return lambda target, *given: getattr(type(target), name)(target, *given)
+
+
+def _details(error: BaseException | None) -> tuple[object, object, object]:
+    """Give what Python passes at the end of a `with`."""
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)

@@ -20,6 +20,7 @@ import resource
 import sys
 
 from rollpacker.rewards.sandbox import mini_pytest, rpc_server
+from rollpacker.rewards.sandbox.rpc import TESTS_FILE
 from rollpacker.rewards.sandbox.values import encode
 
 TYPE_CHECKING = False
@@ -109,8 +110,10 @@ def _run_kind(job: dict[str, Any], case: dict[str, Any], names: dict[str, Any], 
             _send(report_fd, "M", b'["ready"]')
             rpc_server.serve(module, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
         case "test":
-            tests = _compile(case["source"], "test_solution.py")
-            mini_pytest.run_tests(tests, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
+            tests = _compile(case["source"], TESTS_FILE)
+            mini_pytest.run_tests(
+                case["source"], tests, lambda: _read_message(control), lambda body: _send(report_fd, "M", body)
+            )
             _send(report_fd, "V", b"null")
 
 

@@ -24,16 +24,18 @@ import json
 import marshal
 import math
 import os
+import pathlib
 import select
 import signal
 import socket
 import sys
 import time
+import uuid
 from contextlib import suppress
 from typing import Any
 
 from rollpacker.core.errors import WorldError
-from rollpacker.rewards.processes import exit_when_parent_dies
+from rollpacker.rewards.processes import exit_when_parent_dies, send_line, take_standard_input
 from rollpacker.rewards.sandbox import comparison_process, rpc
 from rollpacker.rewards.sandbox.bubblewrap import Bounds, BubblewrapLauncher
 from rollpacker.rewards.sandbox.meter import Meter
@@ -61,7 +63,7 @@ _RECEIVE_BYTES = 1 << 16
 _OWN_TASKS = 3
 """Of a sandbox that runs nothing: bubblewrap, the namespace's first process, the runner. (Or supervisor and runner.)"""
 
-_NEEDED_LATER = (dt, decimal, fractions)
+_NEEDED_LATER = (dt, decimal, fractions, pathlib, uuid)
 """Decoding imports them, when `nobody` may be unable to read their files."""
 
 _PASSED = "correct"
@@ -79,11 +81,9 @@ class WorkerGone(Exception):
 def main(arguments: list[str]) -> int:
     """Serve one reward worker until it closes the socket."""
     bounds, parent_pid = Bounds(**json.loads(arguments[0])), int(arguments[1])
-    requests = socket.socket(fileno=os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or times of children are lost, here and, inherited, inside
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
-    channel = _Channel(requests)
+    channel = _Channel(take_standard_input())
     try:
         launcher = BubblewrapLauncher(bounds)
         exit_when_parent_dies(parent_pid)  # after a change of user, which would undo it
@@ -115,7 +115,7 @@ class _Channel:
         return self._socket.fileno()
 
     def send(self, message: object) -> None:
-        self._socket.sendall(json.dumps(message).encode() + b"\n")
+        send_line(self._socket, message)
 
     def receive(self) -> dict[str, Any]:
         """Wait for a line.

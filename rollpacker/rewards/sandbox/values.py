@@ -1,8 +1,8 @@
 """The serialization of values between a sandbox and its supervisor: JSON, with tags for other types of Python.
 
-Invariant: decoding creates only builtin values, of exactly these types (and `Fraction`, `Decimal`, `deque`, `Counter`,
-`OrderedDict`, and those of `datetime`; numbers of NumPy become Python's). So an object with its own `__eq__` inside is
-plain data outside, or an `Opaque` that equals nothing.
+Invariant: decoding creates only builtin values, of exactly these types (and `Fraction`, `Decimal`, `UUID`, paths,
+`deque`, `Counter`, `OrderedDict`, and those of `datetime`; numbers of NumPy become Python's, and a view of a dictionary
+is one of a copy). So an object with its own `__eq__` inside is plain data outside, or an `Opaque` that equals nothing.
 
 Used on both sides: inside, it runs in the program's interpreter, where it may be patched; what it then writes is still
 only data. It imports little, because every program pays for it.
@@ -84,14 +84,15 @@ def encode(value: object, export: Callable[[object], str] | None = None, depth: 
         return f'{{"r":[{value.start},{value.stop},{value.step}]}}'
     if isinstance(value, slice):
         return f'{{"p":[{_items((value.start, value.stop, value.step), export, depth)}]}}'
+    for name, view in _VIEWS.items():
+        if isinstance(value, view):
+            return f'{{"v":["{name}",[{_items(iter(value), export, depth)}]]}}'  # type: ignore[call-overload]
     kind = type(value)
     if kind.__module__ == "collections" and kind.__name__ == "deque":
-        return f'{{"l":[{_items(iter(value), export, depth)}]}}'  # type: ignore[call-overload]
-    if kind.__module__ == "datetime" and kind.__name__ in _DATE_FIELDS and getattr(value, "tzinfo", None) is None:
-        return (
-            f'{{"e":["{kind.__name__}",{",".join(str(getattr(value, each)) for each in _DATE_FIELDS[kind.__name__])}]}}'
-        )
-    if kind.__module__ in {"fractions", "decimal"} and kind.__name__ in {"Fraction", "Decimal"}:
+        return f'{{"l":[[{_items(iter(value), export, depth)}],{encode(value.maxlen)}]}}'  # type: ignore[call-overload,attr-defined]
+    if kind.__module__ == "datetime" and (fields := _date_fields(value)):
+        return f'{{"e":["{kind.__name__}",{_items(fields, None, depth)}]}}'
+    if _WRITTEN.get(kind.__name__) == kind.__module__.partition(".")[0]:
         return f'{{"n":["{kind.__name__}",{encode_basestring_ascii(str(value))}]}}'
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         return encode(value.item(), export, depth + 1)  # type: ignore[attr-defined]
@@ -126,25 +127,36 @@ def _items(values: object, export: Callable[[object], str] | None, depth: int) -
     return ",".join([encode(item, export, depth + 1) for item in values])  # type: ignore[attr-defined]
 
 
-def _deque(items: list[object]) -> object:
+def _view(parts: list[Any], restore: Callable[[dict[str, object]], object] | None) -> object:
+    name, body = parts
+    items: Any = decode(body, restore)
+    match name:
+        case "keys":
+            return dict.fromkeys(items).keys()
+        case "values":
+            return dict(enumerate(items)).values()
+        case "items":
+            return dict(items).items()
+    raise ValueError(f"no view: {name}")
+
+
+def _deque(parts: list[Any], restore: Callable[[dict[str, object]], object] | None) -> object:
     from collections import deque
 
-    return deque(items)
+    body, most = parts
+    items: Any = decode(body, restore)
+    return deque(items, most)
 
 
-def _number(parts: list[str]) -> object:
+def _written(parts: list[str]) -> object:
     name, text = parts
+    if name not in _WRITTEN:
+        raise ValueError(f"no type: {name}")
     if len(text) > 10_000:  # noqa: PLR2004 more would take long to parse
         raise ValueError("too many digits")
-    if name == "Fraction":
-        from fractions import Fraction
-
-        if "e" in text.lower():  # no fraction writes an exponent, and a short one makes a number of any size
-            raise ValueError("an exponent")
-        return Fraction(text)
-    from decimal import Decimal
-
-    return Decimal(text)
+    if name == "Fraction" and "e" in text.lower():  # no fraction writes one, and a short one makes a number of any size
+        raise ValueError("an exponent")
+    return getattr(__import__(_WRITTEN[name]), name)(text)
 
 
 def _mapping(parts: list[Any], restore: Callable[[dict[str, object]], object] | None) -> object:
@@ -156,14 +168,39 @@ def _mapping(parts: list[Any], restore: Callable[[dict[str, object]], object] | 
     return getattr(collections, name)({decode(key, restore): decode(item, restore) for key, item in pairs})
 
 
+def _date_fields(value: Any) -> list[object]:
+    """Give the arguments that make a value of `datetime`; none where its offset from UTC is not fixed."""
+    name = type(value).__name__
+    if name == "timezone":
+        return [value.utcoffset(None)]
+    zone = getattr(value, "tzinfo", None)
+    if name not in _DATE_FIELDS or type(zone).__name__ not in {"NoneType", "timezone"}:
+        return []
+    fields = [getattr(value, each) for each in _DATE_FIELDS[name]]
+    return fields if zone is None else [*fields, zone]
+
+
 def _date(parts: list[Any]) -> object:
     import datetime as dt
 
     name, *fields = parts
-    if name not in _DATE_FIELDS:
+    if name not in _DATE_FIELDS and name != "timezone":
         raise ValueError(f"no date: {name}")
-    return getattr(dt, name)(*fields)
+    return getattr(dt, name)(*map(decode, fields))
 
+
+_VIEWS = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
+"""Of dictionaries; those of an `OrderedDict` are subclasses."""
+
+_WRITTEN = {
+    "Fraction": "fractions",
+    "Decimal": "decimal",
+    "UUID": "uuid",
+    "PosixPath": "pathlib",
+    "PurePosixPath": "pathlib",
+    "PureWindowsPath": "pathlib",
+}
+"""Types that are written as text and made from it, and their modules."""
 
 _MAPPINGS = ("Counter", "OrderedDict")
 """Of `collections`; other dictionaries are encoded as plain ones."""
@@ -175,7 +212,7 @@ _DATE_FIELDS = {
     "datetime": (*_DAY, *_TIME),
     "timedelta": ("days", "seconds", "microseconds"),
 }
-"""Attributes and arguments of the types of `datetime`; with a time zone they are objects."""
+"""Attributes and arguments of the types of `datetime`; with a time zone that is no fixed offset they are objects."""
 
 _TAGS: dict[str, Callable[[Any, Any], object]] = {
     "i": lambda body, _restore: int(body, 16),
@@ -189,8 +226,9 @@ _TAGS: dict[str, Callable[[Any, Any], object]] = {
     "c": lambda body, _restore: complex(float(body[0]), float(body[1])),
     "r": lambda body, _restore: range(*body),
     "p": lambda body, restore: slice(*[decode(item, restore) for item in body]),
-    "l": lambda body, restore: _deque([decode(item, restore) for item in body]),
-    "n": lambda body, _restore: _number(body),
+    "v": _view,
+    "l": _deque,
+    "n": lambda body, _restore: _written(body),
     "m": _mapping,
     "e": lambda body, _restore: _date(body),
 }

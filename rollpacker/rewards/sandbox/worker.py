@@ -35,6 +35,9 @@ SUPERVISOR = "rollpacker.rewards.sandbox.supervisor"
 NO_CODE = Score(0.0, "no_code")
 """There is no program in the response."""
 
+_FORGOTTEN = Score(0.0, "stopped")
+"""As a supervisor says that it stopped a program; no one gets it."""
+
 _MAX_ATTEMPTS = 2
 """After a supervisor died with a program, another one runs it; its second death is the program's fault."""
 
@@ -69,6 +72,7 @@ class SandboxRewardWorker(PooledRewardWorker):
             return verdict_of(request, NO_CODE)
         reference = request.reference
         assert isinstance(reference, CodeReference), reference  # checked before the run began
+        num_forgotten = self._num_forgotten
         cases = await asyncio.to_thread(self._load, reference)
         limits_s = request.case_limits_s or (self._section.max_case_s,)
         job = {
@@ -83,6 +87,9 @@ class SandboxRewardWorker(PooledRewardWorker):
             limits_s[min(index, len(limits_s) - 1)] for index in range(len(cases))
         )
         for _ in range(_MAX_ATTEMPTS):
+            await process.ready()
+            if num_forgotten != self._num_forgotten:
+                return verdict_of(request, _FORGOTTEN)  # the supervisor has nothing yet that `forget` could stop
             self._busy.add(process)
             try:
                 response = await process.request(line, grace_s)

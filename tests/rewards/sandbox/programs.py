@@ -56,3 +56,13 @@ class Pool:
         assert Counter(verdict.request for verdict in verdicts) == Counter(request.request for request in requests)
         by_request = {verdict.request: verdict for verdict in verdicts}
         return [by_request[request.request] for request in requests]
+
+
+async def reasons_of(tmp_path, cases):
+    """Give the reason of each of (fields of a prompt, program)."""
+    references = write_prompts(tmp_path, [{"id": str(index), **fields} for index, (fields, _) in enumerate(cases)])
+    async with Pool(num_workers=2) as pool:
+        verdicts = await pool.score(
+            *(request_of(index, references[str(index)], fenced(program)) for index, (_, program) in enumerate(cases))
+        )
+    return [verdict.reason for verdict in verdicts]

@@ -1,7 +1,7 @@
 """Tests of prompts in a sandbox: what a response can and cannot put in their way, and what of pytest they may use."""
 # ruff: noqa: E501 a program is one line of the file where it can be
 
-from tests.rewards.sandbox.programs import Pool, fenced, request_of, write_prompts
+from tests.rewards.sandbox.programs import reasons_of
 
 SHADOWS = {
     "set": ("assert set(f(2)) == set((4,))", "()"),
@@ -71,16 +71,6 @@ def shadowing():
             yield f"{name}: in its modules", text, MODULES + function
         elif name not in VACUOUS:
             yield f"{name}: what it returns", text, f"{ALWAYS}def f(x): return Yes()"
-
-
-async def reasons_of(tmp_path, cases):
-    """Give the reason of each of (fields, program)."""
-    references = write_prompts(tmp_path, [{"id": str(index), **fields} for index, (fields, _) in enumerate(cases)])
-    async with Pool(num_workers=2) as pool:
-        verdicts = await pool.score(
-            *(request_of(index, references[str(index)], fenced(program)) for index, (_, program) in enumerate(cases))
-        )
-    return [verdict.reason for verdict in verdicts]
 
 
 async def test_no_name_of_a_response_takes_the_place_of_one_that_its_tests_compare_with(tmp_path):

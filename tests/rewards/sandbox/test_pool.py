@@ -52,6 +52,19 @@ async def test_what_is_forgotten_is_killed_and_never_comes_back(tmp_path):
         assert pool.worker.pids == [supervisor]
 
 
+async def test_what_is_forgotten_before_its_supervisor_has_it_never_runs(tmp_path):
+    """Neither while its cases are read, nor while the supervisor starts."""
+    one = write_prompts(tmp_path, [ONE])["one"]
+    async with Pool(num_workers=1) as pool:
+        for num_turns in (1, 20):
+            await pool.worker.score([request_of(0, one, ENDLESS, limits_s=(LONG_S,))])
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            await pool.worker.forget()
+            (verdict,) = await pool.score(request_of(7, one, "print(1)"))
+            assert (verdict.request.sample, verdict.reason) == (7, "correct")
+
+
 async def test_closing_ends_what_runs_and_wakes_who_waits(tmp_path):
     one = write_prompts(tmp_path, [ONE])["one"]
     pool = Pool(num_workers=2)

@@ -36,6 +36,12 @@ WRITTEN = {
     "an earlier program": f"```python\nprint(1)\n```\nBetter:\n```python\n{PROGRAM}```\n{OUTPUT}",
     "another block before it": f"{OUTPUT}```\n{PROGRAM}```",
     "a blank block behind it": f"```python\n{PROGRAM}```\n```python\n\n```",
+    "thoughts with a block that never ends": f"<think>\n```python\nprint(1)\n</think>\n```python\n{PROGRAM}```",
+    "thoughts before no fence": f"```python\nprint(1)\n```\n</think>{PROGRAM}",
+    "a block before it that never ends": f"```python\nprint(1)\nNo, better:\n```python\n{PROGRAM}```\n{OUTPUT}",
+    "a mark of Pandoc": f"```{{.python}}\n{PROGRAM}```\n{OUTPUT}",
+    "another mark of Pandoc": f"``` {{ .python .numberLines}}\n{PROGRAM}```\n{OUTPUT}",
+    "a session behind it that is marked so": f"```{{python}}\n{PROGRAM}```\n```{{.pycon}}\n>>> f(1)\n1\n```",
     "a blank block that is marked": f"```python\n```\n```\n{PROGRAM}```",
 }
 
@@ -63,6 +69,9 @@ def test_what_holds_no_program_has_none(response):
         ("```python\r\nprint(1)\r\n```\r\nIt pri", False),
         ("```python\nprint(1)\n```\nIt prints\n```\n1\n", False),
         ("```\nprint(1)\n```\nBetter:\n```\nprint(", True),
+        ("```python\nprint(1)\n```\n</think>\nThe", True),
+        ("<think>\n```python\nprint(1)\n</think>\n```python\nprint(1)\n```\n", False),
+        ("```python\nprint(1)\nBetter:\n```python\nprint(", True),
     ],
 )
 def test_a_response_is_cut_off_where_its_program_does_not_end(response, is_cut):

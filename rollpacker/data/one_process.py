@@ -1,0 +1,283 @@
+"""Refuses tests of a text of Python that need the response in their own process.
+
+The tests run in one process and the response in another; only calls and data pass between them (`rewards.sandbox.rpc`).
+So what replaces, catches or inspects something of the response there can only fail, or only pass. Classes of the
+response are told by their names, which begin with a capital letter; what is made by calling one is its object.
+"""
+
+from __future__ import annotations
+
+import ast
+
+_PYTEST_NAMES = ("approx", "fail", "fixture", "importorskip", "mark", "param", "raises", "skip")
+"""What the sandbox's own pytest has; see `rewards/sandbox/mini_pytest.py`."""
+
+ONE_PROCESS = "the tests run in another process than the response"
+
+_IMPOSSIBLE = {
+    "patch": f"it replaces names in the tests' process only: {ONE_PROCESS}",
+    "redirect_stdout": f"it catches what the tests' process prints only: {ONE_PROCESS}",
+    "redirect_stderr": f"it catches what the tests' process prints only: {ONE_PROCESS}",
+    "getsource": f"it reads a source that is not there: {ONE_PROCESS}",
+    "signature": f"it inspects a function that is not there: {ONE_PROCESS}",
+    "GeneratorType": f"no generator of the response is one in the tests' process: {ONE_PROCESS}",
+    "isgenerator": f"no generator of the response is one in the tests' process: {ONE_PROCESS}",
+    "isfunction": f"no function of the response is one in the tests' process: {ONE_PROCESS}",
+    "isclass": f"no class of the response is one in the tests' process: {ONE_PROCESS}",
+    "iscoroutinefunction": f"no function of the response is one in the tests' process: {ONE_PROCESS}",
+}
+"""Functions of the standard library, by the last part of their name."""
+
+_INSPECTING = ("mock", "contextlib", "inspect", "types", "asyncio")
+"""Modules that they are in."""
+
+_STREAMS = ("StringIO", "BytesIO", "open")
+
+_FILES = f"a file is one of the tests' process only: {ONE_PROCESS}"
+
+_REPLACEABLE = {
+    "sys": ("stdin", "stdout", "stderr", "argv"),
+    **dict.fromkeys(("builtins", "datetime", "os", "random", "time"), ()),
+}
+"""Attributes of modules that tests replace to reach what the response prints, reads or calls; (): any."""
+
+_STATE = f"the response does not see it: {ONE_PROCESS}"
+
+_CATCHING_ASSERTIONS = ("assertWarns", "assertWarnsRegex", "assertLogs", "assertNoLogs")
+"""Of unittest; they catch what is warned or logged in their own process."""
+
+_OF_DATACLASSES = ("asdict", "astuple", "fields", "is_dataclass", "replace")
+"""Functions of `dataclasses` that look at the class of their argument."""
+
+_RAISING_CALLS = ("raises", "assertRaises", "assertRaisesRegex")
+"""Their first argument is a class of errors, which is one in either process."""
+
+
+class TestsError(Exception):
+    """The tests cannot be used; has the three parts of a message."""
+
+    def __init__(self, problem: str, allowed: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.problem, self.allowed, self.remedy = problem, allowed, remedy
+
+
+def refuse_impossible(tree: ast.Module, response_names: set[str]) -> None:
+    """Refuse what could only pass or only fail between two processes.
+
+    Args:
+        tree: The text.
+        response_names: Names that it imports from the response.
+
+    Raises:
+        TestsError: It has such a thing.
+    """
+    objects = _Objects(tree, response_names)
+    of_libraries = {node for each in tree.body if isinstance(each, ast.Assign) for node in ast.walk(each)}
+    for node in ast.walk(tree):
+        _refuse_impossible(node)
+        _refuse_streams(node, response_names)
+        _refuse_unknown_pytest(node)
+        if node not in of_libraries:  # what is set before all tests may be for what they import, as threads of numpy
+            _refuse_state(node)
+        objects.refuse(node)
+        if isinstance(node, ast.ClassDef):
+            _refuse_base(node, response_names)
+    _refuse_seed(tree)
+
+
+def last_name(node: ast.AST) -> str:
+    """Give `TestCase` of `unittest.TestCase`."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Call(func=function):
+            return last_name(function)
+    return ""
+
+
+def _refuse_impossible(node: ast.AST) -> None:
+    name = None
+    match node:
+        case ast.ImportFrom(module=str(module)) if module.rpartition(".")[2] in _INSPECTING:
+            name = next((alias.name for alias in node.names if alias.name in _IMPOSSIBLE), None)
+        case ast.Attribute(value=base, attr=last) if last in _IMPOSSIBLE:
+            name = last if last_name(base) in _INSPECTING else None
+        case ast.Call(func=ast.Name(id="open"), args=[_, ast.Constant(value=str(mode)), *_]) if set(mode) & set("wax+"):
+            raise _impossible(f"open(..., {mode!r})", _FILES)
+        case ast.Call(func=ast.Attribute(attr="write_text" | "write_bytes" as last)):
+            raise _impossible(last, _FILES)
+        case ast.Attribute(value=ast.Name(id=module), attr=last, ctx=ast.Store()):
+            if module in _REPLACEABLE and last in (_REPLACEABLE[module] or (last,)):
+                raise _impossible(f"{module}.{last} = ...", f"it reaches the tests' process only: {ONE_PROCESS}")
+    if name is not None:
+        raise _impossible(name, _IMPOSSIBLE[name])
+
+
+def _refuse_streams(node: ast.AST, response_names: set[str]) -> None:
+    """Refuse files that are handed to the response."""
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=given) if name in response_names:
+            for each in given:
+                if isinstance(each, ast.Call) and last_name(each) in _STREAMS:
+                    raise _impossible(f"{name}({last_name(each)}(...))", _FILES)
+
+
+def _refuse_unknown_pytest(node: ast.AST) -> None:
+    names: list[str] = []
+    match node:
+        case ast.ImportFrom(module="pytest"):
+            names = [alias.name for alias in node.names]
+        case ast.Attribute(value=ast.Name(id="pytest"), attr=last):
+            names = [last]
+        case ast.Call():
+            for keyword in node.keywords:
+                if (last_name(node.func), keyword.arg) in {("parametrize", "indirect"), ("fixture", "params")}:
+                    raise _impossible(f"{last_name(node.func)}({keyword.arg}=...)", "the sandbox's pytest lacks it")
+    for name in names:
+        if name not in _PYTEST_NAMES:
+            raise _impossible(f"pytest.{name}", f"the sandbox's pytest has {', '.join(_PYTEST_NAMES)}")
+
+
+def _impossible(what: str, why: str) -> TestsError:
+    return TestsError(
+        f"it uses `{what}`", f"Not allowed: {why}", "Delete the tests that use it, or leave out the prompt"
+    )
+
+
+def _refuse_base(given: ast.ClassDef, response_names: set[str]) -> None:
+    for name in map(last_name, given.bases):
+        if name in response_names and not name.endswith(("Error", "Exception")):
+            raise TestsError(
+                f"its class `{given.name}` inherits from the response's `{name}`",
+                f"Not allowed: {ONE_PROCESS}, and only calls and data pass between them",
+                "Delete the class, or leave out the prompt",
+            )
+
+
+def _refuse_state(node: ast.AST) -> None:
+    """Refuse what the tests set or catch in their own process, and mean for the response's."""
+    match node:
+        case ast.Subscript(value=base, ctx=ast.Store() | ast.Del()) if last_name(base) == "environ":
+            raise _impossible("os.environ[...] = ...", _STATE)
+        case ast.Call(func=ast.Attribute(value=base, attr="update" | "setdefault" | "pop" | "clear" as last)):
+            if last_name(base) == "environ":
+                raise _impossible(f"os.environ.{last}", _STATE)
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="os"), attr="putenv" | "unsetenv" | "chdir" as last)):
+            raise _impossible(f"os.{last}", _STATE)
+        case ast.Call(keywords=keywords) if last_name(node) == "catch_warnings":
+            if any(each.arg == "record" for each in keywords):
+                raise _impossible("catch_warnings(record=...)", f"it catches warnings of the tests only: {ONE_PROCESS}")
+        case ast.Attribute(attr=last) if last in _CATCHING_ASSERTIONS:
+            raise _impossible(last, f"it catches what the tests' process warns or logs only: {ONE_PROCESS}")
+
+
+def _refuse_seed(tree: ast.Module) -> None:
+    """Refuse a seed that is not for random numbers of the tests."""
+    nodes = list(ast.walk(tree))
+    modules = {"random"}
+    is_seeding = has_numbers = False
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname for alias in node.names if alias.name == "random" and alias.asname}
+    for node in nodes:
+        match node:
+            case ast.ImportFrom(module=str(module), names=names) if module.rpartition(".")[2] == "random":
+                is_seeding |= any(alias.name == "seed" for alias in names)
+                has_numbers |= any(alias.name != "seed" for alias in names)
+            case ast.Attribute(value=base, attr=last) if last_name(base) in modules:
+                is_seeding |= last == "seed"
+                has_numbers |= last != "seed"
+    if is_seeding and not has_numbers:
+        raise _impossible("random.seed", f"it seeds the tests' random numbers only: {ONE_PROCESS}")
+
+
+class _Objects:
+    """Tells which names of a text are classes of the response, and which variables its objects."""
+
+    def __init__(self, tree: ast.Module, response_names: set[str]) -> None:
+        nodes = list(ast.walk(tree))
+        errors = {name for node in nodes for name in _error_names(node)}
+        self._names = response_names
+        self._classes = {name for name in response_names if _is_name_of_class(name)} - errors
+        self._has_dataclass = any(
+            last_name(each) == "dataclass"
+            for node in nodes
+            if isinstance(node, ast.ClassDef)
+            for each in node.decorator_list
+        )
+        self._variables: set[str] = set()
+        for node in nodes:
+            match node:
+                case ast.Assign(targets=[target], value=value) | ast.withitem(context_expr=value, optional_vars=target):
+                    if target is not None and isinstance(value, ast.Call) and self._is_class(value.func):
+                        self._variables.add(ast.unparse(target))
+
+    def refuse(self, node: ast.AST) -> None:
+        """Refuse what asks for the class of an object that is not there."""
+        what = self._impossible_use(node)
+        if what is not None:
+            raise _impossible(
+                what,
+                f"no object of the response is there, only a proxy, which `isinstance` and `==` know: {ONE_PROCESS}",
+            )
+
+    def _impossible_use(self, node: ast.AST) -> str | None:  # noqa: PLR0911 the uses
+        match node:
+            case ast.Compare(left=left, comparators=others) if self._is_class_asked([left, *others]):
+                return ast.unparse(node)
+            case ast.Call(args=given) if last_name(node).startswith("assert") and self._is_class_asked(given[:2]):
+                return ast.unparse(node)
+            case ast.Call(func=ast.Name(id="isinstance"), args=[each, ast.Name(id="type")]) if self._is_class(each):
+                return ast.unparse(node)
+            case ast.ImportFrom(module="dataclasses", names=names) if not self._has_dataclass:
+                return next((alias.name for alias in names if alias.name in _OF_DATACLASSES), None)
+            case ast.Attribute(value=ast.Name(id="dataclasses"), attr=last) if not self._has_dataclass:
+                return last if last in _OF_DATACLASSES else None
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="pickle")), args=[each, *_]) if self._is_object(each):
+                return ast.unparse(node)
+            case ast.Attribute(value=ast.Name(id=name), attr="__code__" | "__globals__" | "__closure__"):
+                return ast.unparse(node) if name in self._names else None
+        return None
+
+    def _is_class_asked(self, compared: list[ast.expr]) -> bool:
+        """Whether the class of something is compared with one of the response."""
+        parts = [part for each in compared for part in _parts(each)]
+        return any(map(_is_class_of, parts)) and any(map(self._is_class, parts))
+
+    def _is_class(self, node: ast.AST) -> bool:
+        match node:
+            case ast.Name(id=name):
+                return name in self._classes
+            case ast.Attribute(value=ast.Name(id="solution"), attr=name):
+                return _is_name_of_class(name)
+        return False
+
+    def _is_object(self, node: ast.AST) -> bool:
+        return self._is_class(node.func) if isinstance(node, ast.Call) else ast.unparse(node) in self._variables
+
+
+def _is_name_of_class(name: str) -> bool:
+    is_constant = len(name) > 1 and name.isupper()
+    return name[:1].isupper() and not is_constant and not name.endswith(("Error", "Exception"))
+
+
+def _is_class_of(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Name(id="type"), args=[_]) | ast.Attribute(attr="__class__"):
+            return True
+    return False
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    """Give what a container that is written out holds, else the expression."""
+    return node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+
+
+def _error_names(node: ast.AST) -> list[str]:
+    """Give the classes of errors that a node expects."""
+    match node:
+        case ast.ExceptHandler(type=ast.expr() as kind):
+            return [last_name(each) for each in _parts(kind)]
+        case ast.Call(args=[kind, *_]) if last_name(node) in _RAISING_CALLS:
+            return [last_name(each) for each in _parts(kind)]
+    return []

@@ -1,0 +1,70 @@
+"""Says whether the end of a `with` of the tests may suppress an error, in the sandbox of the tests.
+
+Where it is the program's, the program decides whether it does, and nothing behind the error runs. Invariant: it may
+only where the block has no check: no `assert`, no `raise` but as a statement of its own, no `yield`, nothing that is
+named as checks are, no function of the tests, and no call but of methods, imported names and builtins.
+"""
+
+from __future__ import annotations
+
+from rollpacker.rewards.sandbox.rpc import TESTS_FILE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ast
+    from types import FrameType
+
+_CHECKING = ("assert", "check", "expect", "fail", "raises", "verify")
+"""How names begin of what checks something."""
+
+
+def skips_no_check(source: str, frame: FrameType) -> bool:
+    """Whether the `with` that a frame is leaving is one of the tests, whose block has no check."""
+    import ast
+
+    nodes = list(ast.walk(ast.parse(source)))
+    blocks = [
+        node
+        for node in nodes
+        if isinstance(node, ast.With | ast.AsyncWith)
+        and node.lineno <= frame.f_lineno <= max(node.lineno, node.body[0].lineno - 1)
+    ]
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return (
+        frame.f_code.co_filename == TESTS_FILE
+        and bool(blocks)
+        and not any(_has_check(each, functions, _plain_names(nodes)) for block in blocks for each in block.body)
+    )
+
+
+def _plain_names(nodes: list[ast.AST]) -> set[str]:
+    """Give names that call no code of the tests: builtins, imported names, classes without methods."""
+    import ast
+    import builtins
+
+    names = set(dir(builtins))
+    for node in nodes:
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                names |= {alias.asname or alias.name for alias in node.names}
+            case ast.ClassDef() if not any(isinstance(each, ast.FunctionDef | ast.Lambda) for each in ast.walk(node)):
+                names.add(node.name)
+    return names
+
+
+def _has_check(statement: ast.stmt, functions: set[str], plain: set[str]) -> bool:
+    import ast
+
+    for node in ast.walk(statement):
+        match node:
+            case ast.Assert() | ast.Yield() | ast.YieldFrom():
+                return True
+            case ast.Raise() if node is not statement:
+                return True
+            case ast.Call(func=ast.Name(id=name)) if name not in plain:
+                return True
+            case ast.Call(func=func) if not isinstance(func, ast.Name | ast.Attribute):
+                return True
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in functions or name.startswith(_CHECKING):
+                return True
+    return False
