@@ -285,7 +285,7 @@ def _of_scale(exhibits: Sequence[Exhibit], scale: str | None, what: str) -> list
 def _listing() -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("name", "what it shows", "experiments that it needs", "scales"):
-        table.add_column(title)
+        table.add_column(title, overflow="fold")  # names are to be typed
     for exhibit in EXHIBITS.values():
         table.add_row(exhibit.name, exhibit.title, ", ".join(exhibit.experiments), ", ".join(exhibit.setups))
     for name, drawn in ARTIFACT.items():

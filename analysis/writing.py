@@ -70,8 +70,8 @@ def _origin(numbers: Numbers) -> Iterator[str]:
         yield "Measured on real engines."
     yield STATISTICS
     yield (
-        f"`reproduced` is within {GOOD_WITHIN:.0%} of the paper; `direction only` has {FELT_FROM:.0%} of its effect "
-        "or more."
+        f"`reproduced` is within {GOOD_WITHIN:.0%} of the paper and has at least half of its effect; `direction only` "
+        f"has {FELT_FROM:.0%} of it or more."
     )
     yield ""
 

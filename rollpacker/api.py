@@ -5,9 +5,10 @@
 
 `train` takes the words of `rollpacker train`, as texts, and keys as arguments, with two underscores for each dot. It
 prints what the command prints, waits for the end, and gives a `Run`; `load` gives that of a folder, also while the run
-goes on. `reward` may be a function of yours, as `reward.function` takes it. It has to be in a file that can be
-imported, because it runs in processes that are killed when it hangs: in a notebook write the file by %%writefile, and
-in a script put the call of `train` under `if __name__ == "__main__":`.
+goes on. Steps begin at 0 in `steps`, as in all tables; `samples` and `evaluations` count finished ones, as the screen
+does: what was generated in the tenth step has the step 10. `reward` may be a function of yours, as `reward.function`
+takes it. It has to be in a file that can be imported, because it runs in processes that are killed when it hangs: in a
+notebook write the file by %%writefile, and in a script put the call of `train` under `if __name__ == "__main__":`.
 
 The run is a process of its own: it needs no event loop of yours, and its memory is free when it ends. Interrupting it
 (Ctrl-C, or the notebook's button) saves a checkpoint, and `run__resume="auto"` goes on from there; doing it twice
@@ -167,6 +168,12 @@ def train(*words: str, reward: str | Callable[..., object] | None = None, **keys
     given += [f"{name.replace('__', '.')}={in_hydra(value)}" for name, value in keys.items()]
     if callable(reward):
         reward = _source(reward)
+    elif not isinstance(reward, str | None):
+        raise ConfigError(
+            f"reward={reward!r} is no reward.",
+            "It is a function, FILE.py:NAME, or an option of the group `reward`.",
+            "For example: reward=score, or reward='math'.",
+        )
     if reward is not None:
         given.append(f"{'reward.function' if ':' in reward else 'reward'}={in_hydra(reward)}")
 

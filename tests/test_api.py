@@ -166,6 +166,11 @@ def _wait_until(condition: object, limit_s: float = 200) -> None:
         time.sleep(0.05)
 
 
+def test_a_reward_that_is_neither_a_function_nor_a_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="reward=3 is no reward"):
+        rollpacker.train("model.path=x", reward=3)
+
+
 def test_a_script_that_trains_while_it_is_imported_for_its_reward_is_refused(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import rollpacker\ndef mine(response): return 1.0\nrollpacker.train('reward=math', reward=mine)\n"

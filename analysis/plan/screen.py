@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rollpacker.terminal import Terminal
 
 WIDE_COLUMNS = 100
-NARROW = {"speedup": "gain", "KV peak": "KV", "preempt": "pre", "GPU·h/1k": "GPU·h"}
+NARROW = {"speedup": "gain", "KV peak": "KV", "preempt": "pre"}
 """Shorter titles for a terminal of 80 columns."""
 
 GUESSED = ("_efficiency", "_overhead_s", "_latency_s")

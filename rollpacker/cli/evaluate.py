@@ -91,7 +91,7 @@ def run(arguments: Arguments) -> None:
     if run_dir is not None:
         from rollpacker.runtime.run.policies import policies_at
 
-        _refuse_what_is_no_run(run_dir)
+        _refuse_what_is_no_run(run_dir, words)
         policies = policies_at(run_dir, settings["at"] or "last")
     others_rewards = _rewards_of(Path(settings["against"])) if settings["against"] else None
     with _folder(words) as folder:
@@ -174,19 +174,28 @@ def _refuse_own_keys(words: Sequence[str], run_dir: Path | None) -> None:
             )
 
 
-def _refuse_what_is_no_run(run_dir: Path) -> None:
+_BRING_SETS = ("config", "experiment", "evaluation.path")
+"""Words that may name held-out prompts."""
+
+
+def _refuse_what_is_no_run(run_dir: Path, words: Sequence[str]) -> None:
+    """Refuse a folder without a run of a policy, or one without held-out prompts where the words name none."""
     from rollpacker.config.record import CONFIG_FILE, read_record
 
     record = read_record(run_dir)
     if record is None:
         raise ConfigError(
-            f"{run_dir} has no {CONFIG_FILE}.",
+            f"{run_dir} has no {CONFIG_FILE}." if run_dir.exists() else f"{run_dir} does not exist.",
             "RUN is the run.dir of a run, in which its configuration lies.",
             "Correct the path, or name a model: model.path=DIR.",
         )
     if (record.get("backend") or {}).get("name") == "sim":
         raise ConfigError(
             f"{run_dir} was modelled: it has no policy.", "RUN trained a model.", "Name another run, or model.path=DIR."
+        )
+    if not (record.get("evaluation") or {}).get("path") and not {*map(key_of, words)} & {*_BRING_SETS}:
+        raise ConfigError(
+            f"{run_dir} has no held-out prompts.", "They are of the run, or given.", "Add evaluation.path=FILE."
         )
 
 

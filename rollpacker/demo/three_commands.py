@@ -81,7 +81,7 @@ def _refuse_own(overrides: Sequence[str]) -> None:
         raise ConfigError(
             f"`{own[0]}` with `rollpacker demo`.",
             f"The demo compares the systems {' and '.join(SYSTEMS)}, in a new folder below {FOLDER}.",
-            "Leave it out; or take the second command that the demo shows, and change that.",
+            "Leave it out; or take the command `rollpacker train -m` that the demo shows, and change that.",
         )
 
 

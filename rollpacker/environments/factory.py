@@ -61,12 +61,16 @@ def make_pool(config: RunConfig) -> EnvironmentPool:
 def try_observation(config: RunConfig, tokenizer: PromptTokenizer, prompt: Prompt) -> None:
     """Render an observation behind a turn, and before the first one where the environment speaks first.
 
+    A tokenizer that cannot write the word that is looked for, as one of few words cannot, shows nothing.
+
     Raises:
         DataError: The chat template does not take it, or leaves it out.
         ConfigError: The environment, asked for what it says first, does not say it.
     """
     section = config.environment
     if section is None or section.name == "loop":  # which renders for itself
+        return
+    if _OBSERVATION not in tokenizer.token_texts(tokenizer.encode_text(_OBSERVATION)):
         return
     role = "tool" if section.name == "tools" or prompt.row.get("tools") else "user"
     _try_following(config, tokenizer, prompt, role, [tokenizer.eos_token_id])

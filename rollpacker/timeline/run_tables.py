@@ -136,8 +136,9 @@ def open_run(run_dir: Path, steps: tuple[int, int] | None = None) -> RunTables:
     if steps is not None:
         chosen = frame[frame["step"].between(*steps)]
         if chosen.empty:
+            first, last = steps[0] + 1, steps[1] + 1
             raise DataError(
-                f"{run_dir} has none of the steps {steps[0] + 1} to {steps[1] + 1}",
+                f"{run_dir} has " + (f"no step {first}" if first == last else f"none of the steps {first} to {last}"),
                 f"It has the steps {frame['step'].iloc[0] + 1} to {frame['step'].iloc[-1] + 1}",
                 "Ask for some of them",
             )

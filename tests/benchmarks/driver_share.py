@@ -91,6 +91,7 @@ async def measure(batching: str, num_prompts: int, num_responses: int) -> tuple[
             on_progress=lambda *_: None,
             on_stream=lambda *_: None,
             note=lambda _: None,
+            on_reclaim=asyncio.Event().wait,
         ),
     )
     await driver.start()

@@ -75,7 +75,8 @@ def assert_it_was_saved(training: Training, number: signal.Signals, name: str) -
     assert f"{name}: saving a checkpoint of step" in printed
     assert "Once more leaves at once" in printed
     assert f"{name} ended the run after step {status.finished_steps} of 1000000. Its checkpoint is complete" in printed
-    assert f"Go on with the same command and run.dir={training.run_dir} run.resume=auto." in printed
+    assert "Go on with the same command and run.resume=auto; if it names no run.dir," in printed
+    assert f"also run.dir={training.run_dir}." in printed
     assert "Traceback" not in printed
 
 

@@ -242,6 +242,14 @@ def test_a_template_without_a_place_for_results_of_tools_is_refused_before_the_r
         try_observation(config, tokenizer, prompt(user("hi")))
 
 
+def test_a_tokenizer_that_cannot_write_what_is_looked_for_refuses_no_run(model_path, monkeypatch):
+    words = ("environment=gym", "environment.env=rollpacker.environments.walk_turns:WalkTurns")
+    config = composed(*words, f"model.path={model_path}", "data.path=x.jsonl", "run.dir=x")
+    tokenizer, _ = renderer_of(model_path, "chatml")
+    monkeypatch.setattr(type(tokenizer), "token_texts", lambda *_: "<pad>")
+    try_observation(config, tokenizer, prompt(user("hi")))
+
+
 ALTERNATING = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"

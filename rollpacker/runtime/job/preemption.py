@@ -148,7 +148,9 @@ class ShellPreemption(Preemption):
 
     def _error(self, problem: str, allowed: str) -> Interrupted:
         assert self._first is not None
-        remedy = f"Go on with the same command and run.dir={self._run_dir} run.resume=auto."
+        remedy = (
+            f"Go on with the same command and run.resume=auto; if it names no run.dir, also run.dir={self._run_dir}."
+        )
         return Interrupted(problem, allowed, remedy, self._first)
 
     def _hear(self, number: signal.Signals) -> None:

@@ -16,7 +16,7 @@ from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.data.fitting import fit_held_out, fit_prompts
 from rollpacker.data.tokenization import PromptTokenizer
-from rollpacker.environments.factory import make_environments, make_tokenizer
+from rollpacker.environments.factory import make_environments, make_tokenizer, try_observation
 from rollpacker.environments.prompts import prompts_to_train
 from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.protocols.engine import Engine
@@ -143,5 +143,7 @@ def _read_prompts(
         return tokenizer, {}, held_out, notes
     prompts, of_rates = prompts_to_train(config)
     fitting = fit_prompts(prompts, tokenizer, config.data)
+    for each in list(fitting.prompts.values())[:1]:
+        try_observation(config, tokenizer, each.prompt)
     check_supply(config, Counter(tokenized.prompt.domain for tokenized in fitting.prompts.values()))
     return tokenizer, fitting.prompts, held_out, [*of_rates, *fitting.notes(config.data), *notes]

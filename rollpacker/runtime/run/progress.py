@@ -20,6 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rollpacker.config.words import counted
 from rollpacker.core.errors import Interrupted, Preempted
 from rollpacker.terminal import Terminal
 
@@ -137,7 +138,7 @@ class PlainProgress(_ShownProgress):
 
     def begin_run(self, title: str, num_steps: int) -> None:
         super().begin_run(title, num_steps)
-        self._print(f"{title}: {num_steps} steps" if num_steps else title)
+        self._print(f"{title}: {counted(num_steps, 'step')}" if num_steps else title)
 
     def stage(self, name: str, detail: str = "") -> None:
         super().stage(name, detail)
@@ -342,7 +343,7 @@ class RunHistory:
         ends = [self.rewards[:num_averaged], self.rewards[-num_averaged:]] if num_averaged else [self.rewards]
         reward = " -> ".join(f"{_mean(rewards):.3f}" for rewards in ends)
         idle = _idle_share(self.num_slots_busy, self.num_slots_idle)
-        return f"{num_steps} steps in {elapsed}, reward {reward}, idle slots {idle}"
+        return f"{counted(num_steps, 'step')} in {elapsed}, reward {reward}, idle slots {idle}"
 
     def describe_failure(self, error: BaseException, now: float) -> str:
         """Say in one line where the run ended early."""
