@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
 from rollpacker.cli.temporary_folder import temporary_folder
 from rollpacker.config.words import key_of, quoted, replaced
-from rollpacker.core.errors import ConfigError, Interrupted, WorldError
+from rollpacker.core.errors import ConfigError, Interrupted, RollpackerError, WorldError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -271,6 +271,15 @@ def _evaluate(configs: Sequence[RunConfig]) -> bool:
             raise Interrupted(
                 "The evaluation was interrupted.", "A score needs every response.", "Start it again.", error.args[-1]
             ) from None
+        except RollpackerError as error:
+            policy = config.model.path
+            if policy is None or policy.exists() or "checkpoints" not in policy.parts:
+                raise
+            raise WorldError(
+                f"{policy} was removed before it was loaded: its run goes on.",
+                "A run keeps the last run.keep_checkpoints; the best one too, with run.keep_best=true.",
+                "Start it again, or name another one: at=best.",
+            ) from error
     allocation = current_allocation(os.environ)
     return allocation is None or allocation.is_head
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from rollpacker.cli.scores import score_table
 from rollpacker.config.compose import compose
 from rollpacker.config.record import to_yaml
 from rollpacker.config.schema import RunConfig
-from rollpacker.core.errors import ConfigError
+from rollpacker.core.errors import ConfigError, ModelError
 from rollpacker.evaluation.comparison import rewards_by_set
 from rollpacker.metrics.evaluation_files import read_newest_responses, write_responses
 from rollpacker.metrics.schemas import EVALUATION_TABLES
@@ -223,6 +224,20 @@ def test_scores_are_shown_also_where_the_file_for_them_can_no_longer_be_written(
     assert "aime24" in shown.out
     assert "0.250" in shown.out
     assert "out=scores.parquet is a folder" in shown.err
+
+
+def test_a_checkpoint_that_its_run_removes_before_it_is_loaded_is_no_mistake_of_the_command(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(config: RunConfig, *_: object) -> None:
+        shutil.rmtree(config.model.path)
+        raise ModelError(f"The model directory {config.model.path} does not exist.")
+
+    monkeypatch.setattr("rollpacker.launch.ranks.train", train)
+    assert main(["evaluate", str(run_dir), SET]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "step-000006/trainer/model was removed before it was loaded: its run goes on." in said
+    assert "at=best" in said
 
 
 def test_a_folder_that_is_named_with_a_prefix_of_hydra_stays() -> None:
