@@ -65,7 +65,7 @@ def show_help(commands: Sequence[Command], topics: Sequence[str]) -> None:
         _print_section("Groups of train and check", [options])
         return
     if list(topics) == ["python"]:
-        _print_section("", [importlib.import_module("rollpacker.api").__doc__ or ""])
+        _print_section("", _paragraphs(importlib.import_module("rollpacker.api").__doc__ or ""))
         return
     named = {command.name: command for command in commands}
     if topics[0] in named:

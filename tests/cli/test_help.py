@@ -231,3 +231,11 @@ def test_every_name_of_other_tools_leads_to_a_legal_key_and_is_none_itself() -> 
     leaves = {key.rpartition(".")[2] for key in keys}
     assert not leaves & set(names)
     assert key_for("rollout.num_prompts") is None
+
+
+def test_the_prose_about_python_wraps_and_its_examples_do_not(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["help", "python"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines if not line.startswith("    "))
+    assert any(len(line) > 80 for line in lines)
