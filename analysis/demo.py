@@ -60,7 +60,7 @@ def summarise(run: Run, baseline: Run, shared: list[int]) -> dict[str, float]:
 
 
 def _held_out(run: Run, num_steps: int) -> dict[str, float]:
-    """First and last score up to so many finished steps, mean over the sets, and the largest error.
+    """First and last score up to so many finished steps, mean over the sets, and the last one's error.
 
     None where nothing was held out.
     """
@@ -70,7 +70,7 @@ def _held_out(run: Run, num_steps: int) -> dict[str, float]:
         return {}
     means = scores.groupby("step")["reward_mean"].mean()
     errors = scores.groupby("step")["se_over_prompts"].apply(lambda each: (each**2).sum() ** 0.5 / len(each))
-    return {"held_out_first": means.iloc[0], "held_out_last": means.iloc[-1], "held_out_error": errors.max()}
+    return {"held_out_first": means.iloc[0], "held_out_last": means.iloc[-1], "held_out_error": errors.iloc[-1]}
 
 
 def _seconds(value: float) -> str:
@@ -89,7 +89,7 @@ ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("tokens wasted", "wasted_share", _percent),
     ("held-out score before", "held_out_first", lambda value: f"{value:.3f}"),
     ("held-out score after", "held_out_last", lambda value: f"{value:.3f}"),
-    ("its standard error, at most", "held_out_error", lambda value: f"{value:.3f}"),
+    ("its standard error", "held_out_error", lambda value: f"{value:.3f}"),
     ("training reward, first steps", "reward_first", lambda value: f"{value:.2f}"),
     ("training reward, last steps", "reward_last", lambda value: f"{value:.2f}"),
     ("rollout speedup", "rollout_speedup", lambda value: f"{value:.2f} x"),
