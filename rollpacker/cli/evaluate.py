@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
 from rollpacker.cli.temporary_folder import temporary_folder
 from rollpacker.config.words import key_of, quoted, replaced
-from rollpacker.core.errors import ConfigError, Interrupted, RollpackerError, WorldError
+from rollpacker.core.errors import ConfigError, EngineFailed, Interrupted, ModelError, WorldError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from rollpacker.cli.arguments import Arguments
     from rollpacker.config.schema import RunConfig
@@ -97,7 +97,7 @@ def run(arguments: Arguments) -> None:
     with _folder(words) as folder:
         configs = _compose(run_dir, policies, words, folder)
         _check_sets(next(iter(configs.values())), requirements, settings["against"], others_rewards)
-        if not _evaluate([*configs.values()]):
+        if not _evaluate([*configs.values()], [model for model in policies.values() if model is not None]):
             return  # another rank of the job has the results
         from rollpacker.cli.scores import score_table
         from rollpacker.cli.screen import output
@@ -258,7 +258,7 @@ def _check_sets(
         )
 
 
-def _evaluate(configs: Sequence[RunConfig]) -> bool:
+def _evaluate(configs: Sequence[RunConfig], of_checkpoints: Collection[Path]) -> bool:
     """Evaluate one policy after the other; False in a process of the job that only serves its node."""
     from rollpacker.cli.train import validate_run
     from rollpacker.launch import ranks
@@ -271,9 +271,9 @@ def _evaluate(configs: Sequence[RunConfig]) -> bool:
             raise Interrupted(
                 "The evaluation was interrupted.", "A score needs every response.", "Start it again.", error.args[-1]
             ) from None
-        except RollpackerError as error:
+        except (ConfigError, EngineFailed, ModelError) as error:
             policy = config.model.path
-            if policy is None or policy.exists() or "checkpoints" not in policy.parts:
+            if policy not in of_checkpoints or policy.exists():
                 raise
             raise WorldError(
                 f"{policy} was removed before it was loaded: its run goes on.",

@@ -37,9 +37,9 @@ _FILES = f"a file is one of the tests' process only: {ONE_PROCESS}"
 
 _REPLACEABLE = {
     "sys": ("stdin", "stdout", "stderr", "argv"),
-    **dict.fromkeys(("builtins", "datetime", "os", "random", "time"), ()),
+    "builtins": (),
 }
-"""Attributes of modules that tests replace to reach what the response prints, reads or calls; (): any."""
+"""Attributes of modules that tests replace to reach what the response prints or reads; (): any."""
 
 _STATE = f"the response does not see it: {ONE_PROCESS}"
 
@@ -72,7 +72,7 @@ def refuse_impossible(tree: ast.Module, response_names: set[str]) -> None:
         TestsError: It has such a thing.
     """
     objects = _Objects(tree, response_names)
-    of_libraries = {node for each in tree.body if isinstance(each, ast.Assign) for node in ast.walk(each)}
+    of_libraries = {node for each in tree.body if isinstance(each, ast.Assign | ast.Expr) for node in ast.walk(each)}
     for node in ast.walk(tree):
         _refuse_impossible(node)
         _refuse_streams(node, response_names)
@@ -82,7 +82,6 @@ def refuse_impossible(tree: ast.Module, response_names: set[str]) -> None:
         objects.refuse(node)
         if isinstance(node, ast.ClassDef):
             _refuse_base(node, response_names)
-    _refuse_seed(tree)
 
 
 def last_name(node: ast.AST) -> str:
@@ -157,38 +156,22 @@ def _refuse_base(given: ast.ClassDef, response_names: set[str]) -> None:
 def _refuse_state(node: ast.AST) -> None:
     """Refuse what the tests set or catch in their own process, and mean for the response's."""
     match node:
-        case ast.Subscript(value=base, ctx=ast.Store() | ast.Del()) if last_name(base) == "environ":
+        case ast.Subscript(value=ast.Attribute(value=ast.Name(id="os"), attr="environ"), ctx=ast.Store() | ast.Del()):
             raise _impossible("os.environ[...] = ...", _STATE)
-        case ast.Call(func=ast.Attribute(value=base, attr="update" | "setdefault" | "pop" | "clear" as last)):
-            if last_name(base) == "environ":
-                raise _impossible(f"os.environ.{last}", _STATE)
+        case ast.Call(
+            func=ast.Attribute(
+                value=ast.Attribute(value=ast.Name(id="os"), attr="environ"),
+                attr="update" | "setdefault" | "pop" | "clear" as last,
+            )
+        ):
+            raise _impossible(f"os.environ.{last}", _STATE)
         case ast.Call(func=ast.Attribute(value=ast.Name(id="os"), attr="putenv" | "unsetenv" | "chdir" as last)):
             raise _impossible(f"os.{last}", _STATE)
-        case ast.Call(keywords=keywords) if last_name(node) == "catch_warnings":
-            if any(each.arg == "record" for each in keywords):
+        case ast.withitem(context_expr=ast.Call(keywords=keywords) as made, optional_vars=ast.expr()):
+            if last_name(made) == "catch_warnings" and any(each.arg == "record" for each in keywords):
                 raise _impossible("catch_warnings(record=...)", f"it catches warnings of the tests only: {ONE_PROCESS}")
         case ast.Attribute(attr=last) if last in _CATCHING_ASSERTIONS:
             raise _impossible(last, f"it catches what the tests' process warns or logs only: {ONE_PROCESS}")
-
-
-def _refuse_seed(tree: ast.Module) -> None:
-    """Refuse a seed that is not for random numbers of the tests."""
-    nodes = list(ast.walk(tree))
-    modules = {"random"}
-    is_seeding = has_numbers = False
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            modules |= {alias.asname for alias in node.names if alias.name == "random" and alias.asname}
-    for node in nodes:
-        match node:
-            case ast.ImportFrom(module=str(module), names=names) if module.rpartition(".")[2] == "random":
-                is_seeding |= any(alias.name == "seed" for alias in names)
-                has_numbers |= any(alias.name != "seed" for alias in names)
-            case ast.Attribute(value=base, attr=last) if last_name(base) in modules:
-                is_seeding |= last == "seed"
-                has_numbers |= last != "seed"
-    if is_seeding and not has_numbers:
-        raise _impossible("random.seed", f"it seeds the tests' random numbers only: {ONE_PROCESS}")
 
 
 class _Objects:
@@ -263,8 +246,8 @@ def _is_name_of_class(name: str) -> bool:
 
 def _is_class_of(node: ast.AST) -> bool:
     match node:
-        case ast.Call(func=ast.Name(id="type"), args=[_]) | ast.Attribute(attr="__class__"):
-            return True
+        case ast.Call(func=ast.Name(id="type"), args=[asked]) | ast.Attribute(value=asked, attr="__class__"):
+            return not (isinstance(asked, ast.Attribute) and asked.attr == "value")  # of `raises`: an error crosses
     return False
 
 

@@ -120,6 +120,9 @@ _NO_VALUE = re.compile(
 )
 """What is said of a number that is not the answer: "not 5", "between 5 and 6", "5 or more"."""
 
+_CORRECTED = re.compile(r"\$|\\\(|\\boxed|=|\b(?:but|is)\b")
+"""A claim behind it."""
+
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
 
 _STARTS_A_SET = re.compile(r"(?:^|=|\\in)\s*\\\{")
@@ -151,8 +154,10 @@ def score(response: str, ground_truth: str, is_truncated: bool) -> Score:  # noq
         return TRUNCATED if is_truncated else _NO_ANSWER
     if not isinstance(answer[0], FiniteSet) and _offers_several(text):
         return _WRONG_ANSWER
-    if _names_no_value(text, is_whole=is_whole) and not _OR_MORE.search(ground_truth):
+    is_bound = _OR_MORE.search(ground_truth) or _NO_VALUE.match(ground_truth)
+    if not is_bound and _names_no_value(text, is_whole=is_whole):
         return _WRONG_ANSWER
+    truth, answer = math_notation.without_modulus_of_one(truth, answer)
     if truth_words & _words(answer):
         return CORRECT
     if truth_words.intersection(_VERDICTS):
@@ -239,7 +244,8 @@ def _names_no_value(text: str, *, is_whole: bool) -> bool:
     announced = list(_ANNOUNCEMENT.finditer(text))
     if not announced and not is_whole:
         return False
-    return _NO_VALUE.match(text, announced[-1].end() if announced else 0) is not None
+    found = _NO_VALUE.match(text, announced[-1].end() if announced else 0)
+    return found is not None and _CORRECTED.search(text, found.end()) is None
 
 
 def _are_close(truth: list[Any], answer: list[Any]) -> bool:

@@ -78,6 +78,8 @@ _CONSTANTS = frozenset("eid")
 """Letters that are no names: Euler's number, the imaginary unit, a differential."""
 _SPACE = re.compile(r"\s+|\\[,;:! ]|\\q?quad(?![a-z])")
 _ONE_IN_BRACES = re.compile(r"\{(\w)\}")
+_MODULUS = re.compile(r"\\[bp]?mod\{?(\w+)\}?")
+_RESIDUE = re.compile(r"\\equiv(.+?)\\pmod")
 
 
 def readable(text: str) -> str:
@@ -110,7 +112,19 @@ def without_misreading(parsed: list[Any]) -> list[Any]:
     is_formula_alone = len(parsed) == 1 and "\\" in text
     if not (is_formula_alone or _IS_TEXT.search(text) or _has_lost_letter(parsed[0], text)):
         return parsed
-    return [_ONE_IN_BRACES.sub(r"\1", _SPACE.sub("", text))]
+    bare = _ONE_IN_BRACES.sub(r"\1", _SPACE.sub("", text))
+    return [_MODULUS.sub(r"\\pmod\1", bare)]
+
+
+def without_modulus_of_one(truth: list[Any], answer: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Where one side alone names a modulus, take the residue in front of it."""
+    residues = [_RESIDUE.search(each[0]) if each and isinstance(each[0], str) else None for each in (truth, answer)]
+    match residues:
+        case [re.Match() as residue, None]:
+            return [residue[1]], answer
+        case [None, re.Match() as residue]:
+            return truth, [residue[1]]
+    return truth, answer
 
 
 def _primed(primes: re.Match[str]) -> str:

@@ -213,7 +213,7 @@ def test_a_mistake_is_answered_without_torch_or_ray(run_dir: Path) -> None:
 def test_scores_are_shown_also_where_the_file_for_them_can_no_longer_be_written(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def evaluate(configs: Sequence[RunConfig]) -> bool:
+    def evaluate(configs: Sequence[RunConfig], _of_checkpoints: Sequence[Path]) -> bool:
         write_evaluation(configs[0].run.dir, {"aime24": [[0.25]]})
         Path("scores.parquet").mkdir()
         return True

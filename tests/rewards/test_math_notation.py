@@ -142,3 +142,23 @@ def test_long_repetitions_take_no_time(response):
 def test_what_is_compared_as_text_is_the_same_whatever_stands_before_it(truth, before):
     assert math.score(f"{before}The answer is ${truth}$", truth, False).reward == 1.0
     assert math.score(rf"{before}\[ {truth} \]", truth, False).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        (r"\boxed{x \equiv 3 \pmod{7}}", "3"),
+        (r"The answer is $x \equiv 3 \pmod 7$.", "3"),
+        (r"\boxed{3}", r"x \equiv 3 \pmod{7}"),
+        (r"\boxed{x\equiv3\mod 7}", r"x \equiv 3 \pmod{7}"),
+        ("The answer is not 3. Wait. I computed again, $x = 5$.", "5"),
+        ("<answer>not 3 but 5</answer>", "5"),
+    ],
+)
+def test_a_residue_needs_no_modulus_and_a_denial_may_be_followed_by_the_answer(answer, truth):
+    assert reason_of(answer, truth) == "correct"
+
+
+def test_of_a_residue_the_modulus_is_not_the_answer():
+    assert reason_of(r"\boxed{7}", r"x \equiv 3 \pmod{7}") != "correct"
+    assert reason_of(r"\boxed{x \equiv 3 \pmod{5}}", r"x \equiv 3 \pmod{7}") != "correct"

@@ -3,8 +3,8 @@ r"""Extracts the program from a response.
 It is the last fenced block of Markdown that is not blank: of those marked as Python (`python`, `py`, `python3`) where
 there is one, so that the output shown behind a program is not run in its place; else of all, however they are marked.
 Without a fence it is the whole text. A block loses the indentation of its fence, as that of a list has one, and lines
-may end with `\r\n`. What stands before the last `</think>` holds no program. A fence with a mark begins a block also
-where the one before it has no end.
+may end with `\r\n`. What stands before the last `</think>` that begins or ends a line holds no program. A fence with a
+mark begins a block also where the one before it has no end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+_THOUGHTS_END = re.compile(r"^\s*</think>|</think>[ \t]*$", re.MULTILINE)
+"""At the beginning or the end of a line: elsewhere a program or its explanation may speak of it."""
 _LINE_END = re.compile(r"\r\n?")
 _FENCE = re.compile(
     r"^([ \t]*)(`{3,}|~{3,})([^\n`]*)\n(.*?)(^[ \t]*\2[`~]*[ \t]*$|(?=^[ \t]*\2[ \t]*[\w{][^\n`]*$)|\Z)",
@@ -54,7 +56,8 @@ def _candidates(response_text: str) -> list[_Block]:
 
 
 def _without_thoughts(response_text: str) -> str:
-    return response_text.rpartition("</think>")[2]
+    ends = list(_THOUGHTS_END.finditer(response_text))
+    return response_text[ends[-1].end() :] if ends else response_text
 
 
 def _without_indentation(body: str, width: int) -> str:

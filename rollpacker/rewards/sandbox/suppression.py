@@ -1,8 +1,9 @@
 """Says whether the end of a `with` of the tests may suppress an error, in the sandbox of the tests.
 
 Where it is the program's, the program decides whether it does, and nothing behind the error runs. Invariant: it may
-only where the block has no check: no `assert`, no `raise` but as a statement of its own, no `yield`, nothing that is
-named as checks are, no function of the tests, and no call but of methods, imported names and builtins.
+only where the block is one simple statement, or several before a `raise`, and has no check, nor has its head: no
+`assert`, no `raise` but as a statement of its own, no `yield`, nothing that is named as checks are, no function of the
+tests, and no call but of methods, imported names and builtins.
 """
 
 from __future__ import annotations
@@ -33,8 +34,19 @@ def skips_no_check(source: str, frame: FrameType) -> bool:
     return (
         frame.f_code.co_filename == TESTS_FILE
         and bool(blocks)
-        and not any(_has_check(each, functions, _plain_names(nodes)) for block in blocks for each in block.body)
+        and all(map(_is_short, blocks))
+        and not any(
+            _has_check(each, functions, _plain_names(nodes)) for block in blocks for each in (*block.items, *block.body)
+        )
     )
+
+
+def _is_short(block: ast.With | ast.AsyncWith) -> bool:
+    """Whether nothing of a block is left to run behind the error, but for its own."""
+    import ast
+
+    is_last = len(block.body) == 1 or isinstance(block.body[-1], ast.Raise)
+    return is_last and not any(hasattr(each, "body") for each in block.body)
 
 
 def _plain_names(nodes: list[ast.AST]) -> set[str]:
@@ -52,7 +64,7 @@ def _plain_names(nodes: list[ast.AST]) -> set[str]:
     return names
 
 
-def _has_check(statement: ast.stmt, functions: set[str], plain: set[str]) -> bool:
+def _has_check(statement: ast.stmt | ast.withitem, functions: set[str], plain: set[str]) -> bool:
     import ast
 
     for node in ast.walk(statement):

@@ -1,6 +1,6 @@
 """The serialization of values between a sandbox and its supervisor: JSON, with tags for other types of Python.
 
-Invariant: decoding creates only builtin values, of exactly these types (and `Fraction`, `Decimal`, `UUID`, paths,
+Invariant: decoding creates only builtin values, of exactly these types (and `Fraction`, `Decimal`, `UUID`, pure paths,
 `deque`, `Counter`, `OrderedDict`, and those of `datetime`; numbers of NumPy become Python's, and a view of a dictionary
 is one of a copy). So an object with its own `__eq__` inside is plain data outside, or an `Opaque` that equals nothing.
 
@@ -196,7 +196,6 @@ _WRITTEN = {
     "Fraction": "fractions",
     "Decimal": "decimal",
     "UUID": "uuid",
-    "PosixPath": "pathlib",
     "PurePosixPath": "pathlib",
     "PureWindowsPath": "pathlib",
 }

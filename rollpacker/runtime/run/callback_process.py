@@ -33,6 +33,10 @@ METHODS: Mapping[str, str] = {
 """What a class may have, each with its one argument."""
 
 
+_LEFT_TO_THE_RUN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Beside those of a terminal: Slurm's notice goes to all processes of a job."""
+
+
 def main(arguments: list[str]) -> int:
     """Serve one run until it closes the socket."""
     source, run_dir, log, parent_pid = arguments
@@ -63,12 +67,13 @@ def _leave_signals_to_the_run() -> None:
     """Do nothing at what reaches the whole group or job: the run decides what it means, and ends this process.
 
     Commands that a callback starts inherit what is ignored, so they outlive Ctrl-C and a closed terminal, too, but end
-    at a SIGTERM; a process that it forks inherits handlers.
+    at the others; a process that it forks inherits handlers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    for number in _LEFT_TO_THE_RUN:
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=lambda: [signal.signal(number, signal.SIG_DFL) for number in _LEFT_TO_THE_RUN])
 
 
 def load_callback(source: str) -> Callable[[Path], Mapping[str, Callable[[Any], object]]]:

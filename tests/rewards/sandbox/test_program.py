@@ -37,6 +37,7 @@ WRITTEN = {
     "another block before it": f"{OUTPUT}```\n{PROGRAM}```",
     "a blank block behind it": f"```python\n{PROGRAM}```\n```python\n\n```",
     "thoughts with a block that never ends": f"<think>\n```python\nprint(1)\n</think>\n```python\n{PROGRAM}```",
+    "an explanation that speaks of thoughts": f"```python\n{PROGRAM}```\nIn my </think> part I checked it.",
     "thoughts before no fence": f"```python\nprint(1)\n```\n</think>{PROGRAM}",
     "a block before it that never ends": f"```python\nprint(1)\nNo, better:\n```python\n{PROGRAM}```\n{OUTPUT}",
     "a mark of Pandoc": f"```{{.python}}\n{PROGRAM}```\n{OUTPUT}",

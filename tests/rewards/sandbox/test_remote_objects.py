@@ -55,6 +55,11 @@ SKIPPING = [
     ("from solution import S\ndef test_a():\n with S() as s:\n  x = s.n\n  assert x == 1", YES),
     ("from solution import S\nwith (\n S() as s,\n S() as t,\n):\n assert s.n == 1", YES),
     ("from solution import S\ndef look(s): assert s.n == 1\nwith S() as s: look(s)", YES),
+    ("import pytest\nfrom solution import S\nwith S() as s, pytest.raises(KeyError, match='neg'): s.n", YES),
+    (
+        "from solution import S\ngot = []\nwith S() as s:\n for _ in '12': got.append(s.n)\nfor g in got: assert g == 1",
+        YES,
+    ),
     ("from solution import S\nfor do in [lambda s: s.n == 1 or 1 / 0]:\n with S() as s: do(s)\nassert S", YES),
     ("from solution import S\nclass L:\n def __init__(self, s): assert s.n == 1\nwith S() as s: L(s)\nassert S", YES),
     ("from solution import S\nwith S() as s:\n if s.n != 1: raise ValueError", YES),
@@ -200,7 +205,7 @@ PASSED = [
         "d = {3: 1, 2: 1}\nassert f(d.keys()) == [2, 3] and f(d.values()) == [1, 1] and f(d.items()) == [(2, 1), (3, 1)]",
         "f = sorted",
     ),
-    ("from pathlib import Path\nassert f(Path('a')) == Path('a/b')", "def f(x): return x / 'b'"),
+    ("from pathlib import PurePosixPath as P\nassert f(P('a')) == P('a/b')", "def f(x): return x / 'b'"),
     (
         "from uuid import UUID\nassert f(UUID(int=3)) == UUID(int=4)",
         "from uuid import UUID\ndef f(x): return UUID(int=x.int + 1)",
@@ -251,8 +256,8 @@ LYING = [
     ("assert type(f(2)).__name__ == 'int'", "class int: pass\ndef f(x): return int()"),
     ("assert isinstance(f(2), int)", "class C: __class__ = int\ndef f(x): return C()"),
     (
-        "from pathlib import Path\nassert f('a') == Path('a/b')",
-        "class PosixPath:\n def __eq__(s, o): return True\nPosixPath.__module__ = 'pathlib'\ndef f(x): return PosixPath()",
+        "from pathlib import PurePosixPath as Path\nassert f('a') == Path('a/b')",
+        "class PurePosixPath:\n def __eq__(s, o): return True\nPurePosixPath.__module__ = 'pathlib'\ndef f(x): return PurePosixPath()",
     ),
     (
         "from datetime import datetime, timezone\nassert f() == datetime(2020, 1, 1, tzinfo=timezone.utc)",
