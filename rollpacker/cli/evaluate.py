@@ -273,7 +273,7 @@ def _evaluate(configs: Sequence[RunConfig], of_checkpoints: Collection[Path]) ->
             ) from None
         except (ConfigError, EngineFailed, ModelError) as error:
             policy = config.model.path
-            if policy not in of_checkpoints or policy.exists():
+            if policy is None or policy not in of_checkpoints or policy.exists():
                 raise
             raise WorldError(
                 f"{policy} was removed before it was loaded: its run goes on.",

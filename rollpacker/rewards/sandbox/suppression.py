@@ -64,7 +64,7 @@ def _plain_names(nodes: list[ast.AST]) -> set[str]:
     return names
 
 
-def _has_check(statement: ast.stmt | ast.withitem, functions: set[str], plain: set[str]) -> bool:
+def _has_check(statement: ast.AST, functions: set[str], plain: set[str]) -> bool:
     import ast
 
     for node in ast.walk(statement):
