@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from rollpacker.cli.run_facts import run_facts_of
 from rollpacker.config.compose import compose
 from rollpacker.config.record import CONFIG_FILE, started_in
 from rollpacker.config.schema import RunConfig
+from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError, DeadlineExceeded, UserError
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
@@ -72,10 +74,10 @@ def test_the_last_line_of_a_resumed_run_has_the_steps_and_the_time_of_its_own_at
     for num_steps in (2, 3):
         train(tmp_path / "x", f"run.num_steps={num_steps}", *words)
     steps = read_frame(tmp_path / "x", "steps")
-    lines = [line for line in capsys.readouterr().out.splitlines() if " steps in " in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.search(r"^\d+ steps? in ", line)]
     for line, of_attempt in zip(lines, (steps[:2], steps[2:]), strict=True):
         taken = format_duration(of_attempt["step_time_s"].sum())
-        assert line.startswith(f"{len(of_attempt)} steps in {taken}, ")
+        assert line.startswith(f"{counted(len(of_attempt), 'step')} in {taken}, ")
 
 
 @pytest.mark.parametrize(("system", "hash_seed"), [("verl", "1"), ("rollpacker", "2")])
