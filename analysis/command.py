@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -284,12 +285,13 @@ def _of_scale(exhibits: Sequence[Exhibit], scale: str | None, what: str) -> list
 
 def _listing() -> Table:
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "what it shows", "experiments that it needs", "scales"):
-        table.add_column(title, overflow="fold")  # names are to be typed
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it shows, the experiments that it needs, its scales")
     for exhibit in EXHIBITS.values():
-        table.add_row(exhibit.name, exhibit.title, ", ".join(exhibit.experiments), ", ".join(exhibit.setups))
+        needs = f"needs {', '.join(exhibit.experiments)}; scales {', '.join(exhibit.setups)}"
+        table.add_row(exhibit.name, Group(Text(exhibit.title), Text(needs, style="dim")))
     for name, drawn in ARTIFACT.items():
-        table.add_row(name, f"the artifact's experiment: {', '.join(drawn)}", "", "")
+        table.add_row(name, f"the artifact's experiment: {', '.join(drawn)}")
     return table
 
 

@@ -35,10 +35,7 @@ _STREAMS = ("StringIO", "BytesIO", "open")
 
 _FILES = f"a file is one of the tests' process only: {ONE_PROCESS}"
 
-_REPLACEABLE = {
-    "sys": ("stdin", "stdout", "stderr", "argv"),
-    "builtins": (),
-}
+_REPLACEABLE = {"sys": ("stdin", "stdout", "stderr", "argv"), "builtins": ()}
 """Attributes of modules that tests replace to reach what the response prints or reads; (): any."""
 
 _STATE = f"the response does not see it: {ONE_PROCESS}"
