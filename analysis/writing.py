@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 
 from rollpacker.analysis.numbers import FELT_FROM, GOOD_WITHIN, OURS, Source, Standing
 from rollpacker.analysis.style import save_figure, title_figure
+from rollpacker.config.words import counted
 from rollpacker.metrics.files import write_atomically
 from rollpacker.terminal import printable
 
@@ -87,7 +88,7 @@ def _errors(name: str, numbers: Numbers) -> Iterator[str]:
         of_what = " ".join(str(panel).split()) + ("" if series == OURS else f", {series}")
         errors = curve["relative_error"].astype(float)
         spread = f"mean {errors.mean():+.0%}, without sign {errors.abs().mean():.0%}, largest {errors.abs().max():.0%}"
-        yield f"  {of_what}: {len(errors)} points, {spread}"
+        yield f"  {of_what}: {counted(len(errors), 'point')}, {spread}"
 
 
 def _missing(numbers: Numbers) -> Iterator[str]:

@@ -18,6 +18,7 @@ from rollpacker.analysis.exhibits.elastic_workers import throughput
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Runs
+from rollpacker.config.words import counted
 
 DISCOUNTS: Final = tuple(range(0, 101, 10))
 """Per cent off the price of the trainer's GPUs."""
@@ -35,7 +36,7 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     for number in WORKERS:
         found = runs.of(setup="elastic", study=f"elastic-workers-{number}")
         gains = [Value(run, throughput(run) / alone[run.seed]) for run in found if run.seed in alone]
-        series = f"{number} workers" if number > 1 else "1 worker"
+        series = counted(number, "worker")
         for discount in DISCOUNTS:
             dearer = 1 + number * (1 - discount / 100) / WORKERS_PER_NODE
             place = Place(panel=COST, x=float(discount), unit="x", series=series)
@@ -43,7 +44,7 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
         if number in paper:
             place = Place(panel="break-even", x=float(number), unit="%")
             evens = [Value(run, 100 * (1 - WORKERS_PER_NODE * (gain - 1) / number)) for run, gain in gains]
-            text = f"Spot discount from which on {number} workers pay"
+            text = f"Spot discount from which on {counted(number, 'worker')} {'pays' if number == 1 else 'pay'}"
             yield Claim(text=text, paper=paper[number], ours=place.ours(evens), unit="%", neutral=100.0)
 
 

@@ -17,6 +17,7 @@ from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, paper_rows
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
+from rollpacker.config.words import counted
 
 WORKERS: Final = (0, 1, 2, 3, 4, 6, 8)
 NUM_FIRST_STEPS: Final = 5
@@ -48,7 +49,7 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
             if paper is not None:
                 yield place.paper(paper)
                 if number:
-                    text = f"Qwen3-8B with {number} workers: {panel}"
+                    text = f"Qwen3-8B with {counted(number, 'worker')}: {panel}"
                     neutral = reported[0] if panel == THROUGHPUT else 1.0
                     yield Claim(text=text, paper=paper, ours=ours, unit=unit, neutral=neutral)
 

@@ -23,20 +23,20 @@ SHORT_PER_LONG = 4.0
 
 
 def gather(runs: Runs) -> Iterator[Point | Claim | None]:
-    """Step times, and the published speedups: ratios of their sums."""
+    """Step times, and the published speedups: ratios of their sums, over the steps that the runs have."""
     by_model: dict[str, dict[str, list[Run]]] = {}
     for model in runs.models(*PANELS):
         found = {system: runs.of(model=model, system=system, task="mix") for system in SYSTEMS}
         by_model[model] = found
-        sums = dict.fromkeys(SYSTEMS, 0.0)
+        paper: dict[str, dict[float, float]] = {system: {} for system in SYSTEMS}
         for row in paper_rows(PANELS[model]) if runs.are_papers_size else []:
             system = PAPER_SYSTEMS[row.series]
             yield Place(panel=model, x=float(row.x), unit="s", series=system).paper(row.y)
-            sums[system] += row.y
+            paper[system][float(row.x)] = row.y
         for system in SYSTEMS:
             yield from _step_times(model, system, found[system])
-        if all(sums.values()):
-            yield from _claims(model, sums, found)
+        if all(paper.values()):
+            yield from _claims(model, paper, found)
     if runs.are_papers_size:
         yield from _claims_of_the_text(by_model)
 
@@ -47,12 +47,16 @@ def _step_times(model: str, system: str, found: Sequence[Run]) -> Iterator[Point
         yield place.ours(Value(run, float(run.steps["step_time_s"][step])) for run in found)
 
 
-def _claims(model: str, sums: Mapping[str, float], found: Mapping[str, Sequence[Run]]) -> Iterator[Claim]:
+def _claims(
+    model: str, paper: Mapping[str, Mapping[float, float]], found: Mapping[str, Sequence[Run]]
+) -> Iterator[Claim]:
     for base in ("verl", "rlhfuse"):
+        shared = {float(step + 1) for step in shared_steps([*found[base], *found["rollpacker"]])}
+        steps = [x for x in paper["rollpacker"] if not shared or x in shared]
         place = Place(panel=model, x=base, unit="x")
         yield Claim(
-            text=f"{model}: rollpacker over {base}, ratio of the sums of 40 steps",
-            paper=sums[base] / sums["rollpacker"],
+            text=f"{model}: rollpacker over {base}, ratio of the sums of {len(steps)} steps",
+            paper=sum(paper[base][x] for x in steps) / sum(paper["rollpacker"][x] for x in steps),
             ours=place.ours(speedups(found[base], found["rollpacker"])),
             unit="x",
             neutral=1.0,

@@ -167,7 +167,10 @@ class RunStatusView:
         """How to continue an interrupted run that is not requeued; empty for other runs."""
         if self.state not in {"died", "interrupted", "preempted", "cancelled"}:
             return ""
-        return "The same command with the same run.dir and run.resume=auto goes on from its last checkpoint."
+        return (
+            "The same command with the same run.dir and run.resume=auto goes on from its last checkpoint,"
+            " or begins anew where it has none."
+        )
 
     def started_and_ended(self, now: float) -> tuple[float, float] | None:
         """When the attempt began, and when it ended or now, in seconds since the epoch; None when unknown."""

@@ -8,7 +8,7 @@ import pytest
 from rollpacker.analysis import command, writing
 from rollpacker.analysis.exhibit import ALL_SETUPS
 from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS, fig09, fig10, learning, table1, table2
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Source, Standing, Value, speedups
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Source, Standing, Value, paper_rows, speedups
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from rollpacker.analysis.sweeps import Asked, points_of
@@ -94,6 +94,19 @@ def test_what_the_papers_text_says_is_held_against_the_runs_of_every_model(tmp_p
     assert claims["Qwen2.5-32B: rollpacker over verl, as the text has it"].standing is Standing.UNKNOWN
 
 
+def test_the_papers_speedup_is_of_the_steps_that_the_runs_have(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"base{seed}", "verl", [10.0] * 3, model="Qwen2.5-7B", seed=seed)
+        write_run(tmp_path / f"own{seed}", "rollpacker", [5.0] * (2 + seed), model="Qwen2.5-7B", seed=seed)
+    of_paper = {
+        system: [row.y for row in paper_rows("fig09a") if row.series == name and float(row.x) <= 2]
+        for system, name in (("verl", "veRL"), ("rollpacker", "Flexes"))
+    }
+    claims = {claim.text: claim for claim in fig09.EXHIBIT.numbers(runs_below(tmp_path)).claims}
+    claim = claims["Qwen2.5-7B: rollpacker over verl, ratio of the sums of 2 steps"]
+    assert claim.paper == pytest.approx(sum(of_paper["verl"]) / sum(of_paper["rollpacker"]))
+
+
 def test_a_figure_of_steps_has_a_point_per_step_and_the_papers_forty(tmp_path):
     write_run(tmp_path / "run", "rollpacker", [3.0, 4.0])
     numbers = fig09.EXHIBIT.numbers(runs_below(tmp_path))
@@ -117,8 +130,8 @@ def test_each_of_our_points_has_the_papers_number_of_the_same_quantity_and_its_r
     told = numbers.frame()[["paper", "relative_error"]].astype(float).round(6)
     assert told.fillna(-1).values.tolist() == [[-1, -1]] * 2 + [[10, 0.2], [50, -0.76]] + [[-1, -1]] * 4
     text = writing.summary(EXHIBITS["fig09"], numbers)
-    assert "  steps, verl: 1 points, mean +20%, without sign 20%, largest 20%" in text
-    assert "  shares: 1 points, mean -76%" in text
+    assert "  steps, verl: 1 point, mean +20%, without sign 20%, largest 20%" in text
+    assert "  shares: 1 point, mean -76%" in text
 
 
 @pytest.mark.parametrize(

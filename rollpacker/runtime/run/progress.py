@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from rich.columns import Columns
 from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
@@ -256,12 +257,13 @@ class LiveProgress(_ShownProgress):
         )
 
     def _domain_lines(self) -> list[RenderableType]:
-        """The domains of the last step, when there are several; long lists are cut at the panel's edge."""
+        """The domains of the last step, when there are several."""
         domains = self._history.domains
         if len(domains) < 2:  # noqa: PLR2004 the line above shows a single domain
             return []
-        in_brief = ", ".join(_domain_in_brief(domain) for domain in domains)
-        return [Text.assemble(("domains ", "bold"), in_brief, no_wrap=True, overflow="ellipsis")]
+        line = Table.grid(padding=(0, 1))
+        line.add_row(Text("domains", style="bold"), Columns([_domain_in_brief(domain) for domain in domains]))
+        return [line]
 
     def _recent_steps(self) -> RenderableType:
         history = self._history

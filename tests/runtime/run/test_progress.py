@@ -110,7 +110,7 @@ def test_several_domains_are_shown_after_their_step_and_one_is_not() -> None:
     assert lines[-1].strip() == "code 0.500 (1,234 tokens), math 0.250 (1,234 tokens)"
 
 
-def test_the_live_screen_shows_several_domains_in_one_line() -> None:
+def test_the_live_screen_shows_every_domain_of_the_last_step() -> None:
     progress, _, _ = make("live")
     progress.begin_run("x", 4)
     progress.step_finished(make_row(0), [domain_row("math", 0.25)])
@@ -118,7 +118,8 @@ def test_the_live_screen_shows_several_domains_in_one_line() -> None:
     assert "domains" not in screen(progress)
     progress.step_finished(make_row(1), [domain_row(name * 9, 0.5) for name in "abcdef"])
     assert "domains aaaaaaaaa 0.500 (1,234 tokens)" in screen(progress)
-    assert len(screen(progress).splitlines()) == height + 2  # one step more and the domains
+    assert all(f"{name * 9} 0.500" in screen(progress) for name in "abcdef")
+    assert len(screen(progress).splitlines()) == height + 4  # one step more and the domains, two to a line
     progress.end_run()
 
 
