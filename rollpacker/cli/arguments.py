@@ -52,6 +52,7 @@ def parse_arguments(command: str, argv: Sequence[str], help_text: CommandHelp, *
     if not found.help:
         _refuse_empty(command, found.words)
         _refuse_repeated(found.words)
+        _refuse_misspelt(command, found.words, help_text)
     return Arguments(words=tuple(found.words), is_help=found.help, is_multirun=getattr(found, "multirun", False))
 
 
@@ -79,6 +80,21 @@ def _refuse_repeated(words: Sequence[str]) -> None:
                 "Leave out one of the two.",
             )
         first_of[name] = word
+
+
+def _refuse_misspelt(command: str, words: Sequence[str], help_text: CommandHelp) -> None:
+    """Refuse a word that is nearly one of the command's own, before it is read as a key."""
+    from rollpacker.config.keys import nearest
+
+    named = [word for word, _ in help_text.arguments if word.isalpha() and word.islower()]
+    own = [word for word in named if f"{word}=" not in help_text.usage]
+    for word in words if help_text.takes_keys else ():
+        if "=" not in word and word not in own and (close := nearest(word, own)):
+            raise ConfigError(
+                f"`{word}` is not an argument of `rollpacker {command}`.",
+                f"It takes {' or '.join(own)}; all else is key=value or group=option.",
+                f"Write {close[0]}.",
+            )
 
 
 def _unknown_option(command: str, option: str, options: Sequence[str], help_text: CommandHelp) -> ConfigError:

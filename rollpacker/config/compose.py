@@ -329,9 +329,9 @@ def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError
             f"Set single keys, such as {own[0]}=..." if own else KEYS_LISTED.format(command=root.command),
         )
     close = nearest(str(details["input"]), key.choices)
-    is_inside = key.name != name
+    says_more = key.name != name and details["type"] != "model_type"  # which names a class of ours
     return ConfigError(
-        f"{given} is {_fault(details['type'])}" + (f": {details['msg'].lower()}." if is_inside else "."),
+        f"{given} is {_fault(details['type'])}" + (f": {details['msg'].lower()}." if says_more else "."),
         f"`{key.name}` is {key.legal}.",
         f"Write {key.name}={close[0]}." if close else "",
     )

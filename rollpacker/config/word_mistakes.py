@@ -136,8 +136,9 @@ _NAME = re.compile(r"[+~]{0,2}\w+([./@]\w+)*", re.ASCII)
 def grammar_mistake(root: Root[BaseModel], text: str) -> ConfigError:
     """A word that Hydra's grammar does not take."""
     if "=" not in text and not text.startswith("~"):
-        choices = [f"{name}={text}" for name, group in groups(root).items() if text in group.options]
-        close = choices or [f"{key}=VALUE" for key in nearest(text, legal_keys(root.schema))]
+        choices = {option: f"{name}={option}" for name, group in groups(root).items() for option in group.options}
+        words = {**{key: f"{key}=VALUE" for key in legal_keys(root.schema)}, **choices}
+        close = [words[word] for word in ([text] if text in choices else nearest(text, words))]
         remedy = f"Write {close[0]}" if close else "Write key=value."
         return ConfigError(f"`{text}` has no value.", "An argument is key=value or group=option.", remedy)
     name, _, value = text.partition("=")

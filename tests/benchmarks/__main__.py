@@ -3,7 +3,9 @@
 python -m tests.benchmarks
 """
 
+import argparse
 import ast
+import signal
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -11,6 +13,9 @@ FOLDER = Path(__file__).parent
 
 def main() -> None:
     """Print each command with the first sentence of its docstring."""
+    purpose = (__doc__ or "").partition("\n\n")[0]
+    argparse.ArgumentParser(prog="python -m tests.benchmarks", description=purpose).parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it
     for file in sorted(FOLDER.glob("*.py")):
         if file.name == "__main__.py":
             continue

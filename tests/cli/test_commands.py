@@ -128,7 +128,7 @@ def test_the_demo_refuses_what_it_sets_itself_before_anything_is_made(
     [
         (["rollout.num_promts=8"], "`rollout.num_prompts`"),
         (["mixed", "rollout.num_prompts=0"], "at least 1"),
-        (["mixde"], "`mixde` has no value"),
+        (["mixde"], "Write mixed."),
     ],
 )
 def test_the_demo_refuses_a_mistake_before_anything_is_made(

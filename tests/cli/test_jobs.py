@@ -87,7 +87,8 @@ def test_the_path_of_a_run_that_failed_stays_whole_however_long_it_is(
 
     printed = capsys.readouterr().out
     assert f"interrupted {run_dir.relative_to(workdir)}\n" in printed
-    assert "run.resume=auto goes on from its last checkpoint, or begins anew where it has none." in " ".join(printed.split())
+    remedy = "run.resume=auto goes on from its last checkpoint, or begins anew where it has none."
+    assert remedy in " ".join(printed.split())
 
 
 def test_a_run_below_two_of_the_folders_is_shown_once(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
