@@ -119,6 +119,8 @@ class InvariantChecker(WorkerObserver):
         self._left_unscored: set[tuple[PromptId, int]] = set()
         """What finished in an earlier attempt, and is scored in this one without a new order."""
         self._facts: deque[tuple[EngineId | None, RequestId]] = deque()
+        self._outdated: list[tuple[EngineId | None, RequestId]] = []
+        """What had come of a request and was not told before the request was launched again."""
         self._rewards_before |= self._rewards
         self._rewards = {}
         self._held: dict[EngineId, int | None] = {}
@@ -225,6 +227,9 @@ class InvariantChecker(WorkerObserver):
                 fact = (None, event.request)
             case _:
                 return
+        if fact in self._outdated and (not self._facts or self._facts[0] != fact):
+            self._outdated.remove(fact)  # as long as the new launch is not sent, it tells of the one before, too
+            return
         require(self._facts, "the driver reports only what came")
         require(self._facts.popleft() == fact, "the driver reports every fact once, in the order in which it came")
 
@@ -250,8 +255,9 @@ class InvariantChecker(WorkerObserver):
         assert self.history is not None
         match command:
             case Launch(request=request, engine=engine):
-                # what had come of an earlier launch and is not told yet is outdated, and never will be
-                self._facts = deque(fact for fact in self._facts if fact[0] is None or fact[1] != request)
+                outdated = [fact for fact in self._facts if fact[0] is not None and fact[1] == request]
+                self._outdated += outdated
+                self._facts = deque(fact for fact in self._facts if fact not in outdated)
                 self._orders.setdefault(engine, deque()).append(("generate", request))
             case Abort(request=request, engine=engine) | Evict(request=request, engine=engine):
                 self._orders.setdefault(engine, deque()).append(("abort", request))
