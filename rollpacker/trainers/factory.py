@@ -54,7 +54,7 @@ def _make_policy(config: RunConfig, rank: TrainerRank | None) -> Policy:
             from rollpacker.trainers.process_group import join
 
             join(rank, timeout_s=timeout_s)
-            return FsdpPolicy(config.model.directory, config.trainer, **model)
+            return FsdpPolicy(config.model.directory, config.trainer, **model, timeout_s=timeout_s)
         case "megatron":
             from rollpacker.trainers.megatron.policy import MegatronPolicy
             from rollpacker.trainers.process_group import join

@@ -4,13 +4,19 @@ Megatron-core keeps parameters and gradients as views of a few large buffers, an
 FSDP2 keeps gradients that it has not reduced where only it finds them. Moving tensor by tensor would tear them apart.
 What is moved here is the storage below: its bytes are copied to the host, the storage is resized to nothing, and later
 filled again; every view of it is whole again, bit for bit.
+
+The host's memory is locked and kept for the next time: of each size, as many buffers as were ever away at once.
 """
 
 from __future__ import annotations
 
+import mmap
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
+
+from rollpacker.transfer.memory import page_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +30,8 @@ class HostCopies:
     def __init__(self) -> None:
         self._away: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         """By the address of the storage's record, which stays when its memory goes."""
+        self._spare: defaultdict[int, list[Tensor]] = defaultdict(list)
+        """Buffers by their size in bytes."""
 
     @property
     def is_away(self) -> bool:
@@ -35,7 +43,8 @@ class HostCopies:
             storage = tensor.untyped_storage()
             if storage.nbytes() == 0:
                 continue
-            on_host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
+            spare = self._spare[storage.nbytes()]
+            on_host = spare.pop() if spare else _buffer_for(storage)
             on_host.copy_(_bytes_of(storage))
             self._away[_address(storage)] = storage, on_host
             storage.resize_(0)
@@ -45,6 +54,7 @@ class HostCopies:
         for storage, on_host in self._away.values():
             storage.resize_(on_host.numel())
             _bytes_of(storage).copy_(on_host)
+            self._spare[on_host.numel()].append(on_host)
         self._away.clear()
 
     def readable(self, tensor: Tensor) -> Tensor:
@@ -55,6 +65,14 @@ class HostCopies:
         _, on_host = self._away[place]
         view = torch.empty(0, dtype=tensor.dtype)
         return view.set_(on_host.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _buffer_for(storage: torch.UntypedStorage) -> Tensor:
+    # pages of its own: what two buffers share could be locked for one of them only
+    buffer = torch.frombuffer(mmap.mmap(-1, storage.nbytes()), dtype=torch.uint8)
+    if storage.device.type == "cuda":
+        page_lock(buffer)  # until the process ends
+    return buffer
 
 
 def _address(storage: torch.UntypedStorage) -> int:

@@ -32,8 +32,15 @@ if TYPE_CHECKING:
 _Score = Callable[["Tensor", "Tensor"], "tuple[Tensor, ...]"]
 """`score_tokens` of logits and token ids."""
 
-_CHANGES_OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
-"""What configurations call a change of the logits after the output layer (Gemma, Cohere, Granite, Falcon-H1)."""
+_CHANGES_OF_LOGITS = (
+    "final_logit_softcapping",  # Gemma
+    "logit_scale",  # Cohere
+    "logits_scaling",  # Granite
+    "lm_head_multiplier",  # Falcon-H1
+    "logits_soft_cap",  # RecurrentGemma
+    "output_logit_soft_cap",  # xLSTM
+)
+"""What configurations call a change of the logits after the output layer; a factor of 1 makes a copy of them, too."""
 
 
 def score_microbatch(
@@ -113,7 +120,7 @@ def _forward(model: Any, microbatch: MicroBatch) -> Any:
 
 def _changes_logits(model: Any) -> bool:
     config = model.config.get_text_config(decoder=True)
-    return any(getattr(config, name, None) not in {None, 1} for name in _CHANGES_OF_LOGITS)
+    return any(getattr(config, name, None) is not None for name in _CHANGES_OF_LOGITS)
 
 
 @contextlib.contextmanager

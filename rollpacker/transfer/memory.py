@@ -46,7 +46,7 @@ class HostBuffer:
         self._file = os.memfd_create("rollpacker-weights", os.MFD_CLOEXEC)
         os.ftruncate(self._file, num_bytes)
         self.data = torch.frombuffer(mmap.mmap(self._file, num_bytes), dtype=torch.uint8)  # unmapped with its last view
-        self._locked_at = self.data.data_ptr() if _page_lock(self.data) else None
+        self._locked_at = self.data.data_ptr() if page_lock(self.data) else None
 
     def handle(self) -> str:
         return f"/proc/{os.getpid()}/fd/{self._file}"
@@ -58,8 +58,11 @@ class HostBuffer:
         os.close(self._file)
 
 
-def _page_lock(data: torch.Tensor) -> bool:
-    """True if that can be done: GPUs copy to and from it several times as fast then."""
+def page_lock(data: torch.Tensor) -> bool:
+    """True if that can be done: GPUs copy to and from it several times as fast then.
+
+    torch's own page-locked tensors take up to twice their size: its allocator rounds each up to a power of two.
+    """
     if not torch.cuda.is_available():
         return False
     status = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.numel(), 0)  # type: ignore[no-untyped-call]

@@ -146,7 +146,7 @@ def _make_policy(bench: Bench, model_path: Path) -> Any:
         case "fsdp":
             from rollpacker.trainers.fsdp.policy import FsdpPolicy
 
-            return FsdpPolicy(model_path, bench.section, **known)
+            return FsdpPolicy(model_path, bench.section, **known, timeout_s=TIMEOUT_S)
         case _:
             from rollpacker.trainers.torch_policy import TorchPolicy
 

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -297,6 +298,31 @@ async def test_an_error_in_the_decode_loop_is_raised_from_collect_and_ends_the_e
             await call()
     with pytest.raises(EngineFailed, match="index out of range"):
         await engine.generate([make_request("other")])
+    await engine.close()
+
+
+async def test_a_question_behind_a_cancelled_one_is_answered_when_the_engine_fails(
+    model: Any, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TorchEngine(EngineId("engine-3"), model_path, EngineSection(), max_tokens_per_seq=256, dtype="float32")
+    await engine.load_weights(weights_of(model, 0))
+    began, may_fail = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        began.set()
+        may_fail.wait()
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine._decoder, "step", fail)
+    await engine.generate([make_request()])
+    await asyncio.to_thread(began.wait)
+    questions = [asyncio.create_task(engine.progress()), asyncio.create_task(engine.stats())]
+    await asyncio.sleep(0)  # both are queued
+    questions[0].cancel()
+    await asyncio.sleep(0)
+    may_fail.set()
+    with pytest.raises(EngineFailed, match="out of memory"):
+        await asyncio.wait_for(questions[1], 30)
     await engine.close()
 
 

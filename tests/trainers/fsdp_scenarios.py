@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from rollpacker.protocols.trainer import UpdateMetrics
 
 
+DEADLINE_S = 123
+"""Of a collective between the copies of the parameters, or within one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """A trainer and the batches that it trains on."""
@@ -67,8 +71,15 @@ class Outcome:
 def make_trainer(work: Work) -> GrpoTrainer:
     defaults = {"name": "fsdp", "learning_rate": 1e-3, "max_tokens_per_microbatch": 512}
     section = TrainerSection(**{**defaults, **work.section})
-    policy = FsdpPolicy(work.model_path, section, model_dtype=work.dtype, temperature=1.0, seed=0)
+    policy = FsdpPolicy(work.model_path, section, model_dtype=work.dtype, temperature=1.0, seed=0, timeout_s=DEADLINE_S)
     return GrpoTrainer(policy, section, num_steps=10)
+
+
+def deadlines_s(work: Work) -> list[float]:
+    """Of the groups of ranks that hold one copy, and one part of each copy."""
+    policy = make_trainer(work)._policy
+    groups = policy._mesh.get_all_groups()
+    return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
 
 
 def train(work: Work) -> Outcome:

@@ -364,6 +364,11 @@ def test_ranks_give_a_step_up_before_the_same_pass_though_one_of_them_is_not_tol
     assert checksum.checksum == reference(bench, Work(model_path=bench.model_path)).checksum
 
 
+def test_groups_of_copies_have_the_trainers_deadline(bench, two_ranks):
+    work = Work(model_path=bench.model_path, section={"shard_ranks": 1})
+    assert two_ranks.run(scenarios.deadlines_s, work) == 2 * [2 * [scenarios.DEADLINE_S]]
+
+
 def test_a_copy_of_the_parameters_gives_a_step_up_without_the_other_copies(bench, two_ranks, tmp_path):
     section = {"max_tokens_per_microbatch": 16, "shard_ranks": 1}
     groups = bench.groups(8 * [(1, 0, 0, 1)])

@@ -174,11 +174,15 @@ def of_versions(group: RolloutGroup, versions: Sequence[int]) -> RolloutGroup:
     return dataclasses.replace(group, responses=responses)
 
 
-async def metrics_of(bench: Any, groups: Sequence[RolloutGroup], *, oldest: int, **section: object):
+async def metrics_of(
+    bench: Any, groups: Sequence[RolloutGroup], *, oldest: int, keeps_cache: bool = False, **section: object
+):
     """Of step 2, whose policy is still the first one."""
     trainer = bench.trainer(loss="ppo_behaviour", **section)
     trainer._policy_version = 2
-    shape = dataclasses.replace(bench.shape(groups, step=2, version=2), oldest_policy_version=oldest)
+    shape = dataclasses.replace(
+        bench.shape(groups, step=2, version=2), oldest_policy_version=oldest, keeps_cache=keeps_cache
+    )
     await trainer.begin_step(shape)
     await trainer.accumulate(groups)
     return await trainer.finish_step()
@@ -247,6 +251,14 @@ async def test_a_batch_of_stale_tokens_alone_tests_no_engine(bench):
     tested = (metrics.surprisal, metrics.surprisal_z, metrics.logprob_mismatch_max, metrics.logprob_mismatch_mean)
     assert tested == (None,) * 4
     assert metrics.entropy > 0
+
+
+@pytest.mark.parametrize(("keeps_cache", "tests_engines"), [(True, False), (False, True)])
+async def test_tokens_over_the_cache_of_an_older_version_test_no_engine(bench, keeps_cache, tests_engines):
+    groups = [of_versions(group, (2,)) for group in bench.groups(REWARDS)]  # which rounds before step 2 began
+    metrics = await metrics_of(bench, groups, oldest=2, keeps_cache=keeps_cache)
+    tested = (metrics.surprisal, metrics.surprisal_z, metrics.logprob_mismatch_max, metrics.logprob_mismatch_mean)
+    assert [value is not None for value in tested] == 4 * [tests_engines]
 
 
 async def test_tokens_older_than_the_step_announced_are_refused(bench):

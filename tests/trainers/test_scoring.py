@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from rollpacker.core.errors import ModelError
 from rollpacker.protocols.trainer import BatchShape
@@ -108,6 +115,15 @@ def test_a_model_that_changes_its_logits_is_scored_whole_or_refused(monkeypatch)
     monkeypatch.setattr("rollpacker.trainers.scoring._CHANGES_OF_LOGITS", ())  # as if nobody knew of it
     with pytest.raises(ModelError, match=r"Gemma2ForCausalLM changes its logits.*|logits_chunk_tokens=null"):
         score_microbatch(model, MICROBATCH, 1.0, CHUNK)
+
+
+def test_a_model_whose_logits_pass_through_a_factor_of_one_is_scored_whole():
+    torch.manual_seed(0)
+    sizes = {name: size for name, size in _SIZES.items() if name != "head_dim"}
+    model = GraniteForCausalLM(GraniteConfig(logits_scaling=1.0, **sizes)).eval()
+    expected, _ = scored(model, None)
+    found, _ = scored(model, CHUNK)
+    assert torch.equal(found.logprobs_N, expected.logprobs_N)
 
 
 REWARDS = [(1, 0, 0, 1), (0, 0, 0, 1), (0.5, 0, 1, 0)]

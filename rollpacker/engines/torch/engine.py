@@ -192,7 +192,11 @@ class TorchEngine:
             except Exception as error:  # noqa: BLE001  # raised in the caller
                 answer.set_exception(error)
 
-        self._post(_Order(action=action, give_up=answer.set_exception))
+        def give_up(failure: EngineFailed | None) -> None:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(failure)
+
+        self._post(_Order(action=action, give_up=give_up))
         return await asyncio.wrap_future(answer)
 
     def _post(self, order: _Order) -> None:

@@ -28,12 +28,13 @@ One rank is a legal number, yet not the embedded trainer's implementation: see `
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from rollpacker.core.errors import ModelError
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor, nn
-    from torch.distributed.device_mesh import DeviceMesh
 
     from rollpacker.config.sections.trainer import TrainerSection
     from rollpacker.trainers.fsdp.sharding import WholeModel
@@ -98,12 +98,20 @@ class FsdpPolicy:
     is_reporter = True
 
     def __init__(
-        self, model_path: Path, section: TrainerSection, *, model_dtype: str, temperature: float, seed: int
+        self,
+        model_path: Path,
+        section: TrainerSection,
+        *,
+        model_dtype: str,
+        temperature: float,
+        seed: int,
+        timeout_s: float,
     ) -> None:
         """Take this rank's part of the policy in a Hugging Face directory, whose weights only rank 0 reads.
 
-        The process has joined the others' group. `temperature` is that of the rollout. `seed` sets torch's global
-        generator, which nothing draws from but a model whose own forward pass does.
+        The process has joined the others' group; `timeout_s` is the deadline of every collective, as in `join`.
+        `temperature` is that of the rollout. `seed` sets torch's global generator, which nothing draws from but a model
+        whose own forward pass does.
 
         Raises:
             ModelError: The directory holds no such model; on all ranks.
@@ -113,7 +121,7 @@ class FsdpPolicy:
         self.rank = self.replica = dist.get_rank()
         self.num_replicas = dist.get_world_size()
         self.replicas_per_copy = section.shard_ranks or self.num_replicas
-        self._mesh = _mesh(own_device(), self.num_replicas, self.replicas_per_copy)
+        self._mesh = _mesh(own_device(), self.num_replicas, self.replicas_per_copy, timeout_s)
         self._model_path = model_path
         self._section = section
         self._dtype: torch.dtype = getattr(torch, model_dtype)
@@ -292,12 +300,15 @@ class FsdpPolicy:
         return [model for model in (self._model, self._reference) if model is not None]
 
 
-def _mesh(device: torch.device, num_ranks: int, ranks_per_copy: int) -> DeviceMesh:
+def _mesh(device: torch.device, num_ranks: int, ranks_per_copy: int, timeout_s: float) -> DeviceMesh:
     """One dimension over the ranks that share parameters; before it, where there are several, one over the copies."""
     if ranks_per_copy == num_ranks:
         return init_device_mesh(device.type, (num_ranks,))
-    shape = (num_ranks // ranks_per_copy, ranks_per_copy)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("copies", "ranks"))
+    mesh = torch.arange(num_ranks).view(-1, ranks_per_copy)
+    timeout = timedelta(seconds=timeout_s)  # init_device_mesh gives torch's own, which may be shorter
+    copies, _ = dist.new_subgroups_by_enumeration(mesh.T.tolist(), timeout=timeout)
+    ranks, _ = dist.new_subgroups_by_enumeration(mesh.tolist(), timeout=timeout)
+    return DeviceMesh.from_group([copies, ranks], device.type, mesh=mesh, mesh_dim_names=("copies", "ranks"))
 
 
 _IDLE = Sample(
