@@ -306,8 +306,8 @@ def _mesh(device: torch.device, num_ranks: int, ranks_per_copy: int, timeout_s: 
         return init_device_mesh(device.type, (num_ranks,))
     mesh = torch.arange(num_ranks).view(-1, ranks_per_copy)
     timeout = timedelta(seconds=timeout_s)  # init_device_mesh gives torch's own, which may be shorter
-    copies, _ = dist.new_subgroups_by_enumeration(mesh.T.tolist(), timeout=timeout)
-    ranks, _ = dist.new_subgroups_by_enumeration(mesh.tolist(), timeout=timeout)
+    copies, _ = dist.new_subgroups_by_enumeration(mesh.T.tolist(), timeout=timeout)  # type: ignore[no-untyped-call]
+    ranks, _ = dist.new_subgroups_by_enumeration(mesh.tolist(), timeout=timeout)  # type: ignore[no-untyped-call]
     return DeviceMesh.from_group([copies, ranks], device.type, mesh=mesh, mesh_dim_names=("copies", "ranks"))
 
 
