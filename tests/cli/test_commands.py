@@ -184,6 +184,13 @@ def test_check_says_who_works_on_which_gpus_and_what_it_takes_there(
     assert "trainer 51.5 GB: weights 7.6 GB, gradients 15.2 GB, optimizer 22.8 GB" in text
     assert "none reward A GPU has 80.0 GB." in text
     assert "reserving 8.5 CPUs + 8 GPUs of 9 CPUs + 8 GPUs" in text
+    nodes = ["backend.num_gpus=8", "backend.num_cpus=16", "cluster=h800"]
+    torch_engines = ["engine.num_engines=8", "placement=overlapping", "model.dtype=bfloat16", *trainer, *nodes]
+    text = _run(["check", *RUN, *torch_engines, "engine.max_num_seqs=2048"], capsys)
+    assert "weights 15.2 GB, KV cache up to 300.6 GB, more than there is: lower engine.max_num_seqs" in text
+    text = _run(["check", *RUN, *torch_engines, "rollout.max_response_tokens=1024", "engine.max_num_seqs=32"], capsys)
+    assert "KV cache up to 7.5 GB" in text
+    assert "more than there is" not in text
     assert main([*words, "cluster.gpu_memory_gb=40"]) == 2
     assert "A rank of trainer=megatron needs 45.7 GB of its GPU by an estimate" in capsys.readouterr().err
 

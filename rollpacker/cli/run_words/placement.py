@@ -83,7 +83,7 @@ def _memory(part: _Part, fit: ModelFit | None, taken: float) -> str:
     if fit is None:
         return "unknown" if part.roles else ""
     texts = {
-        "engine": _engine_memory(fit.engine, taken if "judge" in part.roles else 0.0),
+        "engine": _engine_memory(fit.engine, fit.gpu_bytes, taken if "judge" in part.roles else 0.0),
         "trainer": _rank_memory(fit.rank),
         "judge": _judge_memory(fit.judge),
     }
@@ -103,10 +103,15 @@ def _judge_memory(judge: JudgeMemory | None) -> str:
     return f"judge {gigabytes(judge.needed)}: weights {gigabytes(judge.weights)}, a batch {gigabytes(judge.batch)}"
 
 
-def _engine_memory(engine: EngineMemory, taken: float) -> str:
+def _engine_memory(engine: EngineMemory, gpu_bytes: float | None, taken: float) -> str:
     """`taken`: bytes of the GPU that a judge has."""
     if engine.kv_cache is None:
-        return f"engine: weights {gigabytes(engine.weights)}, KV cache what is left"
+        needs = f"engine: weights {gigabytes(engine.weights)}, KV cache "
+        if gpu_bytes is None or engine.largest_kv_cache is None:
+            return f"{needs}what is left"
+        is_more = engine.weights + engine.largest_kv_cache > gpu_bytes - taken
+        too_much = ", more than there is: lower engine.max_num_seqs" if is_more else ""
+        return f"{needs}up to {gigabytes(engine.largest_kv_cache)}{too_much}"
     kv_cache = engine.kv_cache - taken
     total = gigabytes(engine.weights + kv_cache)
     return f"engine {total}: weights {gigabytes(engine.weights)}, KV cache {gigabytes(kv_cache)}"

@@ -45,6 +45,9 @@ class EngineMemory:
     """KV cache of one sequence of the longest prompt and response: the least with which the engine can work."""
     kv_cache: float | None
     """None: as much as its requests need, or unknown."""
+    largest_kv_cache: float | None = None
+    """Of `engine.max_num_seqs` such sequences in a torch engine, whose buffers double as they grow; None with vLLM, which
+    preempts requests instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +203,9 @@ def engine_memory(config: RunConfig, model: Transformer, gpu_bytes: float | None
         elif gpu_bytes is not None:
             kv_cache = gpu_bytes * engine.vllm.memory_share - weights
     longest = config.data.max_prompt_tokens + config.longest_response_tokens
-    return EngineMemory(weights=weights, sequence=kv_bytes_per_token * longest, kv_cache=kv_cache)
+    sequence = kv_bytes_per_token * longest
+    largest = 2 * engine.max_num_seqs * sequence if engine.name == "torch" else None
+    return EngineMemory(weights=weights, sequence=sequence, kv_cache=kv_cache, largest_kv_cache=largest)
 
 
 def rank_memory(config: RunConfig, model: Transformer) -> RankMemory:
