@@ -46,8 +46,8 @@ class EngineMemory:
     kv_cache: float | None
     """None: as much as its requests need, or unknown."""
     largest_kv_cache: float | None = None
-    """Of `engine.max_num_seqs` such sequences in a torch engine, whose buffers double as they grow; None with vLLM, which
-    preempts requests instead."""
+    """Of `engine.max_num_seqs` such sequences in a torch engine, whose buffers double as they grow; None with vLLM,
+    which preempts requests instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
