@@ -192,18 +192,18 @@ def _why_degree(chosen: Row, alike: pd.DataFrame) -> str:
 
 def _against(others: pd.DataFrame, chosen: Row) -> Iterator[str]:
     """Why the other degrees are worse: short memory one by one, time together."""
-    is_short = others["preemptions"] > max(1.0, 2 * chosen["preemptions"])
+    is_faster = others["first_step_time_s"] <= chosen["first_step_time_s"]
+    is_short = ~is_faster & (others["preemptions"] > max(1.0, 2 * chosen["preemptions"]))
     for each in others[is_short].itertuples():
         yield (
             f"at TP {each.tensor_parallel} an engine holds {each.kv_tokens_per_engine:,} tokens of KV and "
             f"{each.preemptions:.0f} responses a step are preempted ({each.first_step_time_s:.0f} s)"
         )
     is_lower = others["tensor_parallel"] < chosen["tensor_parallel"]
-    is_faster = others["first_step_time_s"] <= chosen["first_step_time_s"]
     for rows, why in (
         (others[~is_short & ~is_faster & is_lower], "the longest response decodes more slowly"),
         (others[~is_short & ~is_faster & ~is_lower], "fewer engines, and more communication than it gains"),
-        (others[~is_short & is_faster], "no slower with this seed, but the choice goes by all seeds"),
+        (others[is_faster], "no slower with this seed, but the choice goes by all seeds"),
     ):
         if len(rows):
             yield (

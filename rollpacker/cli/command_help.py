@@ -13,7 +13,7 @@ CONFIG_FILE = (
     (
         "The config.yaml of a run, its folder, or a YAML file of your own. Other words override its values; an option "
         "of system, model, elastic, placement, hardware, workload or cluster replaces a section that names another "
-        "one, and leaves the single settings of one that names none."
+        "one, and of one that names none the settings that the option itself sets."
     ),
 )
 """An argument of commands that compose a run."""

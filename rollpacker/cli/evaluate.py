@@ -174,7 +174,7 @@ def _refuse_own_keys(words: Sequence[str], run_dir: Path | None) -> None:
             )
 
 
-_BRING_SETS = ("config", "experiment", "evaluation.path")
+_BRING_SETS = ("experiment", "evaluation", "evaluation.path")
 """Words that may name held-out prompts."""
 
 
@@ -276,7 +276,7 @@ def _evaluate(configs: Sequence[RunConfig], of_checkpoints: Collection[Path]) ->
             if policy is None or policy not in of_checkpoints or policy.exists():
                 raise
             raise WorldError(
-                f"{policy} was removed before it was loaded: its run goes on.",
+                f"{error.problem}\n{policy} was removed meanwhile: its run goes on.",
                 "A run keeps the last run.keep_checkpoints; the best one too, with run.keep_best=true.",
                 "Start it again, or name another one: at=best.",
             ) from error

@@ -54,6 +54,7 @@ def run_point(composed: DictConfig) -> None:
     from rollpacker.cli.screen import show_error
     from rollpacker.config.multirun import config_of_point
     from rollpacker.launch import ranks
+    from rollpacker.runtime.job.preemption import how_to_go_on
     from rollpacker.runtime.placing.automatic import complete
 
     _ignore_closed_output()
@@ -61,11 +62,19 @@ def run_point(composed: DictConfig) -> None:
     try:
         ranks.train(config, validate_run)
     except Interrupted as error:
+        error.remedy = how_to_go_on(f"'{_run_dir_of_points(composed)}'")
         show_error(error, title=f"{config.run.dir} was interrupted")
         raise SystemExit(error.exit_code) from None  # no other point of the multirun starts
     except RollpackerError as error:
         show_error(error, title=f"{config.run.dir} {'was preempted' if isinstance(error, Preempted) else 'failed'}")
         raise
+
+
+def _run_dir_of_points(composed: DictConfig) -> str:
+    """The `run.dir` that the points share as words, from which each has its own folder."""
+    from omegaconf import OmegaConf
+
+    return str(OmegaConf.to_container(composed, resolve=False)["run"]["dir"])  # type: ignore[call-overload, index]
 
 
 def _can_download() -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rollpacker.core.ids import EngineId, worker_of
+from rollpacker.core.ids import EngineId, member_of, worker_of
 
 if TYPE_CHECKING:
     from rollpacker.launch.accounts import Accounts
@@ -25,9 +25,11 @@ class Presence:
 
     def __init__(self, logged: LoggedMoments, accounts: Accounts | None) -> None:
         self._lives = logged.lives()
-        self.own_engines = frozenset(self._lives)
-        """Those that are of no rollout worker and were there at some time."""
-        for row in accounts.workers if accounts else ():
+        workers = accounts.workers if accounts else ()
+        members = (member_of(row["worker"], number) for row in workers for number in range(row["num_engines"]))
+        self.engines = frozenset({*self._lives, *members})
+        """All that were there at some time, also those of rollout workers."""
+        for row in workers:
             lives = self._lives.setdefault(row["worker"], [])
             if row["serving_at_s"] is not None:
                 lives.append((row["serving_at_s"], np.inf if row["left_at_s"] is None else row["left_at_s"]))

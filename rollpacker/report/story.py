@@ -269,10 +269,10 @@ class _Gathered:
             self.picture = _picture(part, stretches, chosen)
 
     def count_moves(self, intervals: pd.DataFrame) -> None:
-        """Count how requests left engines; each has the tokens of all engines that it left."""
+        """Count how requests left engines; each has the tokens of all engines since it began, or began again."""
         left = intervals[intervals["num_tokens"].notna()].sort_values("ended_at_s", kind="stable")
         for request, activity, num_tokens in left[["subject", "activity", "num_tokens"]].itertuples(index=False):
-            self._kept[request] += int(num_tokens)
+            self._kept[request] = 0 if activity == "failed" else self._kept[request] + int(num_tokens)
             if activity in MIGRATIONS:
                 without: Move = "before its first token" if activity == "evicted" else "began again"
                 self.moves["with its tokens" if self._kept[request] else without] += 1

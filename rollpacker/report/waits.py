@@ -218,7 +218,7 @@ def _tail(
     asleep = resting[resting["started_at_s"] < last_s]
     num_lent = asleep["actor"].nunique()
     awake = stretches[~stretches["engine"].isin(asleep["actor"])]
-    lives = _lives_at(last_s, {*awake["engine"], *presence.own_engines} - {*asleep["actor"]}, presence)
+    lives = _lives_at(last_s, {*awake["engine"], *presence.engines} - {*asleep["actor"]}, presence)
     num_engines = len(lives)
     busy = _busy_engines(awake[awake["engine"].isin(lives)], most_s, last_s)
     idle = max(0.0, _mean_open(lives, most_s, last_s) - busy)

@@ -1,9 +1,9 @@
 """Rows of the table `workers`: what each rollout worker was to a run, from its event logs and tables.
 
 When a worker came, served and went, and why, the event logs know; what its engines generated and pulled, `responses`
-and `intervals`. A response is of the engine that finished it, less what others had generated of it before (the rows
-`evicted` and `lost` of `intervals`). As in all tables, what an attempt did after the next one began does not count;
-what it is paid for, its stays, counts whatever was done again.
+and `intervals`. A response is of the engine that finished it, less what was generated of it before (the rows `evicted`,
+`lost` and `turn` of `intervals`, since its environment last failed). As in all tables, what an attempt did after the
+next one began does not count; what it is paid for, its stays, counts whatever was done again.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class _Use:
         for life in lives:
             self._lives.setdefault(life.worker, []).append(life)
         self._moved_tokens: dict[str, int] = {}
-        """Of each request that ever left an engine, for its environment too, the tokens that it had then."""
+        """Of each request that ever left an engine, for its environment too, the tokens with which it went on."""
         self._migrated: dict[str, bool] = {}
         """Whether it left the last one for another engine."""
 
@@ -216,7 +216,8 @@ class _Use:
             num_tokens = 0 if move.num_tokens != move.num_tokens else int(move.num_tokens)  # nan: of an older version
             has_migrated = self._migrated.get(move.subject, False)
             self._migrated[move.subject] = move.activity in MIGRATIONS
-            self._moved_tokens[move.subject] = self._moved_tokens.get(move.subject, 0) + num_tokens
+            moved_tokens = self._moved_tokens.get(move.subject, 0) + num_tokens
+            self._moved_tokens[move.subject] = 0 if move.activity == "failed" else moved_tokens
             if (life := self._life(move.actor, move.started_at_s)) is not None:
                 _count_move(life, move, num_tokens, self._report_interval_s)
                 life.num_moved_in += has_migrated

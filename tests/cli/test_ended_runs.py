@@ -4,6 +4,8 @@ import fcntl
 import json
 import os
 import pty
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker.cli.main import main
+from rollpacker.config.multirun import compose_sweep
 from rollpacker.config.words import replaced
+from rollpacker.core.errors import Interrupted
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.run.status import read_status
 from tests.sim.test_determinism import SMALL
@@ -93,6 +98,26 @@ def test_what_is_ignored_stays_ignored_as_nohup_wants_it_and_ctrl_c_saves_what_w
     training.process.send_signal(signal.SIGHUP)
     training.wait_for_steps(training.num_finished + 2)
     assert_it_was_saved(training, signal.SIGINT, "Ctrl-C")
+
+
+def test_the_words_with_which_an_interrupted_multirun_goes_on_give_its_points_their_folders(
+    tmp_path, monkeypatch, capsys
+):
+    began = []
+
+    def interrupt(config, _):
+        began.append(config.run.dir)
+        raise Interrupted("Ctrl-C ended the run before any step.")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rollpacker.launch.ranks.train", interrupt)
+    words = [*SMALL, "system=verl,rollpacker"]
+    with pytest.raises(SystemExit, match="130"):
+        main(["train", "-m", *words])
+    (remedy,) = re.findall(r"also (run\.dir=.*)\.$", capsys.readouterr().err, re.MULTILINE)
+    folders = [config.run.dir for config in compose_sweep([*words, *shlex.split(remedy)]).configs]
+    assert folders[:1] == began
+    assert folders[1:] == [began[0].with_name("1-rollpacker")]
 
 
 CALLBACK = """

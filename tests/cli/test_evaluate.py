@@ -89,6 +89,11 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ([*MODEL, SET, "at=5"], "at=5 without a run"),
         (["runs/x"], "runs/x has no held-out prompts"),
         (["runs/x"], "Add evaluation.path=FILE"),
+        (["runs/x", "evaluation={num_samples: 4}"], "Name held-out files in evaluation.path"),
+        (
+            ["runs/x", "evaluation={path: nothing.jsonl, num_samples: 4}"],
+            "The prompt file nothing.jsonl does not exist",
+        ),
         (["runs/x", SET, "require=aime25>=0.3"], "Write aime24>=0.3"),
         (["runs/x", SET, "require=aime24>0.3"], "`aime24>0.3` cannot be read"),
         (["runs/x", SET, "require=aime24>=high"], "For example: require='aime24>=0.3,math500>=0.8'"),
@@ -236,7 +241,8 @@ def test_a_checkpoint_that_its_run_removes_before_it_is_loaded_is_no_mistake_of_
     monkeypatch.setattr("rollpacker.launch.ranks.train", train)
     assert main(["evaluate", str(run_dir), SET]) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "step-000006/trainer/model was removed before it was loaded: its run goes on." in said
+    model = f"{run_dir}/checkpoints/step-000006/trainer/model"
+    assert f"The model directory {model} does not exist. {model} was removed meanwhile: its run goes on." in said
     assert "at=best" in said
 
 

@@ -158,9 +158,10 @@ def test_settings_without_the_name_of_an_option_hold_for_the_chosen_or_the_defau
     assert of_ones_own(tmp_path, content, *words, "run.dir=x") == compose([*INPUTS, *same, "run.dir=x"])
 
 
-def test_an_elastic_run_of_a_file_of_ones_own_is_one_without_workers_on_request(tmp_path):
-    assert of_ones_own(tmp_path, "elastic: {max_workers: 4}", "elastic=none").elastic.max_workers == 0
-    assert of_ones_own(tmp_path, "elastic: {max_workers: 4}", "elastic=sim").elastic.max_workers == 4
+@pytest.mark.parametrize(("option", "max_workers"), [("none", 0), ("sim", 4)])
+def test_an_option_sets_its_own_settings_whatever_a_file_without_its_name_says(tmp_path, option, max_workers):
+    elastic = of_ones_own(tmp_path, "elastic: {max_workers: 6, least_stay_s: 7}", f"elastic={option}").elastic
+    assert (elastic.max_workers, elastic.least_stay_s) == (max_workers, 7)
 
 
 def test_settings_of_a_group_without_a_default_option_ask_for_one(tmp_path):

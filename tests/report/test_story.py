@@ -234,9 +234,10 @@ def test_lost_engines_and_attempts_are_told(broken):
 def test_only_a_request_whose_tokens_are_all_lost_begins_again():
     moves = [("a", "evicted", 5, 1.0), ("a", "lost", 0, 2.0), ("b", "lost", 0, 1.0), ("c", "evicted", 0, 1.0)]
     moves += [("d", "turn", 7, 1.0), ("d", "lost", 0, 2.0), ("e", "start", None, 1.0)]
+    moves += [("f", "turn", 7, 1.0), ("f", "failed", 3, 2.0), ("f", "lost", 0, 3.0)]
     gathered = _Gathered(Presence.__new__(Presence))
     gathered.count_moves(pd.DataFrame(moves, columns=["subject", "activity", "num_tokens", "ended_at_s"]))
-    assert gathered.moves == {"with its tokens": 3, "began again": 1, "before its first token": 1}
+    assert gathered.moves == {"with its tokens": 3, "began again": 2, "before its first token": 1}
 
 
 def test_an_engine_that_had_no_request_in_a_step_is_idle_in_its_tail(escalated):

@@ -4,9 +4,14 @@ import re
 
 import pytest
 
+from rollpacker.launch.accounts import accounts_of
 from rollpacker.metrics.tables import read_frame
 from rollpacker.report.page import render
+from rollpacker.report.presence import Presence
 from rollpacker.report.story import read_story
+from rollpacker.report.waits import Waits
+from rollpacker.timeline.run_tables import open_run
+from rollpacker.timeline.stretches import stretches_of
 from tests.timeline.runs import modelled_run
 from tests.timeline.test_worker_lives import WORDS
 
@@ -52,6 +57,16 @@ def test_an_engine_of_a_worker_is_there_while_it_serves_and_its_fetches_are_not_
         assert fetched_s > 0
         assert use.present_s == pytest.approx(left_s - pulls["started_at_s"].min(), abs=0.1)
         assert sum(use.parts.values()) == pytest.approx(use.present_s, rel=0.02)
+
+
+def test_an_engine_of_a_worker_that_had_no_request_in_a_step_is_idle_in_its_tail(run_dir):
+    tables = open_run(run_dir)
+    (part,) = tables.parts()
+    stretches, waits = stretches_of(part), Waits(Presence(tables.logged, accounts_of(tables)))
+    waits.add(part, stretches[~stretches["engine"].str.startswith("e0_1-r0.")])
+    (why,) = (wait.why for wait in waits.worst(1.0) if wait.kind == "tail" and wait.step == 3)
+    assert "on e0_0-r1.0: " in why
+    assert "1 of 2 engines were idle then" in why
 
 
 def test_a_run_without_workers_has_no_such_section(tmp_path):

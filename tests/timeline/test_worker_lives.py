@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from rollpacker import pipeline
 from rollpacker.launch.accounts import accounts_of
 from rollpacker.launch.submissions import Submission, write_submission
 from rollpacker.metrics.event_log import attempt_path
@@ -13,6 +14,8 @@ from rollpacker.metrics.tables import read_frame
 from rollpacker.timeline.run_tables import open_run
 from rollpacker.timeline.worker_lives import element_of
 from tests.launch.commands import install_command
+from tests.sim.composed import config_of
+from tests.sim.test_environment import RUN, WORKERS
 from tests.timeline.runs import modelled_run
 
 WORDS = (
@@ -46,6 +49,14 @@ def test_lives_add_up_to_the_columns_of_the_steps(run_dir):
     assert lost["num_pulls"] == 3, "of the steps that it saw"
     assert lost["pulled_bytes"] == steps["weight_sync_bytes"].iloc[:3].sum()
     assert sum(row["num_moved_out"] for row in lives) <= steps["num_requests_moved"].sum()
+
+
+def test_tokens_of_a_request_that_began_again_after_its_environment_failed_are_of_its_worker(tmp_path):
+    fails = ("workload.environment.fail_stop_share=0.1", "workload.environment.turn_timeout_s=30")
+    pipeline.run(config_of(tmp_path, [*RUN, "system=rlhfuse", *WORKERS, *fails, "run.num_steps=2"]))
+    assert (read_frame(tmp_path, "intervals")["activity"] == "failed").any()
+    tokens = read_frame(tmp_path, "steps")["tokens_of_members"].sum()
+    assert sum(row["num_tokens"] for row in accounts_of(open_run(tmp_path)).workers) == tokens > 0
 
 
 def test_allocations_of_a_modelled_run_are_those_of_its_lives_and_the_tables_are_read_like_all_others(run_dir):

@@ -55,6 +55,11 @@ def preemption_of(config: RunConfig, allocation: Allocation | None) -> Preemptio
     return SlurmPreemption(config, allocation)
 
 
+def how_to_go_on(run_dir: str) -> str:
+    """Say how an interrupted run is resumed; `run_dir` is its run.dir as a shell takes it."""
+    return f"Go on with the same command and run.resume=auto; if it names no run.dir, also run.dir={run_dir}."
+
+
 class Preemption:
     """Of a run that no signal ends: only `deadline.ask` does."""
 
@@ -148,10 +153,7 @@ class ShellPreemption(Preemption):
 
     def _error(self, problem: str, allowed: str) -> Interrupted:
         assert self._first is not None
-        remedy = (
-            f"Go on with the same command and run.resume=auto; if it names no run.dir, also run.dir={self._run_dir}."
-        )
-        return Interrupted(problem, allowed, remedy, self._first)
+        return Interrupted(problem, allowed, how_to_go_on(str(self._run_dir)), self._first)
 
     def _hear(self, number: signal.Signals) -> None:
         if self._first is None:

@@ -6,8 +6,9 @@
 
 Invariant: a folder belongs to the run whose steps it holds. As long as it holds none (after a start that failed or was
 interrupted, or an evaluation), any configuration may begin there; then the records of the run before are set aside, and
-none of them counts as the new run's. A run without a checkpoint begins again, and keeps its tables there, too. A
-`run.json` that is lost is restored from a checkpoint, which holds the same facts.
+none of them counts as the new run's. Of a run that only evaluates, the section `evaluation` says which run it is, too.
+A run without a checkpoint begins again, and keeps its tables there, too. A `run.json` that is lost is restored from a
+checkpoint, which holds the same facts.
 """
 
 from __future__ import annotations
@@ -112,8 +113,7 @@ def identify_run(config: RunConfig, note: Callable[[str], None]) -> RunIdentity:
     """
     run_dir, fingerprint = config.run.dir, config_fingerprint(config)
     identity = _read_identity(run_dir) if _has_trained(run_dir) else _parse(run_dir / RUN_FILE)
-    is_new = config.run.resume == "never" and _has_evaluated(run_dir)
-    if is_new or not isinstance(identity, RunIdentity) or identity.fingerprint != fingerprint:
+    if _is_new_evaluation(config) or not isinstance(identity, RunIdentity) or identity.fingerprint != fingerprint:
         kept = _set_aside(run_dir, [*_records(run_dir), *_other_jobs(run_dir)])
         if kept is not None:
             note(f"Another run began in {run_dir} and finished no step. Its records are kept in {kept}.")
@@ -162,6 +162,17 @@ def _has_trained(run_dir: Path) -> bool:
 
 def _has_evaluated(run_dir: Path) -> bool:
     return any((run_dir / _EVALUATION).glob("evaluations/step*.parquet"))
+
+
+def _is_new_evaluation(config: RunConfig) -> bool:
+    """Whether scores that the folder holds are of another evaluation; one that Slurm requeues has the same section."""
+    run_dir = config.run.dir
+    if _has_trained(run_dir) or not _has_evaluated(run_dir):
+        return False
+    if config.run.resume == "never":
+        return True
+    recorded = (_read_record(run_dir) or {}).get("evaluation")
+    return not config.trains and recorded != config.evaluation.model_dump(mode="json")
 
 
 def _num_steps(tables: Path) -> int:

@@ -162,7 +162,7 @@ def make_trackers(
 def _start_plugin(source: str, run_dir: Path, run_id: str, config: Mapping[str, Any]) -> Tracker:
     plugin = _load_plugin(source)
     try:
-        return plugin(run_dir=run_dir, run_id=run_id, config=dict(config))
+        return plugin(run_dir=run_dir, run_id=run_id, config=deepcopy(dict(config)))
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"tracker.plugin={source} did not start: {type(error).__name__}: {error}",

@@ -147,7 +147,8 @@ def test_the_range_over_rho_is_of_the_system_that_was_varied_wherever_it_stands_
         assert speedup_by_rho(with_speedups(*plain, *others), 32) == ("rollpacker", {0.3: 2.0, 0.6: 2.0})
 
 
-def test_no_reason_is_given_against_a_degree_that_was_faster():
+@pytest.mark.parametrize("preemptions", [0, 40])
+def test_no_reason_is_given_against_a_degree_that_was_faster(preemptions):
     trials = outcomes("verl", 200, 210, 190), outcomes("rollpacker", 100, 80, 80, eta=1.25)
-    given = advice(*trials, outcomes("rollpacker", 95, degree=4, eta=1.25))
+    given = advice(*trials, outcomes("rollpacker", 95, degree=4, eta=1.25, preemptions=preemptions))
     assert given.reasons["TP 2"].endswith("TP 4 95 s: no slower with this seed, but the choice goes by all seeds.")

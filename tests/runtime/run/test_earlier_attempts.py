@@ -151,14 +151,15 @@ def test_each_run_that_is_replaced_has_a_folder_of_its_own(tmp_path: Path) -> No
     assert [(read_record(folder) or {})["run"]["seed"] for folder in kept] == [0, 1]
 
 
+@pytest.mark.parametrize("resume", ["never", "auto"])
 def test_scores_of_an_evaluation_are_kept_when_its_folder_takes_another_one(
-    tmp_path: Path, held_out: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, held_out: list[str], capsys: pytest.CaptureFixture[str], resume: str
 ) -> None:
     run_dir, kept = tmp_path / "run", tmp_path / "run" / "replaced-001"
     other = [f"evaluation.path={tmp_path}/other.jsonl", held_out[1]]
     shutil.copy(tmp_path / "held.jsonl", tmp_path / "other.jsonl")
     for words in (held_out, other):
-        train(run_dir, "run.num_steps=0", "run.resume=never", *words)
+        train(run_dir, "run.num_steps=0", f"run.resume={resume}", *words)
     assert read_frame(run_dir, "evaluations")["set"].tolist() == ["other"]
     assert read_frame(kept, "evaluations")["set"].tolist() == ["held"]
     assert f"Its records are kept in {kept}." in capsys.readouterr().out

@@ -317,8 +317,8 @@ RUDE_TRACKERS = """
 import sys
 
 class Changes:
-    def __init__(self, **_):
-        pass
+    def __init__(self, config, **_):
+        config["model"].clear()
 
     def log_step(self, row, domains=(), samples=()):
         row.pop("step")
@@ -354,11 +354,13 @@ class IsInterrupted(Changes):
 
 def start_rude(tmp_path: Path, name: str, notes: list[str]) -> trackers.Tracker:
     (tmp_path / "rude.py").write_text(RUDE_TRACKERS)
-    section = TrackerSection(plugin=f"{tmp_path}/rude.py:{name}")
-    return make_trackers(section, tmp_path, "run-1", {}, notes.append)
+    section, config = TrackerSection(plugin=f"{tmp_path}/rude.py:{name}"), {"model": {"name": "m"}}
+    started = make_trackers(section, tmp_path, "run-1", config, notes.append)
+    assert config == {"model": {"name": "m"}}
+    return started
 
 
-def test_a_class_of_ones_own_may_change_what_it_gets_and_the_run_keeps_its_rows(tmp_path: Path) -> None:
+def test_a_class_of_ones_own_may_change_what_it_gets_and_the_run_keeps_its_own(tmp_path: Path) -> None:
     notes: list[str] = []
     tracker = start_rude(tmp_path, "Changes", notes)
     given: tuple[Row, list[Row], list[Row]] = (make_row(0, 0.5), [{"domain": "math"}], [{"turns": [{"text": "42"}]}])
