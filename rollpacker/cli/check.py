@@ -29,7 +29,7 @@ FULL = "full"
 
 HELP = CommandHelp(
     purpose="Print what a run sets beside the defaults and what it will do. Loads no model, creates nothing.",
-    usage="[full | -m] [config=FILE] [key=value | group=option] ...",
+    usage="[-m | [full] [config=FILE]] [key=value | group=option] ...",
     arguments=(("full", "Print all keys, not only those that differ from their defaults."), CONFIG_FILE),
     examples=(
         f"rollpacker check {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x",

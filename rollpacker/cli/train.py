@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HELP = CommandHelp(
     purpose="Train a model by reinforcement learning. Everything is validated before anything starts.",
-    usage="[-m] [config=FILE] [key=value | group=option] ...",
+    usage="[-m | config=FILE] [key=value | group=option] ...",
     arguments=(CONFIG_FILE,),
     examples=(
         f"rollpacker train {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x",

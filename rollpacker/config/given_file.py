@@ -2,10 +2,10 @@
 
 Invariant: what the file says counts as a default does, so every other word of the command line overrides it: a key, or
 an option of a group with the keys that it sets and the options that it chooses. Where an option describes its whole
-section, as one of `system` does, and the file describes another one there, the file's section counts no longer; single
-settings of the file stay. In a group that no word chooses, the file's section names the option, or lies over the
-default one. Relative paths of a run's record lead where they led when the run was started, and those of other words
-begin in the present folder.
+section, as one of `system` does, and the file describes another one there, the file's section counts no longer; of one
+that names none, settings that the option does not set stay. In a group that no word chooses, the file's section names
+the option, or lies over the default one. Relative paths of a run's record lead where they led when the run was started,
+and those of other words begin in the present folder.
 """
 
 from __future__ import annotations
