@@ -7,7 +7,7 @@ answer, may be left out.
 
 * `correct`, `wrong_answer`;
 * `no_answer`: nothing in the response can be read as one; `truncated` when it also ended at the length limit;
-* `unparsable_ground_truth`: the prompt file's answer cannot be read, and the response is not the same text.
+* `unparsable_ground_truth`: the prompt file's answer cannot be read (`math_truths`), and the response is not the same.
 
 What math-verify misreads is rewritten first, or compared as text (`math_notation`).
 
@@ -32,7 +32,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtra
 from sympy import And, Eq, Expr, FiniteSet, Interval, Number, Tuple, expand, preorder_traversal
 from sympy.core.function import AppliedUndef
 
-from rollpacker.rewards import math_notation
+from rollpacker.rewards import math_notation, math_truths
 from rollpacker.rewards.scores import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score
 
 _WRONG_ANSWER = Score(0.0, "wrong_answer")
@@ -72,6 +72,8 @@ _BARE_FORMULA = (
     r"((?:\\[a-z]+|(?<![a-z])[a-z](?![a-z])|\\[,;:! {}]|[^a-z$=\n\\]){1,300}?)"
 )
 """With a command or a relation, and without words or an equation."""
+_SENTENCE_ENDS = r"\s*(?:[.!]\s|[.!]?\Z|\n|,\s+(?!and\b|or\b)[a-z]{2})"
+"""Or goes on in words."""
 _MARKS = (
     (re.compile(r"</?[A-Za-z][\w-]*>|`+"), r" "),
     (re.compile(r"(?<![\w*)}])\*\*(?=\S)([^*\n]+)(?<=\S)\*\*(?![\w*(])"), r" \1 "),
@@ -80,10 +82,17 @@ _MARKS = (
     (re.compile(rf"(answer\s*(?:is|:)+\s*){_TEXT_COMMAND.pattern}", re.IGNORECASE), r"\1\2 "),
     (
         re.compile(
-            rf"(answer\s*(?:is|:)+\s*(?:[a-z][\w'()]{{0,19}}\s*=\s*)?){_BARE_FORMULA}(?=\s*(?:[.!]\s|[.!]?\Z|\n))",
+            rf"(answer\s*(?:is|:)+\s*(?:[a-z][\w'()]{{0,19}}\s*=\s*)?){_BARE_FORMULA}(?={_SENTENCE_ENDS})",
             re.IGNORECASE,
         ),
         r"\1\\(\2\\) ",
+    ),
+    (
+        re.compile(
+            r"(answer\s*(?:is|:)+\s*(?:\$[^$\n]{1,300}\$|\\\([^\n]{1,300}?\\\)))\s*,\s+which\b(?:[^.\n]|\.(?=\d))*",
+            re.IGNORECASE,
+        ),
+        r"\1",
     ),
     (re.compile(rf"(answer\s*(?:is|:)+\s*)({_POINT})(?=\s*(?:[.!\n]|$))", re.IGNORECASE), r"\1\\(\2\\) "),
     (re.compile(rf"(answer\s*(?:is|:)+\s*)[(\[\"'\u201c]\s*({_NUMBER})\s*[)\]\"'\u201d]", re.IGNORECASE), r"\1\2 "),
@@ -113,15 +122,22 @@ _SEVERAL = re.compile(
 """An answer with another one behind it: "7 or 8", and where a clause ends with it "7, 8" and "7 and 8"."""
 
 _OR_MORE = re.compile(rf"\bor\s+{_COMPARED}", re.IGNORECASE)
+_VALUE = rf"(?:\w{{1,20}}ly\s+|equal\s+to\s+)?(?:{_ANOTHER}|[$\\])"
 _NO_VALUE = re.compile(
-    rf"\s*(?:(?:not|between|at\s+(?:least|most)|{_COMPARED}\s+than)\s+(?:equal\s+to\s+)?(?:{_ANOTHER}|[$\\])"
-    rf"|[^\s,;]+\s+or\s+{_COMPARED})",
+    r"(?:(?:no|\w{1,20}ly)[\s*]+)?"
+    r"(?:not|never|neither|between|over|under|above|below|up\s+to|at\s+(?:least|most)|anything\s+but"
+    rf"|{_COMPARED}\s+than(?:\s+or)?)[\s*:]+{_VALUE}"
+    rf"|[^\s,;]{{1,60}}\s+(?:or\s+{_COMPARED}|at\s+(?:least|most)\b)",
     re.IGNORECASE,
 )
 """What is said of a number that is not the answer: "not 5", "between 5 and 6", "5 or more"."""
-
-_CORRECTED = re.compile(r"\$|\\\(|\\boxed|=|\b(?:but|is)\b")
-"""A claim behind it."""
+_DENIAL = re.compile(
+    rf"(?:(?:answer(?:\s+(?:is|are|was)\b|\s*:)|\A)[\s*:]*+(?:{_NO_VALUE.pattern})"
+    rf"|answer\s+(?:(?:is|are|was|ca|could)n['\u2019]t|can\s?not)\s+(?:be\s+)?{_VALUE})"
+    r"(?:\$[^$\n]*\$|(?!\bbut\b)[^.,;:!?\n]|[.,:](?=\d))*+",
+    re.IGNORECASE,
+)
+"""Where it is announced or begins the text, with the rest of its clause."""
 
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
 
@@ -149,22 +165,24 @@ def score(response: str, ground_truth: str, is_truncated: bool) -> Score:  # noq
     truth_words = _words(truth)
     can_announce_words = any(word in _VERDICTS or word.upper() in _CHOICES for word in truth_words)
     text, is_whole = _decisive_part(response)
+    if not (_OR_MORE.search(ground_truth) or _NO_VALUE.match(ground_truth.strip())):
+        boxes = _final_boxes(text)
+        if _OR_MORE.search(boxes):
+            return _WRONG_ANSWER
+        text = text if boxes else _without_denials(text)
     answer = _parse_answer(text, can_announce_words, is_truncated=is_truncated, is_whole=is_whole)
     if not answer:
         return TRUNCATED if is_truncated else _NO_ANSWER
     if not isinstance(answer[0], FiniteSet) and _offers_several(text):
         return _WRONG_ANSWER
-    is_bound = _OR_MORE.search(ground_truth) or _NO_VALUE.match(ground_truth)
-    if not is_bound and _names_no_value(text, is_whole=is_whole):
-        return _WRONG_ANSWER
-    truth, answer = math_notation.without_modulus_of_one(truth, answer)
+    truth, answer = math_notation.comparable_residues(truth, answer)
     if truth_words & _words(answer):
         return CORRECT
     if truth_words.intersection(_VERDICTS):
         return _WRONG_ANSWER
     if verify(truth, answer, timeout_seconds=None):
         return CORRECT if _is_one_claim(truth, answer) and _are_close(truth, answer) else _WRONG_ANSWER
-    return _WRONG_ANSWER if _has_formula(truth) else UNPARSABLE_GROUND_TRUTH
+    return UNPARSABLE_GROUND_TRUTH if math_truths.problem(ground_truth) else _WRONG_ANSWER
 
 
 def prepare_scoring() -> None:
@@ -236,16 +254,10 @@ def _offers_several(text: str) -> bool:
     return bool(announced) and not _final_boxes(text) and _SEVERAL.match(text, announced[-1].end()) is not None
 
 
-def _names_no_value(text: str, *, is_whole: bool) -> bool:
-    """Whether words exclude the value beside them, or say that it is a bound."""
-    boxes = _final_boxes(text)
-    if boxes:
-        return _OR_MORE.search(boxes) is not None
-    announced = list(_ANNOUNCEMENT.finditer(text))
-    if not announced and not is_whole:
-        return False
-    found = _NO_VALUE.match(text, announced[-1].end() if announced else 0)
-    return found is not None and _CORRECTED.search(text, found.end()) is None
+def _without_denials(text: str) -> str:
+    """Cut out what is said of values that are not the answer; with no other announced, what stands before it, too."""
+    kept = _DENIAL.split(text)
+    return "".join(kept) if any(_ANNOUNCEMENT.search(part) for part in kept) else kept[-1]
 
 
 def _are_close(truth: list[Any], answer: list[Any]) -> bool:
@@ -388,10 +400,6 @@ def _parse_formula(text: str, configs: tuple[Any, ...]) -> list[Any]:
 def _parse(text: str, configs: tuple[Any, ...]) -> list[Any]:
     """An escaped dollar is money; math-verify would take it for the beginning of a formula."""
     return math_notation.without_misreading(parse(text.replace("\\$", ""), configs, parsing_timeout=None))
-
-
-def _has_formula(parsed: list[Any]) -> bool:
-    return any(not isinstance(part, str) for part in parsed)
 
 
 def _words(parsed: list[Any]) -> set[str]:

@@ -7,48 +7,55 @@ Each rule is for a notation that models or data sets use and of which math-verif
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Any
 
-from sympy import Symbol
+from sympy import Expr, Symbol
 from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
 
 _SIGNS = str.maketrans(
     {
+        "\u2010": "-",
+        "\u2011": "-",
+        "\u2013": "-",
         "\u2212": "-",
+        "\u2032": "'",
+        "\u2033": "''",
         "\u00a0": " ",
         "\u2009": " ",
         "\u202f": " ",
         "∞": r"\infty ",
         "π": r"\pi ",
         "√": r"\sqrt ",
+        "∛": r"\sqrt[3]",
         "°": r"^\circ ",
         "≤": r"\le ",
         "≥": r"\ge ",
         "≠": r"\ne ",
+        "≈": r"\approx ",
+        "±": r"\pm ",
         "…": r"\ldots ",
-        "½": r"\frac{1}{2}",
-        "⅓": r"\frac{1}{3}",
-        "⅔": r"\frac{2}{3}",
-        "¼": r"\frac{1}{4}",
-        "¾": r"\frac{3}{4}",
     }
 )
-_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?))")
+_ROOT = re.compile(r"([√∛])\s*(?:\(((?:[^()]|\([^()]*\))*)\)|(\d+(?:\.\d+)?|[a-z]))")
 """Of all digits; behind `\\sqrt` math-verify takes one."""
-_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ"
-_POWER = re.compile(f"[{_RAISED}]+")
-_LOWER = str.maketrans(_RAISED, "0123456789-+n")
+_SMALL = re.compile("([⁰¹²³⁴-⁹⁻⁺ⁿ]+)|([₀-₉]+)|[¼-¾⅐-⅞]")
 
-_THOUSANDS = re.compile(r"(?<![\d.,^_])[1-9]\d{0,2}(?:(?:\\[,;: ]|~| )\d{3})+(?!\d)")
+_THOUSANDS = re.compile(r"(?:(?<![\d.,^_])[1-9]\d{0,2}(?:(?:\\[,;: ]|~| )\d{3})+|(?<=\d\.)(?:\d{3}\\,)+\d{1,3})(?!\d)")
 _THOUSANDS_MARK = re.compile(r"\\[,;: ]|~| ")
-_TIMES = re.compile(r"(?<=[\d)}])\s*·")
-"""Behind a letter it may be that of a unit."""
+_TIMES = re.compile(r"(?:(?<=[\d)}])|(?<=[^A-Za-z\s][a-z]))\s*·")
+"""Behind a letter that stands alone it may be that of a unit."""
+_PRODUCT = re.compile(r"(?<![\w^.])(\d+)\((?=\d+\))")
+"""Of two numbers, which math-verify would add as those of a mixed number."""
 _TIE = re.compile(r"(?<=[\d}])~(?=\\)")
 """Before a unit."""
 _DEGREES = re.compile(r"(?<=\d)\s*(?:°|\^\s*(?:\{\s*\\circ\s*\}|\\circ))\s*[CF](?![A-Za-z])")
 _AREA = re.compile(r"(?<=\d)\s(?:[cdkm]?m|ft|in)[²³]")
 _DOTTED = re.compile(r"\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?")
-_RECURRING = re.compile(r"(?<![\d.,])(\d{1,40})\.(\d{0,40})\\(?:overline|bar)\s*(?:\{(\d{1,40})\}|(\d))")
+_RECURRING = re.compile(
+    r"(?<![\d.,])(\d{1,40})\.(\d{0,40})(?:\\(?:overline|bar)\s*(?:\{(\d{1,40})\}|(\d))|(?<=\.)\((\d{1,40})\))"
+)
 _PRIMES = re.compile(r"'{1,4}(?!')(\s*(?=[A-Za-z]))?")
 _PRIMED = re.compile(r"(?:(?<![A-Za-z\\])(?<![^A-Za-z)\]}']')[A-Za-z]{1,3}|\\[A-Za-z]+|_\d|[)}\]])\Z")
 """Behind a letter or a bracket; behind a number they are feet or minutes, and what stands in quotes has none."""
@@ -58,28 +65,45 @@ _LONGEST_NAME = 12
 """Letters; what bears primes is as long at most."""
 _T = r"(?:T|\\top(?![A-Za-z])|\\math(?:rm|sf)\s*\{\s*T\s*\})"
 _TRANSPOSED = re.compile(rf"\^\s*(?:\{{\s*{_T}\s*\}}|{_T})")
+_OF_A_SET = re.compile(r"(\\(?:max|min|gcd)\s*)\\(?:left\s*\\)?\{([^{}]*?)\\(?:right\s*\\)?\}")
 _GOES_ON = re.compile(r"(,\s*)(?:\\(?:l|c)?dots(?![a-z])|\.\.\.)")
 """As a sequence does; math-verify would take its beginning for a set."""
 
-_RELATION = r"(?:<(?![^<>]*>)|>|\\(?:[gl](?:t|eq?(?:slant)?)|neq?)(?![a-z]))"
+_RELATION = r"(?:<(?![^<>]*>)|>|\\(?:[gl][gt]|ll|neq?|n?(?:[gl]e|less|gtr)(?:q{0,2}|slant|qslant|sim))(?![a-z]))"
 """No brackets, as in `<1, 2>`."""
 _NO_LEFT_SIDE = re.compile(
     rf"(^\s*(?:\$\s*)?|\\boxed\s*\{{\s*|answer\s*(?:is|:)+\s*(?:(?:\$|\\\()\s*)?)(?={_RELATION})", re.IGNORECASE
 )
 
-_IS_TEXT = re.compile(
-    r"\\(?:pmod|aleph)(?![a-z])|\\equiv.{0,200}\\b?mod(?![a-z])|,\s*\\cdots|^\s*[-+\d.]+\s*\([^(),]*,[^()]*\)\s*$"
+_COMPUTED = re.compile(
+    r"(\\boxed\s*\{|\$|\\[(\[])(?:\s*[a-z]\s*=)?[\d\s^!+*(){}-]{1,80}\\[bp]?mod\s*(?:\d+|\{\d+\})\s*=(?!=)"
 )
-"""A residue, of which math-verify reads the modulus, an infinite number, a sequence, or a multiple of a point."""
-_VALUE_BEGINS = re.compile(r"=|\\(?:in|approx)(?![a-z])")
-_VALUE_ENDS = re.compile(r"\\(?:text|q?quad|forall)(?![a-z])")
+"""A remainder whose value stands behind it."""
+
+_IS_TEXT = re.compile(
+    r"\\(?:[bp]?mod|aleph|not|l?neg)(?![a-z])|\\text\s*\{\s*mod\s*\}|,\s*\\cdots"
+    r"|^\s*[-+\d.]+\s*\([^(),]*,[^()]*\)\s*$"
+)
+"""A residue, of which math-verify reads the modulus or computes the remainder, which is left to the response; an
+infinite number, a denial, a sequence, or a multiple of a point."""
+_VALUE_BEGINS = re.compile(r"=|\\(?:in|approx|sim)(?![a-z])|^\s*[A-E][).]")
+_VALUE_ENDS = re.compile(
+    r"\\(?:text|forall)(?![a-z])"
+    rf"|(?<=[\w}})\]])(?:\s|\\[ ,;:])*(?:\\q?quad(?![a-z])|(?<=[ ,;:])\((?=[^()]*(?:{_RELATION}|\\in(?![a-z]))))"
+)
+"""Words about it, or a condition in brackets."""
+_LOST_RELATION = re.compile(_RELATION)
 _LETTER = re.compile(r"(?<![A-Za-z\\])(?<!\\mathbb\{)[A-Za-z](?![A-Za-z])")
 _CONSTANTS = frozenset("eid")
 """Letters that are no names: Euler's number, the imaginary unit, a differential."""
 _SPACE = re.compile(r"\s+|\\[,;:! ]|\\q?quad(?![a-z])")
 _ONE_IN_BRACES = re.compile(r"\{(\w)\}")
-_MODULUS = re.compile(r"\\[bp]?mod\{?(\w+)\}?")
-_RESIDUE = re.compile(r"\\equiv(.+?)\\pmod")
+_MODULUS = re.compile(r"\(?\\(?:[bp]?mod|text\{mod\})\{?([^(){}=,\\]+)[)}]{0,2}")
+_NAME = re.compile(r"^[A-Za-z](?:_\w+|\(\w\))?(?:=|\\equiv)(?!=)")
+_GCD = re.compile(r"\\gcd\(([^()]*)\)")
+_RESIDUE = re.compile(r"(?:.*(?<!\\not)\\equiv)?(.+)\\pmod[^\\,=]+$")
+_NUMBERS = re.compile(r"(?:^|(?<=\\equiv))(-?\d{1,40}(?:,-?\d{1,40})*)\\pmod([1-9]\d{0,39})$")
+"""As residues; the name in front of them is gone."""
 
 
 def readable(text: str) -> str:
@@ -88,43 +112,64 @@ def readable(text: str) -> str:
         text = _DEGREES.sub(r"^\\circ ", text)
     if not text.isascii():
         text = _AREA.sub("", text)
-        text = _POWER.sub(lambda raised: f"^{{{raised[0].translate(_LOWER)}}}", _ROOT.sub(r"\\sqrt{\1\2}", text))
+        text = _SMALL.sub(_in_full_size, _ROOT.sub(r"\1{\2\3}", text))
         text = _TIMES.sub(r"\\cdot ", text).translate(_SIGNS)
+    text = _PRODUCT.sub(r"\1\\cdot (", text)
+    text = text.replace("<=", r"\le ").replace(">=", r"\ge ")
     text = _THOUSANDS.sub(lambda number: _THOUSANDS_MARK.sub("", number[0]), text)
     if "~" in text:
         text = _TIE.sub(" ", text)
     text = _DOTTED.sub(r"\\overline{\1\2\3}", text)
-    if r"\overline" in text or r"\bar" in text:
-        text = _RECURRING.sub(_fraction, text)
+    text = _RECURRING.sub(_fraction, text)
     text = _PRIMES.sub(_primed, text)
-    text = _TRANSPOSED.sub("^{t}", text)
+    text = _COMPUTED.sub(r"\1", _OF_A_SET.sub(r"\1(\2)", _TRANSPOSED.sub("^{t}", text)))
     return _NO_LEFT_SIDE.sub(r"\1x ", _GOES_ON.sub(r"\1\\cdots", text))
 
 
 def without_misreading(parsed: list[Any]) -> list[Any]:
-    """Keep the text alone where it is no value for math-verify, or where the value has lost a letter of it.
+    """Keep the text alone where it is no value for math-verify, or where the value has lost a part of it.
 
-    Spaces mean nothing in LaTeX, also where math-verify has found no value itself.
+    Such a text is bare of spaces, of the name that it is the value of, and of the order of a divisor's numbers.
     """
     text = parsed[-1] if parsed else None
     if not isinstance(text, str):
         return parsed
     is_formula_alone = len(parsed) == 1 and "\\" in text
-    if not (is_formula_alone or _IS_TEXT.search(text) or _has_lost_letter(parsed[0], text)):
+    if not (is_formula_alone or _IS_TEXT.search(text) or _has_lost_part(parsed[0], text)):
         return parsed
     bare = _ONE_IN_BRACES.sub(r"\1", _SPACE.sub("", text))
-    return [_MODULUS.sub(r"\\pmod\1", bare)]
+    return [_GCD.sub(_in_order, _NAME.sub("", _MODULUS.sub(r"\\pmod\1", bare)))]
 
 
-def without_modulus_of_one(truth: list[Any], answer: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Where one side alone names a modulus, take the residue in front of it."""
-    residues = [_RESIDUE.search(each[0]) if each and isinstance(each[0], str) else None for each in (truth, answer)]
+def comparable_residues(truth: list[Any], answer: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Give the least residues where both sides name a modulus; where one alone does, the residue in front of it."""
+    residues = [_RESIDUE.match(each[0]) if each and isinstance(each[0], str) else None for each in (truth, answer)]
     match residues:
+        case [re.Match(), re.Match()]:
+            return [_NUMBERS.sub(_least, truth[0])], [_NUMBERS.sub(_least, answer[0])]
         case [re.Match() as residue, None]:
             return [residue[1]], answer
         case [None, re.Match() as residue]:
             return truth, [residue[1]]
     return truth, answer
+
+
+def _in_order(gcd: re.Match[str]) -> str:
+    return rf"\gcd({','.join(sorted(gcd[1].split(',')))})"
+
+
+def _least(residues: re.Match[str]) -> str:
+    modulus = int(residues[2])
+    return f"{sorted(int(each) % modulus for each in residues[1].split(','))}\\pmod{modulus}"
+
+
+def _in_full_size(small: re.Match[str]) -> str:
+    """Write raised or lowered digits as a power or an index, and a fraction as LaTeX."""
+    text = unicodedata.normalize("NFKC", small[0])
+    if small[1] or small[2]:
+        return f"{'^' if small[1] else '_'}{{{text}}}"
+    above, below = text.split("\u2044")
+    return rf"\frac{{{above}}}{{{below}}}"
 
 
 def _primed(primes: re.Match[str]) -> str:
@@ -138,15 +183,19 @@ def _primed(primes: re.Match[str]) -> str:
 
 def _fraction(number: re.Match[str]) -> str:
     """Give a recurring decimal as what it is a fraction of."""
-    whole, once, recurring = number[1], number[2], number[3] or number[4]
+    whole, once, recurring = number[1], number[2], number[3] or number[4] or number[5]
     difference = int(whole + once + recurring) - int(whole + once)
     return rf"\frac{{{difference}}}{{{'9' * len(recurring)}{'0' * len(once)}}}"
 
 
-def _has_lost_letter(value: Any, text: str) -> bool:
+def _has_lost_part(value: Any, text: str) -> bool:
+    """Whether a letter or a relation of the text is missing in the value."""
     if isinstance(value, str):
         return False
-    letters = {letter.casefold() for letter in _LETTER.findall(_value_part(text))} - _CONSTANTS
+    part = _value_part(text)
+    if _LOST_RELATION.search(part) and isinstance(value, Expr) and not value.has(Relational):
+        return True
+    letters = {letter.casefold() for letter in _LETTER.findall(part)} - _CONSTANTS
     if not letters:
         return False
     names = {symbol.name for symbol in value.atoms(Symbol)} | {str(each.func) for each in value.atoms(AppliedUndef)}
@@ -154,5 +203,5 @@ def _has_lost_letter(value: Any, text: str) -> bool:
 
 
 def _value_part(text: str) -> str:
-    """What stands behind the last sign of equality and before words about it."""
+    """What stands behind the last sign of equality and before words or a condition."""
     return _VALUE_ENDS.split(_VALUE_BEGINS.split(text)[-1])[0]

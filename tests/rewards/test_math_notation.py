@@ -55,6 +55,23 @@ def test_what_stands_beside_a_value_is_no_part_of_it(answer):
         (r"5~\text{m}", "5", "50"),
         ("2·3", "6", "2"),
         ("\u22123", "-3", "3"),
+        ("\u20133", "-3", "3"),
+        ("\u20113", "-3", "3"),
+        ("f\u2032(x)", "f'(x)", "f(x)"),
+        ("x₁₂", "x_{12}", "x"),
+        ("⅛", "1/8", "8"),
+        ("3⅕", "16/5", "3"),
+        ("∛2", r"\sqrt[3]{2}", "2"),
+        ("√(2(3))", r"\sqrt{6}", r"\sqrt{5}"),
+        ("√x", r"\sqrt{x}", "x"),
+        ("2(3)", "6", "5"),
+        ("a·b", "ab", "a"),
+        ("2x·3y", "6xy", "2x"),
+        ("≈5", "5", "4"),
+        ("5 ± 1", r"5 \pm 1", "5"),
+        (r"0.123\,456", "0.123456", "0.123"),
+        (r"3\,141\,592.653\,589", "3141592.653589", "3"),
+        ("0.(3)", "1/3", "0"),
     ],
 )
 def test_numbers_are_read_as_they_are_printed(answer, truth, other):
@@ -76,6 +93,8 @@ def test_numbers_are_read_as_they_are_printed(answer, truth, other):
         (r"The answer is \gcd(a,b) = 5.", "5", "1"),
         ("The answer is 15 N·m.", "15", "1"),
         ("The answer is 77°F.", "77", "7"),
+        (r"The answer is 2\pi, which equals 6.28.", r"2\pi", "6.28"),
+        (r"The answer is \frac{1}{2}, as required.", "1/2", "2"),
     ],
 )
 def test_an_announced_answer_needs_no_delimiters(response, truth, other):
@@ -84,24 +103,48 @@ def test_an_announced_answer_needs_no_delimiters(response, truth, other):
 
 
 @pytest.mark.parametrize(
-    ("response", "truth"),
+    "bound",
     [
-        *((rf"\boxed{{{relation} 5}}", "5") for relation in ("<", ">", r"\le", r"\geq", r"\geqslant", r"\ne", "≥")),
-        (r"The answer is $\ge 5$.", "5"),
-        ("The answer is > 5.", "5"),
-        (r"\boxed{5 \text{ or more}}", "5"),
-        ("The answer is 5 or more.", "5"),
-        ("The answer is not 5.", "5"),
-        ("The answer is not equal to $5$.", "5"),
-        ("The answer is between 5 and 6.", "5"),
-        ("The answer is at least 5.", "5"),
-        ("The answer is more than 5.", "5"),
-        ("<answer>not 5</answer>", "5"),
-        ("The answer is not true.", "True"),
+        *(rf"{sign} 5" for sign in ("<", ">", "<=", r"\le", r"\geq", r"\geqslant", r"\ne", "≥", r"\geqq", r"\gtrsim")),
+        *(rf"{sign} 5" for sign in (r"\gg", r"\ll", r"\nless", r"\not=", r"\not<", r"\neg", r"\,\ge", r"\quad\ge")),
+        r"{\ge} 5",
+        r"(\ge 5)",
+        r"\displaystyle \ge 5",
+        r"5 \ge",
+        r"5 \pm 1",
+        r"5 \text{ or more}",
     ],
 )
-def test_a_bound_or_a_denial_is_no_value(response, truth):
-    assert reason_of(response, truth) == "wrong_answer"
+def test_a_bound_or_a_denial_in_a_box_is_no_value(bound):
+    assert reason_of(rf"\boxed{{{bound}}}", "5") == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        *("is 5 or more", "is 5 at least", "is at most 5", "is no more than 5", "is greater than or equal to 5"),
+        *("is not 5", "is not equal to $5$", "is **not** 5", "is not **5**", "is not exactly 5", "is definitely not 5"),
+        *(
+            "isn't 5",
+            "isn\u2019t 5",
+            "cannot be 5",
+            "can't be 5",
+            "is never 5",
+            "is anything but 5",
+            "is neither 4 nor 5",
+        ),
+        *("is between 4 and 5", "is over 5", "is up to 5", "is more than 5", "is strictly greater than 5"),
+        *(r"is $\ge 5$", "is > 5", "is >= 5", "is 5 ± 1"),
+    ],
+)
+def test_a_bound_or_a_denial_in_words_is_no_value(claim):
+    assert math.score(f"The answer {claim}.", "5", is_truncated=False).reward == 0.0
+    assert math.score(f"So $x = 5$. The answer {claim}.", "5", is_truncated=False).reward == 0.0
+
+
+@pytest.mark.parametrize(("response", "truth"), [("<answer>not 5</answer>", "5"), ("The answer is not true.", "True")])
+def test_a_denial_is_no_answer(response, truth):
+    assert reason_of(response, truth) == "no_answer"
 
 
 @pytest.mark.parametrize(
@@ -111,14 +154,46 @@ def test_a_bound_or_a_denial_is_no_value(response, truth):
         "The answer is 5, not 6.",
         "The answer is $5$ or more precisely 5.",
         "It is at least 5. In fact the answer is 5.",
+        "The final answer is 5. Note that the answer is not 6.",
+        "**Answer: 5**\n\nNote: the answer is not 25, a common mistake.",
+        "The answer is at least 5, and we can reach 5.",
+        "The answer is not $4$; it's 5.",
+        "The answer cannot be 4, so it is 5.",
+        r"\boxed{n = 5 \ (x>0)}",
+        r"\boxed{X \sim 5}",
+        r"\boxed{A) 5}",
+        r"\boxed{A. 5}",
     ],
 )
 def test_words_about_other_things_deny_nothing(response):
     assert reason_of(response, "5") == "correct"
 
 
-def test_a_remainder_that_is_not_computed_equals_itself():
-    assert reason_of(r"\boxed{3 \mod 7}", r"3 \mod 7") == "correct"
+@pytest.mark.parametrize("modulo", [r"\mod", r"\bmod", r"\pmod"])
+def test_a_remainder_that_is_not_computed_equals_itself_alone(modulo):
+    assert reason_of(rf"\boxed{{2^{{100}} {modulo} 13}}", rf"2^{{100}} {modulo} 13") == "correct"
+    assert reason_of(rf"\boxed{{x = 2^{{100}} {modulo} 13}}", "3") == "wrong_answer"
+    assert reason_of(rf"The answer is $100! {modulo} 101$.", "100") == "wrong_answer"
+    assert reason_of(rf"\boxed{{248^{{156454638}} {modulo} 250}}", "4") == "wrong_answer"
+    assert reason_of(rf"\boxed{{x = 248^{{156454638}} {modulo} 250 = 4}}", "4") == "correct"
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        (r"y = \gcd(k, p - 1)", r"\gcd(k, p-1)"),
+        (r"\gcd(b, a)", r"\gcd(a, b)"),
+        (r"\max(|c|, 1)", r"\max\{1, |c|\}"),
+        (r"f(x) = 2^{\aleph_0}", r"2^{\aleph_0}"),
+    ],
+)
+def test_a_text_may_name_what_it_is_the_value_of_and_order_what_has_no_order(answer, truth):
+    assert reason_of(rf"\boxed{{{answer}}}", truth) == reason_of(rf"\boxed{{{truth}}}", answer) == "correct"
+
+
+@pytest.mark.parametrize("truth", [r"5 \pmod 7", r"1+2+\dots+n", r"\{x \in \mathbb R \mid x>0\}", r"2^{\aleph_0}"])
+def test_another_answer_than_a_text_is_wrong_and_does_not_blame_the_truth(truth):
+    assert reason_of(r"\boxed{6}", truth) == "wrong_answer"
 
 
 @pytest.mark.parametrize(
@@ -129,6 +204,10 @@ def test_a_remainder_that_is_not_computed_equals_itself():
         rf"\boxed{{-({',' * 50_000})}}",
         "f'" * 50_000,
         "answer is " * 20_000,
+        "answer:" * 20_000,
+        "answer is not" + " " * 50_000 + "?",
+        "The answer is not 5" + " $" * 20_001,
+        "√((" * 20_000,
     ],
 )
 def test_long_repetitions_take_no_time(response):
@@ -150,7 +229,14 @@ def test_what_is_compared_as_text_is_the_same_whatever_stands_before_it(truth, b
         (r"\boxed{x \equiv 3 \pmod{7}}", "3"),
         (r"The answer is $x \equiv 3 \pmod 7$.", "3"),
         (r"\boxed{3}", r"x \equiv 3 \pmod{7}"),
-        (r"\boxed{x\equiv3\mod 7}", r"x \equiv 3 \pmod{7}"),
+        *(
+            (rf"\boxed{{{residue}}}", r"x \equiv 3 \pmod 7")
+            for residue in (r"x\equiv3\mod 7", r"x \equiv 3 (\text{mod } 7)", r"n \equiv 3 \; (\mathrm{mod}\ 7)")
+        ),
+        *((rf"\boxed{{{residue}}}", r"x \equiv 3 \pmod 7") for residue in (r"3 \pmod{7}", r"x = -4 \bmod 7")),
+        (r"\boxed{x \equiv 10 \pmod 7}", r"x \equiv 3 \pmod 7"),
+        (r"\boxed{x \equiv 8, 3 \pmod 7}", r"x \equiv 3, 1 \pmod 7"),
+        (r"\boxed{2^{10} \equiv 1024 \equiv 2 \pmod 7}", "2"),
         ("The answer is not 3. Wait. I computed again, $x = 5$.", "5"),
         ("<answer>not 3 but 5</answer>", "5"),
     ],
@@ -160,5 +246,8 @@ def test_a_residue_needs_no_modulus_and_a_denial_may_be_followed_by_the_answer(a
 
 
 def test_of_a_residue_the_modulus_is_not_the_answer():
-    assert reason_of(r"\boxed{7}", r"x \equiv 3 \pmod{7}") != "correct"
-    assert reason_of(r"\boxed{x \equiv 3 \pmod{5}}", r"x \equiv 3 \pmod{7}") != "correct"
+    assert reason_of(r"\boxed{7}", r"x \equiv 3 \pmod{7}") == "wrong_answer"
+    for other in (r"x \equiv 3 \pmod{5}", r"x \equiv 4 \pmod 7", r"x \not\equiv 3 \pmod 7", r"2x \equiv 3 \pmod 7"):
+        assert reason_of(rf"\boxed{{{other}}}", r"x \equiv 3 \pmod{7}") == "wrong_answer"
+    assert reason_of(r"\boxed{x^{10} \pmod 7}", r"x^3 \pmod 7") == "wrong_answer"
+    assert reason_of(r"\boxed{3 \pmod 7, 4 \pmod 7}", "3") == "wrong_answer"
