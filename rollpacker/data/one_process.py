@@ -8,6 +8,8 @@ response are told by their names, which begin with a capital letter; what is mad
 from __future__ import annotations
 
 import ast
+import collections.abc
+from collections.abc import Iterator
 
 _PYTEST_NAMES = ("approx", "fail", "fixture", "importorskip", "mark", "param", "raises", "skip")
 """What the sandbox's own pytest has; see `rewards/sandbox/mini_pytest.py`."""
@@ -20,11 +22,12 @@ _IMPOSSIBLE = {
     "redirect_stderr": f"it catches what the tests' process prints only: {ONE_PROCESS}",
     "getsource": f"it reads a source that is not there: {ONE_PROCESS}",
     "signature": f"it inspects a function that is not there: {ONE_PROCESS}",
-    "GeneratorType": f"no generator of the response is one in the tests' process: {ONE_PROCESS}",
-    "isgenerator": f"no generator of the response is one in the tests' process: {ONE_PROCESS}",
+    "FunctionType": f"no function of the response is one in the tests' process: {ONE_PROCESS}",
+    "isgeneratorfunction": f"no function of the response is one in the tests' process: {ONE_PROCESS}",
     "isfunction": f"no function of the response is one in the tests' process: {ONE_PROCESS}",
     "isclass": f"no class of the response is one in the tests' process: {ONE_PROCESS}",
     "iscoroutinefunction": f"no function of the response is one in the tests' process: {ONE_PROCESS}",
+    "CancelledError": f"no cancellation passes from one to the other: {ONE_PROCESS}",
 }
 """Functions of the standard library, by the last part of their name."""
 
@@ -45,6 +48,9 @@ _CATCHING_ASSERTIONS = ("assertWarns", "assertWarnsRegex", "assertLogs", "assert
 
 _OF_DATACLASSES = ("asdict", "astuple", "fields", "is_dataclass", "replace")
 """Functions of `dataclasses` that look at the class of their argument."""
+
+_ABSTRACT = ("ABC", *collections.abc.__all__)
+"""Abstract classes, of which `issubclass` asks for a class, and knows no proxy."""
 
 _RAISING_CALLS = ("raises", "assertRaises", "assertRaisesRegex")
 """Their first argument is a class of errors, which is one in either process."""
@@ -102,6 +108,8 @@ def _refuse_impossible(node: ast.AST) -> None:
             raise _impossible(f"open(..., {mode!r})", _FILES)
         case ast.Call(func=ast.Attribute(attr="write_text" | "write_bytes" as last)):
             raise _impossible(last, _FILES)
+        case ast.Attribute(attr="__context__"):
+            raise _impossible("__context__", f"only the cause of an error crosses, its context does not: {ONE_PROCESS}")
         case ast.Attribute(value=ast.Name(id=module), attr=last, ctx=ast.Store()):
             if module in _REPLACEABLE and last in (_REPLACEABLE[module] or (last,)):
                 raise _impossible(f"{module}.{last} = ...", f"it reaches the tests' process only: {ONE_PROCESS}")
@@ -185,6 +193,8 @@ class _Objects:
             if isinstance(node, ast.ClassDef)
             for each in node.decorator_list
         )
+        self._coroutines = {node.name for node in nodes if isinstance(node, ast.AsyncFunctionDef)}
+        self._expects_timeout = any(last_name(node) == "TimeoutError" for node in nodes)
         self._variables: set[str] = set()
         for node in nodes:
             match node:
@@ -193,7 +203,12 @@ class _Objects:
                         self._variables.add(ast.unparse(target))
 
     def refuse(self, node: ast.AST) -> None:
-        """Refuse what asks for the class of an object that is not there."""
+        """Refuse what asks for the class of an object that is not there, or awaits across processes."""
+        if self._awaits_across(node):
+            raise _impossible(
+                node.name if isinstance(node, ast.AsyncFunctionDef) else ast.unparse(node),
+                f"the response awaits no coroutine of the tests, and no timeout of theirs ends its own: {ONE_PROCESS}",
+            )
         what = self._impossible_use(node)
         if what is not None:
             raise _impossible(
@@ -208,6 +223,10 @@ class _Objects:
             case ast.Call(args=given) if last_name(node).startswith("assert") and self._is_class_asked(given[:2]):
                 return ast.unparse(node)
             case ast.Call(func=ast.Name(id="isinstance"), args=[each, ast.Name(id="type")]) if self._is_class(each):
+                return ast.unparse(node)
+            case ast.Call(func=ast.Name(id="issubclass"), args=[each, kind]) if self._is_class(each):
+                return ast.unparse(node) if any(last_name(part) in _ABSTRACT for part in _parts(kind)) else None
+            case ast.MatchClass(cls=kind) if self._is_class(kind):
                 return ast.unparse(node)
             case ast.ImportFrom(module="dataclasses", names=names) if not self._has_dataclass:
                 return next((alias.name for alias in names if alias.name in _OF_DATACLASSES), None)
@@ -232,6 +251,24 @@ class _Objects:
                 return _is_name_of_class(name)
         return False
 
+    def _awaits_across(self, node: ast.AST) -> bool:
+        """Whether the response is given a coroutine of the tests, or is to be cancelled by a timeout of theirs."""
+        match node:
+            case ast.Call(args=[each, *_]) if last_name(node) == "wait_for":
+                return self._expects_timeout and self._is_of_response(each)
+            case ast.Call(args=given, keywords=named) if self._coroutines and self._is_of_response(node.func):
+                names = {last_name(part) for each in (*given, *named) for part in _not_awaited(each)}
+                return bool(names & self._coroutines)
+            case ast.AsyncFunctionDef(decorator_list=decorators):
+                return any(map(self._is_of_response, decorators))
+        return False
+
+    def _is_of_response(self, node: ast.AST) -> bool:
+        """Whether something is, or comes of, a name of the response or one of its objects."""
+        while isinstance(node, ast.Call | ast.Attribute) and ast.unparse(node) not in self._variables:
+            node = node.func if isinstance(node, ast.Call) else node.value
+        return ast.unparse(node) in {"solution", *self._names, *self._variables}
+
     def _is_object(self, node: ast.AST) -> bool:
         return self._is_class(node.func) if isinstance(node, ast.Call) else ast.unparse(node) in self._variables
 
@@ -251,6 +288,16 @@ def _is_class_of(node: ast.AST) -> bool:
 def _parts(node: ast.expr) -> list[ast.expr]:
     """Give what a container that is written out holds, else the expression."""
     return node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+
+
+def _not_awaited(node: ast.AST) -> Iterator[ast.AST]:
+    """Give the nodes of an expression, but for what is awaited in it."""
+    left = [node]
+    while left:
+        each = left.pop()
+        if not isinstance(each, ast.Await):
+            yield each
+            left += ast.iter_child_nodes(each)
 
 
 def _error_names(node: ast.AST) -> list[str]:

@@ -139,7 +139,26 @@ NO_TEST = "no test in it would run and check something"
         ),
         ("import sys, io\nsys.stdin = io.StringIO('3')\nassert f() == 3", ["`sys.stdin = ...`"]),
         ("import inspect\nassert 'for' not in inspect.getsource(f)", ["`getsource`"]),
-        ("import types\nassert isinstance(f(2), types.GeneratorType)", ["`GeneratorType`"]),
+        ("import types\nassert isinstance(f, types.FunctionType)", ["`FunctionType`"]),
+        ("import inspect\nassert inspect.isgeneratorfunction(f)", ["`isgeneratorfunction`"]),
+        ("import asyncio, pytest\nwith pytest.raises(asyncio.CancelledError): f()", ["`CancelledError`"]),
+        ("import pytest\nwith pytest.raises(ValueError) as e: f()\nassert e.value.__context__", ["`__context__`"]),
+        ("import abc\nfrom solution import Shape\nassert issubclass(Shape, abc.ABC)", ["`issubclass(Shape, abc.ABC)`"]),
+        ("from solution import P\nmatch f():\n    case P(x=1): pass\n    case _: assert False", ["`P(x=1)`"]),
+        ("async def work(): return 3\nasync def test_a(): assert await f(work) == 3", ["`f(work)`", "coroutine"]),
+        ("async def work(): return 3\nasync def test_a(): assert await f([work()], n=2)", ["`f([work()], n=2)`"]),
+        (
+            "from solution import Bus\nasync def on(x): pass\nbus = Bus()\nbus.add('a', on)\nassert bus.n == 1",
+            ["`bus.add('a', on)`"],
+        ),
+        ("from solution import retry\n@retry(3)\nasync def work(): pass\nassert work", ["`work`"]),
+        (
+            (
+                "import asyncio, pytest\nasync def test_a():\n"
+                "    with pytest.raises(asyncio.TimeoutError): await asyncio.wait_for(f(), 0.01)"
+            ),
+            ["`asyncio.wait_for(f(), 0.01)`", "timeout"],
+        ),
         ("from inspect import isfunction\nassert isfunction(f)", ["`isfunction`"]),
         ("import io\nassert f(io.StringIO('a')) == 'a'", ["`f(StringIO(...))`"]),
         ("open('/tmp/a', 'w').write('x')\nassert f('/tmp/a') == 'x'", ["`open(..., 'w')`"]),
@@ -220,6 +239,10 @@ def test_tests_that_could_not_fail_or_not_pass_are_refused_with_their_line(tmp_p
         "from solution import Bad, f\ntry:\n    f()\nexcept Bad as e:\n    assert type(e) is Bad",
         "from solution import LIMIT, f\nassert type(f(2)) is int and type(LIMIT) == type(2) and LIMIT is f(2)",
         "import pickle\nassert f(pickle.dumps([1])) == [1]",
+        "import types\nassert isinstance(f(2), types.GeneratorType)",
+        "import enum\nfrom solution import Color\nassert issubclass(Color, enum.Enum)",
+        "import asyncio\nasync def work(): return 3\nasync def main(): assert f(await work())\nasyncio.run(main())",
+        "import asyncio\nasync def test_a(): assert await asyncio.wait_for(f(2), 5) == 4",
         "from dataclasses import dataclass, asdict\n@dataclass\nclass P:\n    x: int\nassert f(asdict(P(1))) == 1",
         "import random\nrandom.seed(0)\nassert sorted(f([3, 1, 2])) == [1, 2, 3]",
         "import os\nos.environ.setdefault('OMP_NUM_THREADS', '1')\nassert f(1) == 1",

@@ -42,7 +42,7 @@ NOBODY = 65534
 
 _MEBIBYTE = 1 << 20
 
-_SANDBOX_MODULES = ("values", "rpc", "rpc_server", "suppression", "rpc_client", "mini_pytest", "runner")
+_SANDBOX_MODULES = ("values", "rpc", "rpc_server", "loop_ends", "suppression", "rpc_client", "mini_pytest", "runner")
 """In the order in which they import each other."""
 
 _BOOT_CODE = (

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 
-from rollpacker.rewards.sandbox.rpc import SOLUTION, TESTS
-from rollpacker.rewards.sandbox.rpc_client import Remote, RpcClient
+from rollpacker.rewards.sandbox.rpc import TESTS
+from rollpacker.rewards.sandbox.rpc_client import Remote, RpcClient, plain_of
+from rollpacker.rewards.sandbox.values import SOLUTION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class _Fixtures:
         self.functions = {
             value.fixture_of_test.get("name") or name: value
             for name, value in found
-            if not isinstance(value, Remote | type) and hasattr(value, "fixture_of_test")
+            if not isinstance(getattr(value, "__func__", value), Remote | type) and hasattr(value, "fixture_of_test")
         }
         self._made: dict[str, Any] = {}
         self._rests: list[Iterator[Any]] = []
@@ -356,6 +357,7 @@ class _Approximately:
     __hash__ = None  # type: ignore[assignment]
 
     def _is_near(self, given: Any, expected: Any) -> bool:
+        given = plain_of(given)
         if isinstance(given, Remote):
             return False
         if isinstance(expected, list | tuple):

@@ -2,11 +2,13 @@
 
 A name that the tests import from `solution` is requested from the program: it is plain data, an error class of the same
 name and bases, or a `Remote`, a proxy of an object there, whose class has the name of the object's. A call sends its
-arguments as plain data and returns plain data, or a `Remote` of any other object; a member of an enumeration that is a
-number or a text is that, and has a `Remote` for its other attributes. Changes of the arguments are applied in the
-tester too, and a result that is one of them is the same object here. Functions that the tests pass can be called back,
-iterators that they pass are asked for one item at a time, and public attributes of objects that they pass can be read.
-A name that the tests set in `solution` is set in the program.
+arguments as plain data and returns plain data, or a `Remote` of any other object. If its class, or an enumeration that
+it is a member of, inherits from a number, text or tuple, the `Remote` is one, too; if from a list, dictionary or set,
+its items are asked for when it is compared. Classes of `LIBRARIES` are the same in both processes, and a `Remote` is an
+instance of the one that its object's class inherits from. Changes of the arguments are applied in the tester too, and a
+result that is one of them is the same object here. Functions that the tests pass can be called back, iterators that
+they pass are asked for one item at a time, and public attributes of objects that they pass can be read. A name that the
+tests set in `solution` is set in the program.
 
 Errors cross by the names of their classes. One of Python's own is that on either side, and one that either side defines
 is of the same class there, however often it crosses. What a test runner gives a meaning, such as `unittest.SkipTest`,
@@ -15,9 +17,9 @@ the program cannot raise.
 Invariant: no code of the program runs in the tester, and no name of the program is there but those that the tests
 import. No value of the program decides a comparison with plain data, unless the tests use it as what plain data is not:
 a `Remote` equals nothing but another `Remote` that its own program says it equals, until the tests read an attribute of
-it that no plain data has. So an object whose `__eq__`, `__lt__`, `__sub__` or `__contains__` always succeeds passes for
-no number, text or container. What a test compares only with objects of the program itself, the program decides, as it
-would under pytest.
+it that no plain data has. If its class inherits from plain data, a plain copy is compared, in the tester. So an object
+whose `__eq__`, `__lt__`, `__sub__` or `__contains__` always succeeds passes for no number, text or container. What a
+test compares only with objects of the program itself, the program decides, as it would under pytest.
 
 Messages are JSON: a request is `[verb, ...]`, a response `["value", value, arguments]` or `["raise", error]`, where
 `arguments` are those by position, those by name, and at which position the result stands, if it does. Each side handles
@@ -27,7 +29,6 @@ that it passed, and public attributes of objects that it passed.
 
 from __future__ import annotations
 
-import builtins
 import sys
 
 from rollpacker.rewards.sandbox.values import decode, encode
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 END = b'["end"]'
 """Sent by the supervisor when the tests are over."""
 
-SOLUTION, TESTS = "solution", "test_solution"
-"""The modules of the program and of its tests, as the tests see them."""
+TESTS = "test_solution"
+"""The module of the tests, as they see it."""
 
 TESTS_FILE = "test_solution.py"
 """The name of the tests' file, in tracebacks."""
@@ -63,9 +64,22 @@ COMBINING = ("__add__", "__radd__", "__iadd__", "__mul__", "__rmul__", "__imul__
 COMPUTING = (
     *("__sub__", "__truediv__", "__floordiv__", "__mod__", "__pow__", "__and__", "__or__", "__xor__", "__matmul__"),
     *("__lshift__", "__rshift__", "__rsub__", "__rtruediv__", "__isub__", "__iand__", "__ior__", "__ixor__"),
+    *("__rand__", "__ror__", "__rxor__"),
 )
 """The same; the object never becomes plain data by itself: of the answer that it should be, it may have been told the
-difference."""
+difference. It may be plain data where the tester computes the same."""
+
+CHANGEABLE = (list, dict, set, bytearray)
+"""Plain data whose content is asked for when it is needed, where the program defines a subclass."""
+
+DATA = (*CHANGEABLE, int, float, complex, str, bytes, tuple, frozenset)
+"""Plain data that classes inherit from."""
+
+LIBRARIES = ("abc", "builtins", "collections", "collections.abc", "enum")
+"""Modules whose classes tests compare with those of a program."""
+
+GENERATOR = "types.GeneratorType"
+"""The path of a class that no name of its own module has."""
 
 _EXITS = (SystemExit, KeyboardInterrupt)
 """Errors that tests may expect though they are no `Exception`."""
@@ -104,15 +118,19 @@ class Peer:
 
     def _export(self, value: object) -> str:
         """Write what is no plain data."""
-        if isinstance(value, tuple):
+        if isinstance(value, tuple) and self._is_record(type(value)):
             record, fields = type(value), list(value._fields)  # type: ignore[attr-defined]
             self._records[record.__name__, *fields] = record
             return f'{{"u":{self._encode([record.__name__, fields, list(value)])}}}'
-        if isinstance(value, type) and vars(builtins).get(name := value.__name__) is value:
-            return f'{{"g":"{name}"}}'
+        if isinstance(value, type) and (path := library_path(value)):
+            return f'{{"g":"{path}"}}'
         if isinstance(value, type) and issubclass(value, Exception):
             return f'{{"J":{encode(self._names_of(value))}}}'
         return self._export_object(value)
+
+    def _is_record(self, kind: type) -> bool:
+        """Whether instances of a class of tuples cross as the named tuples that they are."""
+        return hasattr(kind, "_fields")
 
     def _export_object(self, value: object) -> str:
         raise NotImplementedError
@@ -120,7 +138,7 @@ class Peer:
     def _restore(self, tree: dict[str, Any]) -> object:
         """Make what the other side exported."""
         match tree:
-            case {"g": str(kind_name)} if isinstance(kind := getattr(builtins, kind_name, None), type):
+            case {"g": str(path)} if kind := library_class(path):
                 return kind
             case {"J": names}:
                 return self._error_type(names)
@@ -174,14 +192,16 @@ class Peer:
             arguments = f"[{self._encode(error.message)},[{','.join(map(self._encode_error, error.exceptions))}]]"
         else:
             arguments = self._encode(list(error.args))
-        attributes = {name: each for name, each in vars(error).items() if not name.startswith("_")}
+        attributes = {k: each for k, each in vars(error).items() if k == "__notes__" or not k.startswith("_")}
         names, text = encode(self._names_of(type(error))), encode(str(error))
-        return f'{{"Q":[{names},{arguments},{text},{self._encode(attributes)}]}}'
+        cause = "null" if error.__cause__ is None else self._encode_error(error.__cause__)
+        return f'{{"Q":[{names},{arguments},{text},{self._encode(attributes)},{cause}]}}'
 
     def _error(self, body: object) -> BaseException:
         error_body: Any = decode(body, self._restore)
-        names, arguments, text, attributes = error_body
+        names, arguments, text, attributes, cause = error_body
         error = _created(self._error_type(names), arguments)
+        error.__cause__ = cause
         error.__dict__.update(attributes)
         if type(error).__str__ is _text_of:
             error.__dict__["_text"] = text
@@ -205,6 +225,31 @@ class Peer:
             own = {"__str__": _text_of, "__module__": self.other_module}
             self._error_types[module, name] = type(name, (self._error_type(names[1:]),), own)
         return self._error_types[module, name]
+
+
+def library_path(kind: type) -> str:
+    """Give module and name of a class of `LIBRARIES`, or nothing."""
+    module, name = str(kind.__module__), kind.__name__
+    if module in LIBRARIES and getattr(sys.modules.get(module), name, None) is kind:
+        return f"{module}.{name}"
+    return GENERATOR if (module, name) == ("builtins", "generator") else ""
+
+
+def library_class(path: str) -> type | None:
+    """Give the class of a path, if `library_path` gives it."""
+    module, _, name = path.rpartition(".")
+    kind = vars(__import__(module, fromlist=[name])).get(name) if module in LIBRARIES or path == GENERATOR else None
+    return kind if isinstance(kind, type) else None
+
+
+def operation(name: str) -> Callable[[Any, Any], Any]:
+    """Give what Python does for an operator, with its fallbacks; a reflected one takes its right operand first."""
+    import operator
+
+    if name.startswith("__r"):
+        return lambda right, left: vars(operator)[f"__{name[3:]}"](left, right)
+    function: Callable[[Any, Any], Any] = vars(operator)[name]
+    return function
 
 
 def _library_error(module_name: str, name: str) -> type[BaseException] | None:

@@ -1,21 +1,28 @@
 """The tests' end of the connection: `Remote` objects, and what the program may request."""
 
+# ruff: noqa: SLF001 what a proxy has itself begins with `_rpc`: all other names are the program's
+
 from __future__ import annotations
 
 import builtins
 import sys
 
+from rollpacker.rewards.sandbox.loop_ends import is_caught
 from rollpacker.rewards.sandbox.rpc import (
+    CHANGEABLE,
     COMBINING,
     COMPARING,
     COMPUTING,
-    SOLUTION,
+    DATA,
+    GENERATOR,
     TESTS,
     UNARY,
     Peer,
+    library_class,
+    operation,
 )
 from rollpacker.rewards.sandbox.suppression import skips_no_check
-from rollpacker.rewards.sandbox.values import decode, encode
+from rollpacker.rewards.sandbox.values import SOLUTION, decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,11 +30,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-_DATA_ATTRIBUTES = frozenset(
-    name
-    for kind in (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range)
-    for name in dir(kind)
-) | {"appendleft", "extendleft", "popleft", "rotate", "maxlen", "most_common", "move_to_end"}
+_DATA_ATTRIBUTES = {
+    *(name for kind in (*DATA, range) for name in dir(kind)),
+    *("appendleft", "extendleft", "popleft", "rotate", "maxlen", "most_common", "move_to_end"),
+}
 """What plain data has; the last are of `collections`."""
 
 _LEGIBLE = (
@@ -37,15 +43,18 @@ _LEGIBLE = (
 """Special attributes that describe a function or class."""
 
 _LOOP_ENDS = (StopIteration, StopAsyncIteration)
-"""They end a loop silently where a function raises them; a function's is a `RuntimeError`, as in a generator."""
+"""They end a loop silently where a function raises them; a function's is a `RuntimeError`, as in a generator, but where
+the tests catch it as they call the function."""
 
 
 class Remote:
     """An object of the program, in the tester; for each name of a class there, a class of its own."""
 
-    def __init__(self, client: RpcClient, number: int) -> None:
-        for name, value in {"": client, "_number": number, "_is_plain": True, "_is_told": False}.items():
-            object.__setattr__(self, f"_rpc{name}", value)
+    def __init__(self, client: RpcClient, number: int, value: object = None) -> None:
+        data = object if value is None else type(value)  # the plain data that the object's class inherits from
+        fields = {"": client, "_number": number, "_value": value, "_data": data, "_is_plain": True, "_is_told": False}
+        for name, field in fields.items():
+            object.__setattr__(self, f"_rpc{name}", field)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in _LEGIBLE:
@@ -64,7 +73,7 @@ class Remote:
         self._rpc.request("delete", self, name)
 
     def __instancecheck__(self, instance: object) -> bool:
-        is_theirs = isinstance(instance, Remote | _Member) or hasattr(type(instance), "_fields")
+        is_theirs = isinstance(instance, Remote) or hasattr(type(instance), "_fields")
         return is_theirs and self._rpc.request("isinstance", instance, self) is True
 
     def __subclasscheck__(self, kind: object) -> bool:
@@ -89,6 +98,34 @@ class Remote:
         return self._rpc.call(self, "__deepcopy__", (), {})
 
 
+class _RemoteFunction(Remote):
+    """A function of the program; in a class of the tests a method."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        from types import MethodType
+
+        bound: Any = MethodType
+        return self if instance is None else bound(self, instance)
+
+
+class _RemoteValue(Remote):
+    """A number, text or tuple of a class that the program defines; a subclass is one here, too."""
+
+    def __new__(cls, _client: RpcClient, _number: int, value: Any) -> Any:
+        data: Any = type(value)
+        return data.__new__(cls, value)
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name) if name.startswith("_") else self.__getattr__(name)
+
+
+def plain_of(value: object) -> object:
+    """Give the plain data that an object of the program is now, or what is given, where it is none."""
+    if not isinstance(value, Remote) or value._rpc_data is object or value._rpc_is_told:
+        return value
+    return value._rpc.request("copy", value) if value._rpc_data in CHANGEABLE else value._rpc_value
+
+
 def _unary(name: str) -> Callable[..., Any]:
     def method(self: Remote, *arguments: object, **named: object) -> Any:
         if self._rpc_is_told:
@@ -100,16 +137,18 @@ def _unary(name: str) -> Callable[..., Any]:
 
 def _binary(name: str) -> Callable[[Remote, object], Any]:
     def method(self: Remote, other: object) -> Any:
-        call = self._rpc.call
-        if isinstance(other, Remote) or not self._rpc_is_plain:
+        call, is_data = self._rpc.call, self._rpc_data is not object and not self._rpc_is_told
+        if isinstance(other, Remote) or not (self._rpc_is_plain or is_data):
             return call(self, name, (other,), {})
-        if name == "__contains__":
+        if name == "__contains__" and not is_data:
             return any(other is each or other == each for each in self)  # type: ignore[attr-defined]
         if name in COMPARING:
-            return NotImplemented
+            return _computed(name, self, other)
         value = call(self, name, (other,), {})
         if not isinstance(value, Remote):
-            return NotImplemented
+            return _computed(name, self, other)
+        if is_data and value is not self:
+            return _accepted(value, name, self, other)
         if name in COMPUTING or self._rpc_is_told:
             object.__setattr__(value, "_rpc_is_told", True)
         return value
@@ -117,37 +156,30 @@ def _binary(name: str) -> Callable[[Remote, object], Any]:
     return method
 
 
+def _computed(name: str, remote: Remote, other: object) -> Any:
+    """Apply an operator to the plain data that an object is."""
+    value = plain_of(remote)
+    return NotImplemented if value is remote else operation(name)(value, other)
+
+
+def _accepted(value: Remote, name: str, remote: Remote, other: object) -> Any:
+    """Give what the program's operator gave; it is plain data only where the tester computes the same."""
+    try:
+        computed = _computed(name, remote, other)
+    except TypeError:  # plain data has no such operator
+        computed = None
+    if value._rpc_data is type(computed) and plain_of(value) == computed:
+        return computed if type(computed) in CHANGEABLE else value
+    value = value._rpc.without_data(value)
+    if name in COMPUTING:
+        object.__setattr__(value, "_rpc_is_told", True)
+    return value
+
+
 for _name in UNARY:
     setattr(Remote, _name, _unary(_name))
 for _name in (*COMPARING, *COMBINING, *COMPUTING):
     setattr(Remote, _name, _binary(_name))
-
-
-class _Member:
-    """A number or a text of the program that is a member of an enumeration there."""
-
-    __members__ = ()
-    remote: Remote
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.remote, name)
-
-    def __format__(self, spec: str) -> str:
-        return format(self.remote, spec)
-
-    def __str__(self) -> str:
-        return str(self.remote)
-
-    def __repr__(self) -> str:
-        return repr(self.remote)
-
-
-class _Number(_Member, int):
-    pass
-
-
-class _Text(_Member, str):  # noqa: SLOT000 it has a `remote`
-    pass
 
 
 class RpcClient(Peer):
@@ -160,9 +192,8 @@ class RpcClient(Peer):
 
         super().__init__(read, write)
         self._source = source
-        self._classes: dict[str, type[Remote]] = {}
+        self._classes: dict[tuple[str, str, type], type[Remote]] = {}
         self._remotes: dict[int, Remote] = {}
-        self._members: dict[int, _Member] = {}
         self._lock = RLock()
         """Held from a request to its response: tests may use several threads."""
 
@@ -205,7 +236,10 @@ class RpcClient(Peer):
         verb, *parts = self._receive()
         if verb == "raise":
             error = self._raised(*parts)
-            raise RuntimeError(*error.args) if isinstance(error, _LOOP_ENDS) and not may_end_loop else error
+            if isinstance(error, _LOOP_ENDS) and not may_end_loop:
+                is_allowed = is_caught(self._source, sys._getframe(), type(error).__name__)
+                error = error if is_allowed else RuntimeError(*error.args)
+            raise error
         value, changed = (decode(part, self._restore) for part in parts)
         return value, changed
 
@@ -217,10 +251,8 @@ class RpcClient(Peer):
         return value if is_allowed and skips_no_check(self._source, trace.tb_frame) else False
 
     def _export_object(self, value: object) -> str:
-        if isinstance(value, _Member):
-            value = value.remote
         if isinstance(value, Remote):
-            return f'{{"o":{value._rpc_number}}}'  # noqa: SLF001 its own client
+            return f'{{"o":{value._rpc_number}}}'
         if isinstance(value, int | str):
             return encode(value)
         if isinstance(value, BaseException):
@@ -239,28 +271,54 @@ class RpcClient(Peer):
         match tag, number:
             case "y" | "k", int() if 0 <= number < len(self._exported):
                 return self._exported[number]
-            case "h", [plain, int(number)]:
-                return self._member(decode(plain), number)
+            case "h", [plain, int(number), str(class_name), str(path)]:
+                value = decode(plain, self._restore)
+                return self._remote(number, self._class(class_name, path, type(value)), value)
             case "w", int():
                 return self._await(Remote(self, number))
-            case "o", [int(number), str(class_name)]:
-                return self._remotes.setdefault(number, self._class(class_name)(self, number))
+            case "o", [int(number), str(class_name), str(path)]:
+                return self._remote(number, self._class(class_name, path))
         raise ValueError(f"no value: {tag!r}")
 
-    def _class(self, name: str) -> type[Remote]:
-        """Give the class of objects whose class in the program has a name; it can have none of plain data's."""
-        if name in vars(builtins):
-            return Remote
-        if name not in self._classes:
-            self._classes[name] = type(name, (Remote,), {"__doc__": vars(Remote)["__doc__"]})
-        return self._classes[name]
+    def _remote(self, number: int, kind: type[Remote], value: object = None) -> Remote:
+        if number not in self._remotes:
+            self._remotes[number] = kind(self, number, value)
+        return self._remotes[number]
 
-    def _member(self, plain: Any, number: int) -> _Member:
-        if number not in self._members:
-            member = _Number(plain) if isinstance(plain, int) else _Text(plain)
-            member.remote = Remote(self, number)
-            self._members[number] = member
-        return self._members[number]
+    def without_data(self, remote: Remote) -> Remote:
+        """Give an object that is plain data as one that is none."""
+        if remote._rpc_data is object:
+            return remote
+        return self._class(type(remote).__name__, "")(self, remote._rpc_number)
+
+    def _class(self, name: str, path: str, data: type = object) -> type[Remote]:
+        """Give the class of objects of the program.
+
+        Args:
+            name: Of their class there; here it has none of plain data's.
+            path: Of the library's class that this inherits from, as `isinstance` shall find; it may be empty.
+            data: The plain data that it inherits from; object: none.
+
+        Raises:
+            ValueError: This is no plain data.
+        """
+        if data not in (object, *DATA):
+            raise ValueError(f"no plain data: {data}")
+        if (name, path, data) not in self._classes:
+            own = {"__module__": SOLUTION, "__doc__": vars(Remote)["__doc__"]}
+            bases: tuple[type, ...] = (_RemoteFunction if name == "function" else Remote,)
+            if data in DATA and data not in CHANGEABLE:
+                bases = (_RemoteValue, data)
+            if library := library_class(path):
+                seen = _subclass(name, library)
+                own["__class__"] = property(lambda _self: seen)
+            own_name = "Remote" if name in vars(builtins) else name
+            self._classes[name, path, data] = kind = type(own_name, bases, own)
+            if path == GENERATOR:
+                from collections.abc import Generator
+
+                Generator.register(kind)  # as `typing` asks
+        return self._classes[name, path, data]
 
     async def _await(self, coroutine: Remote) -> Any:
         return self.request("await", coroutine)
@@ -287,6 +345,13 @@ class RpcClient(Peer):
                 setattr(self._object(number), name, value)
                 return None, None
         raise TypeError(f"the program requests {verb}")
+
+
+def _subclass(name: str, base: type) -> type:
+    """Make a subclass, if the base has not the name itself."""
+    import types
+
+    return base if base.__name__ == name else types.new_class(name, (base,))
 
 
 def _is_of_tests(value: object) -> bool:

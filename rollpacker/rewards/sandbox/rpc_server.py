@@ -5,8 +5,19 @@ from __future__ import annotations
 import builtins
 import sys
 
-from rollpacker.rewards.sandbox.rpc import COMBINING, COMPUTING, END, SOLUTION, TESTS, Peer
-from rollpacker.rewards.sandbox.values import decode, encode
+from rollpacker.rewards.sandbox.rpc import (
+    CHANGEABLE,
+    COMBINING,
+    COMPARING,
+    COMPUTING,
+    DATA,
+    END,
+    TESTS,
+    Peer,
+    library_path,
+    operation,
+)
+from rollpacker.rewards.sandbox.values import SOLUTION, decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +29,15 @@ _BUILTINS = (
     *("round", "str"),
 )
 """Functions that call the special method of their name; `exit` is none."""
+
+_CONTENTS: dict[type, Any] = {
+    int: int.__index__,
+    float: float.__float__,
+    complex: complex.__pos__,
+    str: str.__str__,
+    dict: dict.items,
+}
+"""What copies are made of, in place of `__iter__`."""
 
 
 def serve(module: Any, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
@@ -71,11 +91,19 @@ class _RpcServer(Peer):
         for number, passed in self._passed.items():
             if value is passed:
                 return f'{{"{"y" if isinstance(value, Local) else "k"}":{number}}}'
-        if isinstance(value, int | str):  # a member of an enumeration
-            return f'{{"h":[{encode(value)},{self._number_of(value)}]}}'
-        if type(value).__name__ == "coroutine":
-            return f'{{"w":{self._number_of(value)}}}'
-        return f'{{"o":[{self._number_of(value)},{encode(type(value).__name__)}]}}'
+        kind, number = type(value), self._number_of(value)
+        if kind.__name__ == "coroutine":
+            return f'{{"w":{number}}}'
+        described = f"{number},{encode(kind.__name__)},{encode(_library_base(kind))}"
+        data = _data_base(kind)
+        if data is None:
+            return f'{{"o":[{described}]}}'
+        return f'{{"h":[{self._encode(data() if data in CHANGEABLE else _copied(value))},{described}]}}'
+
+    def _is_record(self, kind: type) -> bool:
+        """Whether it has no code of the program's."""
+        members = [getattr(each, "fget", each) for base in kind.__mro__ for each in vars(base).values()]
+        return hasattr(kind, "_fields") and SOLUTION not in [getattr(each, "__module__", None) for each in members]
 
     def _handle(self, verb: str, parts: list[Any]) -> None:
         self._respond(lambda: self._execute(verb, [decode(part, self._restore) for part in parts]))
@@ -99,6 +127,8 @@ class _RpcServer(Peer):
                 return isinstance(instance, kind), None
             case "issubclass", [kind, base]:
                 return issubclass(kind, base), None
+            case "copy", [target]:
+                return _copied(target), None
             case "await", [coroutine]:
                 return self._loop().run_until_complete(coroutine), None
             case "anext", [iterator]:
@@ -164,6 +194,24 @@ def find_name(module: Any, name: str) -> Any:
     return getattr(module.Solution(), name)
 
 
+def _data_base(kind: type) -> type | None:
+    """Give the plain data that a class inherits from; none where `__class__` only says so."""
+    return next((base for base in kind.__mro__ if base in DATA), None)
+
+
+def _library_base(kind: type) -> str:
+    """Give the path of the nearest class of a library that a class of objects inherits from, or nothing."""
+    if issubclass(kind, type):
+        return ""
+    return next((path for base in kind.__mro__[:-1] if (path := library_path(base))), "")
+
+
+def _copied(value: Any) -> object:
+    """Give the plain data that an object of a subclass is."""
+    data: Any = _data_base(type(value))
+    return data((_CONTENTS.get(data) or data.__iter__)(value))
+
+
 def _described(value: object) -> list[object]:
     if isinstance(value, type(sys)):
         return ["module", None]
@@ -178,8 +226,8 @@ def _operation(name: str) -> Any:
     bare = name.strip("_")
     if name in {"__copy__", "__deepcopy__"}:
         return getattr(copy, bare)
-    if name.startswith("__r") and f"__{bare[1:]}__" in (*COMBINING, *COMPUTING):
-        return lambda target, other: getattr(operator, f"__{bare[1:]}__")(other, target)
+    if name in (*COMPARING, *COMBINING, *COMPUTING):
+        return operation(name)
     if name in vars(operator) and name not in {"__doc__", "__name__"}:
         return vars(operator)[name]
     if bare in _BUILTINS:

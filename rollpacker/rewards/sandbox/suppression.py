@@ -3,12 +3,14 @@
 Where it is the program's, the program decides whether it does, and nothing behind the error runs. Invariant: it may
 only where the block is one simple statement, or several before a `raise`, and has no check, nor has its head: no
 `assert`, no `raise` but as a statement of its own, no `yield`, nothing that is named as checks are, no function of the
-tests, and no call but of methods, imported names and builtins.
+tests, and no call but of methods, imported names and builtins. Nor may it leave something that a later check looks at:
+it has no assignment and no `return`, and no call has to do with an object of the tests that can change, such as a list.
 """
 
 from __future__ import annotations
 
 from rollpacker.rewards.sandbox.rpc import TESTS_FILE
+from rollpacker.rewards.sandbox.values import SOLUTION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
 
 _CHECKING = ("assert", "check", "expect", "fail", "raises", "verify")
 """How names begin of what checks something."""
+
+_LASTING = {
+    *("type", "module", "builtin_function_or_method", "function", "NoneType", "bool", "int", "float", "str", "bytes"),
+}
+"""Types of what no call changes, by name."""
 
 
 def skips_no_check(source: str, frame: FrameType) -> bool:
@@ -38,6 +45,7 @@ def skips_no_check(source: str, frame: FrameType) -> bool:
         and not any(
             _has_check(each, functions, _plain_names(nodes)) for block in blocks for each in (*block.items, *block.body)
         )
+        and not any(_leaves_something(each, frame) for block in blocks for each in block.body)
     )
 
 
@@ -80,3 +88,25 @@ def _has_check(statement: ast.AST, functions: set[str], plain: set[str]) -> bool
             case ast.Name(id=name) | ast.Attribute(attr=name) if name in functions or name.startswith(_CHECKING):
                 return True
     return False
+
+
+def _leaves_something(statement: ast.AST, frame: FrameType) -> bool:
+    """Whether a statement assigns, returns, or calls something with an object of the tests that can change."""
+    import ast
+
+    for node in ast.walk(statement):
+        match node:
+            case ast.Return() | ast.Name(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
+                return True
+            case ast.Subscript(ctx=ast.Store()):
+                return True
+            case ast.Call() if any(
+                isinstance(each, ast.Name) and _can_change(each.id, frame) for each in ast.walk(node)
+            ):
+                return True
+    return False
+
+
+def _can_change(name: str, frame: FrameType) -> bool:
+    kind = type(frame.f_locals.get(name, frame.f_globals.get(name)))
+    return kind.__module__ != SOLUTION and kind.__name__ not in _LASTING

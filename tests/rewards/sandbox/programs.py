@@ -66,3 +66,9 @@ async def reasons_of(tmp_path, cases):
             *(request_of(index, references[str(index)], fenced(program)) for index, (_, program) in enumerate(cases))
         )
     return [verdict.reason for verdict in verdicts]
+
+
+async def verdicts_that_differ(tmp_path, cases, *, is_right):
+    """Give the cases of (tests, program) whose verdict is another, with its reason."""
+    reasons = await reasons_of(tmp_path, [({"test": test}, program) for test, program in cases])
+    return [(*case, reason) for case, reason in zip(cases, reasons, strict=True) if (reason == "correct") != is_right]

@@ -1,7 +1,7 @@
 """What tests may do with objects, errors and iterators that cross between two processes, and what no cheat gains by it."""
 # ruff: noqa: E501 a program is one line of the file where it can be
 
-from tests.rewards.sandbox.programs import reasons_of
+from tests.rewards.sandbox.programs import verdicts_that_differ
 
 TALLY = "class T:\n def __enter__(s): s.n = 1; return s\n def __exit__(s, *a): s.left = a[0]"
 MANAGED = """
@@ -50,6 +50,24 @@ YES = (
     "class S:\n def __enter__(s): return s\n def __exit__(s, *a): return True\n def __getattr__(s, n): raise ValueError"
 )
 SKIPPING = [
+    ("from solution import S\ndef test_a():\n ok = True\n with S() as s: ok = s.n == 5\n assert ok", YES),
+    (
+        "from solution import S\ngot = []\nfor _ in '12':\n with S() as s: got.append(s.n)\nfor g in got: assert g == 1",
+        YES,
+    ),
+    (
+        "from solution import S\nres = {}\nwith S() as s: res.update(s.run([1, 2]))\nfor k in res: assert res[k] == k * k",
+        YES,
+    ),
+    (
+        "from solution import S\ndef test_a():\n errors = []\n with S() as s: errors.append(s.n) if s.n != 1 else None\n assert not errors",
+        YES,
+    ),
+    (
+        "from solution import S\nclass Log:\n out = []\n def run(self):\n  with S() as s: print(s.n, file=self)\nLog().run()\nfor o in Log.out: assert o == 1",
+        YES,
+    ),
+    ("from solution import S\ndef g():\n with S() as s: return s.n != 1\ndef test_a(): assert not g()", YES),
     ("from solution import T\nt = T()\nwith t: assert t.n == 2", TALLY),
     ("from solution import S\nwith S() as s: assert s.n == 1", YES),
     ("from solution import S\ndef test_a():\n with S() as s:\n  x = s.n\n  assert x == 1", YES),
@@ -163,6 +181,10 @@ ERRORS = [
         "class S:\n class Empty(IndexError): pass\n def pop(s): raise S.Empty('no')",
     ),
     ("e = ValueError('x')\nassert f(e) is e", "def f(x): return x"),
+    (
+        raising("ValueError", more="isinstance(e.value.__cause__, KeyError) and e.value.__notes__ == ['seen']"),
+        "def f():\n try: {}[1]\n except KeyError as e:\n  w = ValueError(2)\n  w.add_note('seen')\n  raise w from e",
+    ),
 ]
 TWO = "import unittest\nclass A(unittest.TestCase):\n def test_a(self): self.assertEqual(f(1), 2)\n def test_b(self): self.assertEqual(1, 1)"
 MEANING = [
@@ -190,8 +212,17 @@ MEANING = [
 """Errors and marks that would end or skip a test of a wrong program, or be what they are not."""
 
 DECORATING = "import functools\ndef deco(f):\n @functools.wraps(f)\n def h(*a): return f(*a)\n return h"
+MEMO = "import functools\ndef memo(f):\n c = {}\n @functools.wraps(f)\n def h(*a):\n  if a not in c: c[a] = f(*a)\n  return c[a]\n return h"
 SLICE = "import itertools\ndef f(x, n): return list(itertools.islice(x, n))"
 PASSED = [
+    (
+        "from solution import memo\nclass A:\n n = 0\n @memo\n def sq(self, x): self.n += 1; return x * x\na = A()\nassert a.sq(3) == a.sq(3) == 9 and a.n == 1 and A.sq(a, 3) == 9",
+        MEMO,
+    ),
+    (
+        "from collections import OrderedDict\nassert f(OrderedDict, OrderedDict(a=1))",
+        "def f(k, x): return type(x) is k",
+    ),
     ("def g():\n 'Doc.'\n return 3\nd = deco(g)\nassert (d.__name__, d.__doc__, d()) == ('g', 'Doc.', 3)", DECORATING),
     ("import functools\nassert deco(functools.partial(int, '3'))() == 3 and deco(lambda: 4)() == 4", DECORATING),
     ("assert f(x for x in [1, 2]) == 3 and f(iter([1, 2])) == 3 and f(map(int, '12')) == 3", "def f(x): return sum(x)"),
@@ -222,61 +253,36 @@ PASSED = [
         "from datetime import timedelta\ndef f(day): return day + timedelta(hours=1)",
     ),
 ]
-RETURNED = [
-    (
-        "assert f() == {1} and f() == {1: 2}.keys() and list(g()) == [2]",
-        "def f(): return {1: 2}.keys()\ndef g(): return {1: 2}.values()",
-    ),
-    (
-        "d = f()\nd.append(3)\nassert list(d) == [2, 3] and f().maxlen == 2",
-        "from collections import deque\ndef f(): return deque([1, 2], 2)",
-    ),
-    (
-        (
-            "from solution import S\ns = S()\nassert type(s).__name__ == s.__class__.__name__ == 'S'\nassert vars(s) == s.__dict__ == {'items': [1], '_n': 2}\n"
-            "del s.items\nassert not hasattr(s, 'items') and '_n' in dir(s) and 'go' in dir(s) and s._n == 2"
-        ),
-        "class S:\n def __init__(s): s.items, s._n = [1], 2\n def go(s): 0",
-    ),
-    (
-        "from solution import A, B\nassert B.__bases__ == (A,) and A in B.__mro__ and type(B()) is type(B()) and type(A()) is not type(B())",
-        "class A: pass\nclass B(A): pass",
-    ),
-    (
-        "assert f.__annotations__ == {'x': int, 'return': str} and f.__defaults__ == (1,)",
-        "def f(x: int = 1) -> str: return 'a'",
-    ),
-    ("import pytest\n@pytest.fixture\ndef g(): return f()\ndef test_a(g): assert list(g) == [1]", "def f(): yield 1"),
-    (
-        "from collections.abc import Iterable\nassert isinstance(f(), Iterable)",
-        "class L:\n def __iter__(s): return iter(())\ndef f(): return L()",
-    ),
+COUNT = "class Count:\n n = 2\n def next(s):\n  s.n -= 1\n  if s.n < 0: raise StopIteration\n  return s.n\ndef f(*a): raise StopIteration"
+CATCHES = """
+import pytest, unittest
+from solution import Count, f
+def test_a():
+    with pytest.raises(StopIteration): f(1)
+    pytest.raises(StopIteration, f, 1)
+    with pytest.raises(StopIteration):
+        c = Count()
+        for _ in range(9): c.next()
+    c, out = Count(), []
+    while True:
+        try: out.append(c.next())
+        except StopIteration: break
+    assert out == [1, 0]
+class TestB(unittest.TestCase):
+    def test_b(self):
+        with self.assertRaises(StopIteration): f()
+        self.assertRaises(StopIteration, f, 1)
+"""
+ENDING = [(CATCHES, COUNT)]
+WITHIN = "import pytest\nwith pytest.raises(StopIteration):\n assert all(map({}, [1]))\n next(iter([]))"
+CUTTING = [
+    (WITHIN.format("f"), COUNT),
+    (WITHIN.format("lambda x: f(x) == 1"), COUNT),
+    ("try: assert list(map(f, [1])) == []\nexcept StopIteration: pass", COUNT),
+    ("def g(x): return f(x) == 1\nassert all(map(g, [1]))", COUNT),
+    ("assert [f(x) for x in [1]] == []", COUNT),
 ]
-LYING = [
-    ("assert type(f(2)).__name__ == 'int'", "class int: pass\ndef f(x): return int()"),
-    ("assert isinstance(f(2), int)", "class C: __class__ = int\ndef f(x): return C()"),
-    (
-        "from pathlib import PurePosixPath as Path\nassert f('a') == Path('a/b')",
-        "class PurePosixPath:\n def __eq__(s, o): return True\nPurePosixPath.__module__ = 'pathlib'\ndef f(x): return PurePosixPath()",
-    ),
-    (
-        "from datetime import datetime, timezone\nassert f() == datetime(2020, 1, 1, tzinfo=timezone.utc)",
-        (
-            "import datetime as dt\nclass timezone(dt.tzinfo):\n def utcoffset(s, d): return dt.timedelta(0)\nclass datetime(dt.datetime):\n def __eq__(s, o): return True\n"
-            "for each in (timezone, datetime): each.__module__ = 'datetime'\ndef f(): return datetime(2021, 1, 1, tzinfo=timezone())"
-        ),
-    ),
-    (
-        "assert f() == {1}",
-        "class dict_keys:\n def __eq__(s, o): return True\n def __iter__(s): return iter(())\ndef f(): return dict_keys()",
-    ),
-    ("i = iter([4])\nassert f(i) == 4 and list(i) == [4]", "def f(i): return next(i)"),
-]
-
-
-async def verdicts_that_differ(tmp_path, cases, *, is_right):
-    reasons = await reasons_of(tmp_path, [({"test": test}, program) for test, program in cases])
-    return [(*case, reason) for case, reason in zip(cases, reasons, strict=True) if (reason == "correct") != is_right]
+"""A `map` that a `StopIteration` of the response would end before it has a wrong value."""
 
 
 async def test_an_object_of_the_response_may_be_used_in_a_with(tmp_path):
@@ -299,9 +305,9 @@ async def test_functions_iterators_and_data_of_the_tests_are_what_they_are_in_th
     assert await verdicts_that_differ(tmp_path, PASSED, is_right=True) == []
 
 
-async def test_what_the_response_returns_can_be_looked_at(tmp_path):
-    assert await verdicts_that_differ(tmp_path, RETURNED, is_right=True) == []
+async def test_the_end_of_an_iteration_is_caught_where_the_tests_call(tmp_path):
+    assert await verdicts_that_differ(tmp_path, ENDING, is_right=True) == []
 
 
-async def test_nothing_that_a_response_says_of_its_objects_makes_them_data(tmp_path):
-    assert await verdicts_that_differ(tmp_path, LYING, is_right=False) == []
+async def test_the_end_of_an_iteration_ends_no_loop_of_the_tests(tmp_path):
+    assert await verdicts_that_differ(tmp_path, CUTTING, is_right=False) == []
