@@ -18,7 +18,7 @@ from rollpacker.analysis import demo
 from rollpacker.analysis.exhibit import ALL_SETUPS, TINY_SETUPS
 from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS
 from rollpacker.analysis.missing_runs import make_missing_runs
-from rollpacker.analysis.numbers import Standing
+from rollpacker.analysis.numbers import Source, Standing
 from rollpacker.analysis.processes import end_like_ctrl_c
 from rollpacker.analysis.runs import PAPER_SETUP, Runs, find_runs, read_runs
 from rollpacker.analysis.verdicts import accept, lost_claims, unchecked_claims
@@ -218,6 +218,12 @@ def _gather(
         own = exhibit.numbers(drawn_from)
         numbers[exhibit.name] = replace(own, missing=(*own.missing, *failed))
         problems += drawn_from.left_out
+    if not failures and not any(point.source is not Source.PAPER for own in numbers.values() for point in own.points):
+        raise ConfigError(
+            f"None of the runs below {folder} is of {' or '.join(exhibit.name for exhibit in exhibits)}.",
+            "An exhibit is drawn from the runs of its experiments, which `rollpacker analysis list` names.",
+            "Model them: add backend=sim. Runs of your own are compared by `rollpacker report RUN RUN`.",
+        )
     missing = [f"{name}: {sentence}" for name, of_exhibit in numbers.items() for sentence in of_exhibit.missing]
     for sentence in [*dict.fromkeys(problems), *missing]:
         _note(sentence)

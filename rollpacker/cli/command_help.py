@@ -13,8 +13,8 @@ CONFIG_FILE = (
     (
         "The config.yaml of a run, its folder, or a YAML file of your own. Other words override its values; an option "
         "of system, model, elastic, placement, hardware, workload or cluster replaces a section that names another "
-        "one, and of one that names none the settings that the option itself sets. Not with -m: the points of a multirun "
-        "are composed from words."
+        "one, and of one that names none the settings that the option itself sets. Not with -m: the points of a "
+        "multirun are composed from words."
     ),
 )
 """An argument of commands that compose a run."""

@@ -276,6 +276,15 @@ def test_what_cannot_be_drawn_or_brought_is_refused_with_what_to_do(words, said,
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+def test_runs_of_ones_own_are_no_exhibit_and_leave_no_empty_figure(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "own", "verl", [4.0], model="Qwen2.5-0.5B")
+    assert main(["analysis", "learning", f"runs={tmp_path}/runs", f"out={tmp_path}/out"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "runs is of learning." in said
+    assert "`rollpacker report RUN RUN`" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_seed_that_only_some_systems_have_is_named(tmp_path):
     write_run(tmp_path / "a", "verl", [4.0])
     write_run(tmp_path / "b", "verl", [4.0], seed=1)
