@@ -2,7 +2,7 @@
 
 Points have their own run directories. Without a `run.dir` the sweep writes into one dated folder, a numbered directory
 per point; with one, it must differ between the points. Hydra's own record, `multirun.yaml`, goes into the folder that
-the points share.
+the points share. `${now:FORMAT}` is the time of the launch, the same for all points and however often one is composed.
 
 Points that `hydra/launcher=slurm` submits resume from an earlier launch, unless `run.resume` is given.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -50,6 +51,8 @@ CompletePoint = Callable[[LauncherSettings | None], Complete]
 
 MOST_POINTS = 1_000
 """As many as a job array has by Slurm's default; composing them takes one or two minutes."""
+_NOW = re.compile(r"(?<!\\)\$\{now:([^${}]*)\}")
+"""Hydra's `${now:FORMAT}` in an argument."""
 HYDRA_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
@@ -110,6 +113,8 @@ def compose_sweep(
     `tell` is called with the number of points before they are composed, `complete_point` before each.
     """
     refuse_file(overrides)
+    started_at = datetime.now().astimezone()
+    overrides = [_NOW.sub(lambda found: started_at.strftime(found[1]), word) for word in overrides]
     overrides = with_defaults_of_deleted(TRAIN, without_plus(TRAIN, overrides))
     with hydra_session() as session:
         base = _base(session, overrides)
@@ -117,7 +122,7 @@ def compose_sweep(
         points = _expand(session, base)
         _refuse_lost_sweeps(session, base, points, overrides)
         tell(len(points))
-        added = [*_run_dir_overrides(session, points[0]), *_launcher_overrides(launcher, points[0])]
+        added = [*_run_dir_overrides(session, points[0], started_at), *_launcher_overrides(launcher, points[0])]
         points = [[*point, *added] for point in points]
         configs: list[RunConfig] = []
         mistakes: list[UserError] = []
@@ -241,14 +246,13 @@ def _refuse_lost_sweeps(
             )
 
 
-def _run_dir_overrides(session: Hydra, point: Sequence[str]) -> list[str]:
+def _run_dir_overrides(session: Hydra, point: Sequence[str], started_at: datetime) -> list[str]:
     """Give each point its own directory when the user named none."""
     with translated_errors(TRAIN):
         config = session.config_loader.load_configuration(TRAIN.name, list(point), run_mode=RunMode.RUN)
     if OmegaConf.to_container(config, resolve=False)["run"]["dir"] != DEFAULT_RUN_DIR:  # type: ignore[call-overload, index]
         return []
-    started = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
-    return [f"run.dir=runs/{started}/${{hydra:job.num}}-${{system.name}}"]
+    return [f"run.dir=runs/{started_at:%Y-%m-%d_%H-%M-%S}/${{hydra:job.num}}-${{system.name}}"]
 
 
 def _refuse_shared_dirs(configs: Sequence[RunConfig]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rollpacker.config.launching import LauncherSettings
 from rollpacker.launch.batches import Batch, batch_script, batches, workers_script
-from rollpacker.launch.launcher import points_in_queue
 from rollpacker.launch.points import Point
+from rollpacker.launch.queued_points import points_in_queue
 from rollpacker.launch.shape import JobShape, ray_size, workers_shape
 from rollpacker.runtime.placing.planning import placed_actors
 from rollpacker.runtime.placing.topology import as_ranges
@@ -21,6 +21,7 @@ def dry_run(points: Sequence[Point], settings: LauncherSettings, folder: Path) -
     """Describe the launch of validated points; submits and creates nothing.
 
     Raises:
+        ConfigError: The job of a point in the queue would train something else, or nothing.
         WorldError: Points were submitted before, and Slurm does not answer.
     """
     to_do = [point for point in points if not point.has_finished]

@@ -1,7 +1,8 @@
 """The call that a job makes on each of its nodes: one validated point of a sweep, and the function that trains it.
 
 The call is pickled as plain values and the function's name, so that it is read by whatever Python the node has, and a
-requeued job runs the configuration that was validated when it was submitted.
+requeued job runs the configuration that was validated when it was submitted. submitit makes the call of a job; as a
+program, this file makes one of this machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from submitit.core.utils import DelayedSubmission
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import EXIT_INTERRUPTED, InternalError, RollpackerError
@@ -26,6 +28,11 @@ class PointCall:
     def __init__(self, task: Task, config: RunConfig) -> None:
         self._task = task
         self._values: Mapping[str, Any] = config.model_dump(mode="json")
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The configuration, as plain data."""
+        return self._values
 
     def __call__(self) -> None:
         self._task(OmegaConf.create(dict(self._values)))
@@ -47,3 +54,7 @@ class PointProcess(PointCall):
         except Exception:  # noqa: BLE001 - the process boundary: an unexpected exception is our bug
             traceback.print_exc()
             sys.exit(InternalError.exit_code)
+
+
+if __name__ == "__main__":
+    DelayedSubmission.load(sys.argv[1]).result()

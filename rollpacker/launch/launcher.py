@@ -7,6 +7,7 @@ command may therefore be given again at any time.
 from __future__ import annotations
 
 import fcntl
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,13 +22,13 @@ from rollpacker.config.launching import LauncherSettings, validate_launcher
 from rollpacker.config.multirun import config_of_point, point_names
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.batches import Batch, batch_folder, batch_script, batches, workers_script
-from rollpacker.launch.collect_status import collect_status
 from rollpacker.launch.job import PointProcess, Task
 from rollpacker.launch.points import Point
-from rollpacker.launch.sbatch import looks_for_workers, submit, submit_workers
+from rollpacker.launch.queued_points import points_in_queue
+from rollpacker.launch.sbatch import jobs_of, looks_for_workers, submit, submit_workers, workers_array
 from rollpacker.launch.shape import workers_shape
-from rollpacker.launch.slurm_commands import has_slurm
-from rollpacker.launch.submissions import Submission, read_submission, write_submission
+from rollpacker.launch.slurm_commands import has_slurm, run_slurm
+from rollpacker.launch.submissions import Submission, read_submission
 from rollpacker.launch.waiting import wait_for
 from rollpacker.metrics.files import make_private_folder
 from rollpacker.runtime.job.elastic_folder import ElasticFolder
@@ -84,27 +85,6 @@ def launch(points: Sequence[Point], task: Task, settings: LauncherSettings, fold
         run_here(unfinished, task, settings, batch_folder(folder), console)
 
 
-def points_in_queue(points: Sequence[Point]) -> dict[int, str]:
-    """The number of each point whose job is in the queue, with its state and job.
-
-    Raises:
-        WorldError: Points were submitted before, and Slurm does not answer.
-    """
-    submitted = [point for point in points if read_submission(point.config.run.dir) is not None]
-    collected = collect_status([point.config.run.dir for point in submitted])
-    if any(view.job is None for view in collected.views):
-        raise WorldError(
-            f"Some points were submitted before, and Slurm does not say whether they still run. {collected.complaint}",
-            "No point is submitted while its job is in the queue.",
-            "Launch where Slurm's commands are, and when its controller answers.",
-        )
-    return {
-        point.number: f"{view.state} as job {view.job.job_id}"
-        for point, view in zip(submitted, collected.views, strict=True)
-        if view.job is not None and not view.job.is_over
-    }
-
-
 def _launch_jobs(
     points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Terminal
 ) -> None:
@@ -115,6 +95,8 @@ def _launch_jobs(
                 console.print(f"{point.title} is {queued[point.number]}: not submitted again")
                 _add_workers(point, folder, console)
         for batch in batches([point for point in points if point.number not in queued]):
+            for point in batch.points:
+                _cancel_workers_of_earlier_job(point)
             for point in filter(_has_workers, batch.points):
                 ElasticFolder(point.config.run.dir).reopen()  # an earlier job of the run may have ended it
             for point, submission in zip(batch.points, _submit(batch, task, settings, folder), strict=True):
@@ -150,12 +132,9 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _submit(batch: Batch, task: Task, settings: LauncherSettings, folder: Path) -> list[Submission]:
-    calls = [PointProcess(task, point.config) for point in batch.points]
+    calls = {point.config.run.dir: PointProcess(task, point.config) for point in batch.points}
     script = batch_script(batch, settings, folder)
-    submissions = submit(batch_folder(folder), script, calls, batch.shape.num_nodes)
-    for point, submission in zip(batch.points, submissions, strict=True):
-        write_submission(point.config.run.dir, submission)
-    return submissions
+    return submit(batch_folder(folder), script, calls, batch.shape.num_nodes)
 
 
 def _has_workers(point: Point) -> bool:
@@ -177,12 +156,20 @@ def _add_workers(point: Point, folder: Path, console: Terminal) -> None:
         _submit_workers(point, submission, folder, console)
 
 
+def _cancel_workers_of_earlier_job(point: Point) -> None:
+    """Cancel the rollout workers beside a job that is over: those that Slurm holds would stay in the queue."""
+    submission = read_submission(point.config.run.dir)
+    if submission is not None and (array := workers_array(submission)) is not None:
+        run_slurm("scancel", array, cluster=submission.cluster)  # fails for an array that is over, too
+
+
 def _what_next(points: Sequence[Point], folder: Path) -> str:
     """How to follow and cancel the jobs."""
     submissions = [read_submission(point.config.run.dir) for point in points]
-    numbers = dict.fromkeys(submission.job_id.partition("_")[0] for submission in submissions if submission)
+    jobs = [job for submission in submissions if submission for job in jobs_of(submission)]
+    numbers = dict.fromkeys(job.partition("_")[0] for job in jobs)
     return (
-        f"See them:     rollpacker jobs {folder}\n"
+        f"See them:     rollpacker jobs {shlex.quote(str(folder))}\n"
         f"Cancel them:  scancel {' '.join(numbers)}\n"
         f"Wait again:   give the same command, with run.dir in {folder}"
     )

@@ -1,33 +1,37 @@
-"""Runs the points of a sweep on this machine, by submitit's local executors: processes beside each other, or none.
+"""Runs the points of a sweep on this machine: processes beside each other, or none.
 
 `local` starts a process per point, as many at a time as `array_parallelism` lets, with logs where a job's would be;
-`debug` trains one point after the other in this process, where a debugger can follow. Slurm is not asked, requeueing is
-not there, and the processes end with Ctrl-C. Each sees all GPUs that this process sees.
+`debug` trains one point after the other in this process, where a debugger can follow. Slurm is not asked, nothing is
+requeued, and a job's time limit does not count. Each process sees all GPUs that this process sees.
+
+Each process has its own session: Ctrl-C at a terminal reaches only this process, which forwards every signal once. At
+the first one a run saves a checkpoint, at the second it ends at once.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from submitit import DebugExecutor, LocalExecutor
-from submitit.core.core import Job
+from submitit import DebugExecutor
+from submitit.core.utils import DelayedSubmission, JobPaths
 
 from rollpacker.config.launching import LauncherSettings
-from rollpacker.config.sections.cluster import ClusterSection
-from rollpacker.core.errors import RollpackerError
+from rollpacker.config.words import counted
+from rollpacker.core.errors import Interrupted, RollpackerError
 from rollpacker.launch.job import PointCall, PointProcess, Task
 from rollpacker.launch.points import Point
 from rollpacker.launch.waiting import failure, log_end
+from rollpacker.runtime.job.preemption import SHELL_SIGNALS
 from rollpacker.terminal import Terminal
 
-_NO_LIMIT_MIN = 60 * 24 * 365
-"""submitit's local jobs have a limit in any case: a year."""
-_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _POLL_S = 0.1
 """A process is asked for its end by one call of the operating system."""
 
@@ -37,14 +41,22 @@ def run_here(points: Sequence[Point], task: Task, settings: LauncherSettings, fo
 
     Raises:
         WorldError: Points failed.
+        Interrupted: A signal ended points, or came before they began.
     """
     if settings.executor == "debug":
-        stories = _debug(points, task, folder)
+        _raise_failures(_debug(points, task, folder), len(points))
     else:
-        stories = _local(points, task, settings, folder, console)
+        _local(points, task, settings, folder, console)
+
+
+def _raise_failures(stories: Sequence[Sequence[str]], num_points: int, received: Sequence[signal.Signals] = ()) -> None:
+    """Raise one error for all points that did not finish; each has a story of some lines."""
     if stories:
-        lines = [line for story in stories for line in story]
-        raise failure(lines, num_failed=len(stories), num_points=len(points))
+        error = failure([line for story in stories for line in story], num_failed=len(stories), num_points=num_points)
+        if received:
+            problem = f"{SHELL_SIGNALS[received[0]]} ended the launch. {error.problem}"
+            raise Interrupted(problem, error.allowed, error.remedy, received[0])
+        raise error
 
 
 def _debug(points: Sequence[Point], task: Task, folder: Path) -> list[list[str]]:
@@ -59,49 +71,94 @@ def _debug(points: Sequence[Point], task: Task, folder: Path) -> list[list[str]]
     return stories
 
 
-def _local(
-    points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Terminal
-) -> list[list[str]]:
-    """Start a process per point and wait for all; what still runs ends with an error or Ctrl-C."""
-    executor = LocalExecutor(folder, python=_python(os.environ))
-    waiting = list(points)
-    running: list[tuple[Point, Job[None]]] = []
-    stories: list[list[str]] = []
+@contextmanager
+def _received_signals() -> Iterator[list[signal.Signals]]:
+    """Collect the signals that would end this process, in the order in which they come; an ignored one stays so."""
+    received: list[signal.Signals] = []
+    handlers = {number: signal.getsignal(number) for number in SHELL_SIGNALS}
+    replaced = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
+    for number in replaced:
+        signal.signal(number, lambda received_number, _: received.append(signal.Signals(received_number)))
     try:
-        while waiting or running:
-            while waiting and len(running) < (settings.array_parallelism or len(points)):
-                point = waiting.pop(0)
-                job = _start(executor, PointProcess(task, point.config), point.config.cluster)
-                console.print(f"{point.title} is process {job.job_id}, logging to {job.paths.stdout}")
-                running.append((point, job))
-            if settings.detach and not waiting:
-                return []
-            for point, job in [pair for pair in running if pair[1].done()]:
-                running.remove((point, job))
-                has_failed = not job.paths.result_pickle.exists()
-                console.print(f"{point.title} has {'failed' if has_failed else 'finished'}")
-                if has_failed:
-                    stories.append([f"{point.title} failed (process {job.job_id})", *log_end(job.paths.stdout)])
+        yield received
+    finally:
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    """A point and its process."""
+
+    point: Point
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+def _local(points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Terminal) -> None:
+    """Start a process per point and wait for all, unless detached; after a signal, start none and wait for the rest."""
+    waiting = list(points)
+    running: list[_Started] = []
+    stories: list[list[str]] = []
+    num_forwarded = 0
+    with _received_signals() as received, _interrupted_by_errors(running):
+        while running or (waiting and not received):
+            while waiting and not received and len(running) < (settings.array_parallelism or len(points)):
+                started = _start(waiting.pop(0), task, folder)
+                running.append(started)
+                console.print(f"{started.point.title} is process {started.process.pid}, logging to {started.log}")
+            if settings.detach and not waiting and not received:
+                return
+            for number in received[num_forwarded:]:
+                num_forwarded += 1
+                _send(number, running)
+                console.print(_what_ends(number, len(running), is_first=num_forwarded == 1))
+            for ended in [each for each in running if each.process.poll() is not None]:
+                running.remove(ended)
+                stories += _end(ended, console)
             time.sleep(_POLL_S if running else 0)
+    _raise_failures([*stories, *([f"{point.title} was not started"] for point in waiting)], len(points), received)
+
+
+@contextmanager
+def _interrupted_by_errors(running: Sequence[_Started]) -> Iterator[None]:
+    """End what still runs when the block raises."""
+    try:
+        yield
     except BaseException:
-        for _, job in running:
-            job.cancel()
-        while any(not job.done() for _, job in running):  # submitit kills what does not end within a second
-            time.sleep(_POLL_S)
+        _send(signal.SIGINT, running)
+        for each in running:
+            each.process.wait()
         raise
-    return stories
 
 
-def _start(executor: LocalExecutor, call: PointProcess, cluster: ClusterSection | None) -> Job[None]:
-    executor.update_parameters(
-        timeout_min=(cluster and cluster.time_limit_min) or _NO_LIMIT_MIN,
-        stderr_to_stdout=True,
-    )
-    return executor.submit(call)
+def _start(point: Point, task: Task, folder: Path) -> _Started:
+    paths = JobPaths(folder, job_id=f"{os.getpid()}-{point.number}")
+    DelayedSubmission(PointProcess(task, point.config)).dump(paths.submitted_pickle)
+    command = [sys.executable, "-P", "-u", "-m", "rollpacker.launch.job", str(paths.submitted_pickle)]
+    with paths.stdout.open("ab") as log:
+        process = subprocess.Popen(  # noqa: S603  (no shell, and the arguments are ours)
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    return _Started(point=point, process=process, log=paths.stdout)
 
 
-def _python(environment: Mapping[str, str]) -> str:
-    """The command of an interpreter that sees the GPUs which this process sees; submitit shows it the first ones."""
-    gpus = environment.get(_VISIBLE_GPUS)
-    change = ["--unset", _VISIBLE_GPUS] if gpus is None else [f"{_VISIBLE_GPUS}={gpus}"]
-    return shlex.join(["env", *change, sys.executable])
+def _send(number: signal.Signals, running: Sequence[_Started]) -> None:
+    for each in running:
+        each.process.send_signal(number)
+
+
+def _what_ends(number: signal.Signals, num_running: int, *, is_first: bool) -> str:
+    runs = counted(num_running, "run")
+    if is_first:
+        return f"{SHELL_SIGNALS[number]}: waiting for {runs} to save a checkpoint and end. Once more ends at once."
+    return f"{SHELL_SIGNALS[number]}: ending {runs} at once"
+
+
+def _end(ended: _Started, console: Terminal) -> list[list[str]]:
+    """Print how a point ended; returns its story where it did not finish."""
+    title, code = ended.point.title, ended.process.returncode
+    killer = -code if code < 0 else code - 128  # as Popen and as our own exit codes tell of a signal
+    verb = "has finished" if not code else "was interrupted" if killer in SHELL_SIGNALS else "failed"
+    console.print(f"{title} {verb}")
+    return [[f"{title} {verb} (process {ended.process.pid})", *log_end(ended.log)]] if code else []

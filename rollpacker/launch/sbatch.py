@@ -1,7 +1,8 @@
 """Submits jobs of one shape by sbatch, and nothing else of Slurm: pickled calls, one script, one job or array.
 
-sbatch is asked first and the calls take their final names afterwards, when the job's number is known; a job that
-starts at once waits for them (a minute at most, by submitit).
+sbatch is asked first. When the job's number is known, the folder of each run is told of it, and the calls take their
+final names at last; a job that starts at once waits for its call (a minute at most, by submitit). So a launch that is
+interrupted in between leaves no job that trains and that the next launch would submit again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from submitit.core.utils import DelayedSubmission, JobPaths
@@ -22,20 +23,20 @@ from rollpacker.launch.job import PointProcess
 from rollpacker.launch.programs import run_program
 from rollpacker.launch.slurm_commands import named_cluster
 from rollpacker.launch.submission_environment import submission_environment
-from rollpacker.launch.submissions import Submission
+from rollpacker.launch.submissions import Submission, write_submission
 from rollpacker.metrics.files import write_atomically
 
 DEADLINE_S = 60.0
 """sbatch answers within a second; a busy controller takes longer."""
 
 
-def submit(folder: Path, script: str, calls: Sequence[PointProcess], num_nodes: int) -> list[Submission]:
+def submit(folder: Path, script: str, calls: Mapping[Path, PointProcess], num_nodes: int) -> list[Submission]:
     """Submit one job per call: several make an array, which the script has to ask for.
 
     Args:
         folder: Absolute; the one that the script names.
         script: What sbatch is given.
-        calls: In the order of the array's elements.
+        calls: By the folders of their runs, in the order of the array's elements.
         num_nodes: Of each job.
 
     Raises:
@@ -44,21 +45,28 @@ def submit(folder: Path, script: str, calls: Sequence[PointProcess], num_nodes: 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as scratch:
         pickles = [Path(scratch) / f"{index}.pkl" for index in range(len(calls))]
-        for call, pickle in zip(calls, pickles, strict=True):
+        for call, pickle in zip(calls.values(), pickles, strict=True):
             DelayedSubmission(call).dump(pickle)
         file = Path(scratch) / "script.sh"
         file.write_text(script)
         number = _sbatch(file)
         job_ids = [number] if len(calls) == 1 else [f"{number}_{index}" for index in range(len(calls))]
-        for job_id, pickle in zip(job_ids, pickles, strict=True):
-            pickle.rename(JobPaths(folder, job_id=job_id).submitted_pickle)
         now, cluster = time.time(), named_cluster(os.environ)
         submissions = [
             Submission(job_id=job_id, folder=folder, num_nodes=num_nodes, submitted_at=now, cluster=cluster)
             for job_id in job_ids
         ]
         file.rename(submissions[0].script)
+        for run_dir, submission in zip(calls, submissions, strict=True):
+            write_submission(run_dir, submission)
+        for submission, pickle in zip(submissions, pickles, strict=True):
+            pickle.rename(call_file(submission))
     return submissions
+
+
+def call_file(submission: Submission) -> Path:
+    """The pickled call of a job."""
+    return Path(JobPaths(submission.folder, job_id=submission.job_id).submitted_pickle)
 
 
 def submit_workers(folder: Path, script: str, beside: Submission, elastic_folder: Path) -> str:
@@ -79,10 +87,22 @@ def submit_workers(folder: Path, script: str, beside: Submission, elastic_folder
     return number
 
 
+def workers_array(submission: Submission) -> str | None:
+    """The array of the rollout workers that were submitted beside a run's job; None where none were."""
+    file = submission.folder / f"{submission.job_id}{ARRAY_SUFFIX}"
+    return file.read_text().splitlines()[0] if file.exists() else None
+
+
+def jobs_of(submission: Submission) -> list[str]:
+    """The job of a run, and the array of its rollout workers where there is one."""
+    array = workers_array(submission)
+    return [submission.job_id, *([array] if array else [])]
+
+
 def looks_for_workers(submission: Submission) -> bool:
     """Tell whether the script of a run's job waits for rollout workers that were never submitted."""
-    is_submitted = (submission.folder / f"{submission.job_id}{ARRAY_SUFFIX}").exists()
-    return not is_submitted and submission.script.exists() and ARRAY_SUFFIX in submission.script.read_text()
+    has_array = workers_array(submission) is not None
+    return not has_array and submission.script.exists() and ARRAY_SUFFIX in submission.script.read_text()
 
 
 def _sbatch(script: Path, section: str = "cluster") -> str:

@@ -77,6 +77,14 @@ def test_every_point_gets_a_directory_of_its_own_in_one_dated_folder() -> None:
     assert configs[0].run.dir.parent.match("runs/20*")
 
 
+def test_a_time_in_a_word_is_that_of_the_launch_however_often_a_point_is_composed() -> None:
+    sweep = compose_sweep([*INPUTS, "run.dir=runs/${now:%H-%M-%S-%f}/${run.seed}", "run.seed=0,1"])
+    assert len({config.run.dir.parent for config in sweep.configs}) == 1
+    task = Recorder()
+    run_sweep(sweep, task)
+    assert tuple(task.configs) == sweep.configs
+
+
 def test_hydra_writes_nothing_but_its_record_into_the_folder_that_the_points_share() -> None:
     run_sweep(compose_sweep([*INPUTS, "run.dir=sweep/${system.name}", "system=verl,rollpacker"]), Recorder())
     assert sorted(str(path) for path in Path().rglob("*")) == ["sweep", "sweep/multirun.yaml"]

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from omegaconf import DictConfig
 from rollpacker.cli.main import main
 from rollpacker.config.multirun import compose_sweep
 from rollpacker.config.words import replaced
+from rollpacker.core.errors import Interrupted
 from rollpacker.launch.launcher import launch
 from rollpacker.launch.points import points_of
+from rollpacker.runtime.run.checkpoints import CheckpointStore
 from rollpacker.runtime.run.status import read_status
 
 POINT = ["backend=sim", "model=qwen2.5-7b", "rollout.num_prompts=8", "run.num_steps=1", "run.progress=none"]
@@ -89,7 +92,10 @@ def test_a_process_of_this_machine_sees_the_gpus_that_the_launch_sees(
 
 
 @pytest.mark.timeout(600)  # two interpreters start after a third: 75 s were seen at a load of 30
-def test_ctrl_c_ends_the_processes_of_this_machine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_to_the_launch_lets_each_process_of_this_machine_save_a_checkpoint(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     words = [
         "hydra/launcher=slurm",
         "hydra.launcher.executor=local",
@@ -104,15 +110,57 @@ def test_ctrl_c_ends_the_processes_of_this_machine(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
     )
     deadline = time.monotonic() + 280
-    while _states(tmp_path / "sweep") != {"0": "running", "1": "running"}:
+    while not all((tmp_path / f"sweep/{seed}/metrics/manifest.json").exists() for seed in (0, 1)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    launch.send_signal(signal.SIGINT)
-    assert launch.wait(280) == 130
+    os.killpg(launch.pid, number)  # as a terminal does
+    _, said = launch.communicate(timeout=280)
+    assert launch.returncode == 128 + number, said
+    for seed in (0, 1):
+        assert CheckpointStore(tmp_path / f"sweep/{seed}", keep=1).steps(), said
+        assert f"point {seed} (run.seed={seed}) was interrupted" in said
     assert not [file for file in Path("/proc").glob("[0-9]*/environ") if mark in _content(file)]
+
+
+def end_at_the_second_ctrl_c(config: DictConfig) -> None:
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    while len(received) < 2:
+        _count_file(Path(config["run"]["dir"])).write_text(str(len(received)))
+        time.sleep(0.02)
+    raise KeyboardInterrupt
+
+
+def _count_file(run_dir: Path) -> Path:
+    return run_dir.with_suffix(".count")
+
+
+def test_every_ctrl_c_is_forwarded_once_and_no_further_point_starts(here: Path) -> None:
+    words = ["hydra/launcher=slurm", "hydra.launcher.executor=local", "hydra.launcher.array_parallelism=1"]
+    sweep = compose_sweep([*POINT, *words, "run.dir=sweep/${run.seed}", "run.seed=0,1"])
+    assert sweep.launcher is not None
+    file = _count_file(here / "sweep/0")
+
+    def interrupt_twice() -> None:
+        for count in ("0", "1"):
+            deadline = time.monotonic() + 120
+            while not (file.exists() and file.read_text() == count) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    person = threading.Thread(target=interrupt_twice)
+    person.start()
+    with pytest.raises(Interrupted) as caught:
+        launch(points_of(sweep), end_at_the_second_ctrl_c, sweep.launcher, sweep.folder)
+    person.join()
+    assert caught.value.exit_code == 130
+    assert "Ctrl-C ended the launch. 2 of 2 points did not finish.\npoint 0 (run.seed=0) was" in caught.value.problem
+    assert "point 1 (run.seed=1) was not started" in caught.value.problem
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _content(file: Path) -> bytes:

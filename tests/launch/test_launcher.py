@@ -13,7 +13,8 @@ from omegaconf import DictConfig
 from submitit.core.utils import DelayedSubmission
 
 from rollpacker.config.multirun import compose_sweep, config_of_point
-from rollpacker.core.errors import ConfigError, WorldError
+from rollpacker.config.words import replaced
+from rollpacker.core.errors import ConfigError, StorageFailed, WorldError
 from rollpacker.launch import launcher
 from rollpacker.launch.batches import batch_script, batches
 from rollpacker.launch.job import PointProcess
@@ -64,7 +65,7 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _launch(*words: str) -> list[Path]:
     base = ["backend=sim", "model=qwen2.5-7b", "cluster=slurm", "hydra/launcher=slurm", "run.dir=sweep/${run.seed}"]
-    sweep = compose_sweep([*base, *words])
+    sweep = compose_sweep(replaced(base, words))
     assert sweep.launcher is not None
     launch(points_of(sweep), see, sweep.launcher, sweep.folder)
     return [config.run.dir for config in sweep.configs]
@@ -100,6 +101,68 @@ def test_what_sbatch_refuses_leaves_nothing_but_what_was_submitted_before(sbatch
     with pytest.raises(WorldError, match="invalid account"):
         _launch("run.seed=0")
     assert sorted(path.name for path in Path("sweep").rglob("*")) == [".submitit", "launch.lock"]
+
+
+def _put_in_queue(job: str, sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = f"{job}|{job}|PENDING|Priority|0|1||N/A|0|main|"
+    install_command(sbatch.parent, "squeue", f"echo '{row}'", monkeypatch)
+
+
+def test_a_command_corrected_while_its_job_waits_is_refused_and_settings_that_change_no_result_are_told(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run.seed=0", "rollout.num_prompts=8", "run.num_steps=2"]
+    _launch(*words)
+    _put_in_queue("1", sbatch, monkeypatch)
+    with pytest.raises(
+        ConfigError, match=r"^point 0 is waiting as job 1, .* rollout.num_prompts=8 \(here 16\)"
+    ) as error:
+        _launch(*replaced(words, ["rollout.num_prompts=16"]))
+    assert error.value.remedy.startswith("scancel 1, then launch again;")
+    capsys.readouterr()
+    _launch(*words)
+    assert "point 0 is waiting as job 1: not submitted again\n" in capsys.readouterr().out
+    _launch(*replaced(words, ["run.num_steps=3", "cluster.cpus_per_node=7"]))
+    said = capsys.readouterr().out
+    assert "job 1, which keeps run.num_steps=2, cluster.cpus_per_node=1: not submitted again\n" in said
+    assert len(Path("calls").read_text().split()) == 1
+
+
+def test_a_launch_that_ends_while_runs_are_told_of_their_jobs_leaves_none_that_trains(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("sweep").mkdir()
+    Path("sweep/4").touch()  # where the second run wants its folder
+    with pytest.raises(StorageFailed):
+        _launch("run.seed=3,4")
+    assert not list(Path("sweep/.submitit").rglob("*.pkl"))
+    _put_in_queue("1_0", sbatch, monkeypatch)
+    with pytest.raises(ConfigError, match="point 0 is waiting as job 1_0, which has no settings: its launch was inter"):
+        _launch("run.seed=3")
+
+
+def test_commands_to_copy_are_right_for_a_folder_with_blanks(sbatch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _launch("run.dir='my runs/${run.seed}'", "run.seed=3")
+    assert "See them:     rollpacker jobs 'my runs'\nCancel them:  scancel 1\n" in capsys.readouterr().out
+
+
+def test_workers_that_are_held_when_their_runs_job_has_ended_are_cancelled_by_the_next_launch(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = replaced(ELASTIC, ["hydra/launcher=slurm", "run.dir=sweep/a"])
+
+    def launch_with_workers() -> None:
+        sweep = compose_sweep(words)
+        assert sweep.launcher is not None
+        launch(points_of(sweep), see, sweep.launcher, sweep.folder)
+
+    launch_with_workers()
+    assert "\nCancel them:  scancel 1 2\n" in capsys.readouterr().out
+    for name, script in (("squeue", ""), ("sacct", ""), ("scancel", "echo $* >>cancelled")):
+        install_command(sbatch.parent, name, script, monkeypatch)
+    launch_with_workers()
+    assert Path("cancelled").read_text() == "2\n"
+    assert "\nCancel them:  scancel 3 4\n" in capsys.readouterr().out
 
 
 def test_workers_that_sbatch_refused_are_added_to_the_job_in_the_queue_by_the_next_launch(
