@@ -7,7 +7,7 @@
     finished, failed, preempted, interrupted     as its status says
     died                its status says `running`, but its job is over or its process gone
     cancelled           its job was cancelled (scancel)
-    unknown             it never began, or another version wrote its status
+    unknown             it never began, whatever its job says, or another version wrote its status
 
 Slurm decides whether a run is alive, the run itself how it went. A status that is older than the current attempt is
 ignored. Pure: `collect_status.py` reads the sources.
@@ -15,6 +15,7 @@ ignored. Pure: `collect_status.py` reads the sources.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -43,6 +44,7 @@ _WAITS_FOR = {
     "PartitionInactive": "its partition starts no jobs now",
     "PartitionTimeLimit": "its partition does not allow so long a job: cancel it, and ask for less",
     "PartitionNodeLimit": "its partition does not allow so many nodes: cancel it, and ask for fewer",
+    "MaxMemPerLimit": "its partition does not allow so much memory: cancel it, and ask for less",
     "PartitionConfig": "its partition cannot give what it asks for: cancel it, and ask for less",
     "BadConstraints": "no nodes have what it asks for: cancel it",
     "Reservation": "it waits for its reservation",
@@ -50,8 +52,18 @@ _WAITS_FOR = {
     "launch_failed_requeued_held": "its start failed and it is held; `scontrol release` releases it",
     "job_requeued_in_held_state": "it was requeued and is held; `scontrol release` releases it",
 }
-"""Slurm's reasons for a waiting job. Limits of accounts and QOS (Assoc..., QOS..., Max...) and nodes that are not
-available are recognised by their prefix."""
+"""Slurm's reasons for a waiting job, where it has one name for each."""
+
+_WAITS_FOR_PATTERNS = (
+    (
+        r"PerJob|PerNode|^QOSMin|NotAllowed$|^Invalid(Account|QOS)$",
+        "its account or QOS allows no such job, so it never starts: cancel it, and change its size, account or QOS",
+    ),
+    (r"^(Assoc|QOS)|Per(Account|User)$", "a limit of the account or QOS is reached"),
+    (r"^(ReqNodeNotAvail|Nodes_required_for_job_are_DOWN)", "nodes that it needs are down, drained or reserved"),
+)
+"""Slurm's reasons with a name for each resource: the first pattern that is found counts. Source: Slurm's
+job_state_reason.c. A limit of minutes (QOSGrpCPUMinutesLimit), or of all jobs of a user, lifts with time."""
 
 _ENDED_BY = {
     "OUT_OF_MEMORY": "it used more memory than its job asked for; raise cluster.memory_gb_per_node",
@@ -65,6 +77,8 @@ _ENDED_BY = {
     "REVOKED": "another cluster took the job",
 }
 """Ends that Slurm decides on; the run often has no time to record them."""
+
+_LEFT_NOTHING = "its job ended without an error, and the run left no status in this folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +161,7 @@ class RunStatusView:
         if state in {"finished", "running", "starting", "ending"}:
             return ""
         if state == "unknown":
-            return self.logged
+            return self.logged or (_LEFT_NOTHING if job is not None and job.state == "COMPLETED" else "")
         if status is not None and status.reason and state != "cancelled":
             return status.reason
         if job is not None and job.state in _ENDED_BY:
@@ -208,17 +222,13 @@ def _state_after_job(job: JobState, status: RunStatus | None) -> RunState:
         return "cancelled"
     if status is not None:
         return "died" if status.state == "running" else status.state
-    if job.state == "COMPLETED":  # a run without any status, whose job succeeded
-        return "finished"
-    return "unknown" if job.state == UNKNOWN else "failed"
+    return "unknown" if job.state in {"COMPLETED", UNKNOWN} else "failed"
 
 
 def _waits_for(reason: str) -> str:
-    if reason.startswith(("Assoc", "QOS", "Max")):
-        return "a limit of the account or QOS is reached"
-    if reason.startswith(("ReqNodeNotAvail", "Nodes_required_for_job_are_DOWN")):
-        return "nodes that it needs are down, drained or reserved"
-    return _WAITS_FOR.get(reason.replace(" ", "_"), "")
+    name = reason.replace(" ", "_")
+    words = (words for pattern, words in _WAITS_FOR_PATTERNS if re.search(pattern, name))
+    return _WAITS_FOR.get(name) or next(words, "")
 
 
 def _explained(slurms: str, ours: str) -> str:

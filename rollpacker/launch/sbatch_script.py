@@ -14,6 +14,7 @@ array's own number, by which Slurm means all of them.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +27,16 @@ from rollpacker.runtime.job.allocation import END_TIME_VARIABLE, GRACE_VARIABLE,
 OWN_OPTIONS = {
     "account": "cluster.account",
     "constraint": "cluster.constraint",
+    "cpus-per-gpu": "cluster.cpus_per_node",
     "cpus-per-task": "cluster.cpus_per_node",
     "exclusive": "cluster.exclusive",
+    "gpus": "cluster.gpus_per_node",
     "gpus-per-node": "cluster.gpus_per_node",
+    "gpus-per-socket": "cluster.gpus_per_node",
+    "gpus-per-task": "cluster.gpus_per_node",
     "mem": "cluster.memory_gb_per_node",
+    "mem-per-cpu": "cluster.memory_gb_per_node",
+    "mem-per-gpu": "cluster.memory_gb_per_node",
     "no-requeue": "cluster.requeue",
     "nodes": "cluster.num_nodes",
     "partition": "cluster.partition",
@@ -37,16 +44,23 @@ OWN_OPTIONS = {
     "requeue": "cluster.requeue",
     "signal": "cluster.signal",
     "time": "cluster.time_limit_min",
+    "tres-per-task": "cluster.gpus_per_node",
     "array": "",
+    "chdir": "",
     "error": "",
     "job-name": "",
     "ntasks": "",
+    "ntasks-per-gpu": "",
     "ntasks-per-node": "",
     "open-mode": "",
     "output": "",
+    "tasks-per-node": "",
+    "test-only": "",
+    "wait": "",
     "wrap": "",
 }
-"""Options of sbatch that are not for `cluster.sbatch`, and the key of each; empty for those that cannot be set."""
+"""Options of sbatch that are not for `cluster.sbatch`, and the key of each; empty for those that cannot be set.
+`gres` is for it, also for GPUs: see `gpus_in_gres`."""
 
 ENVIRONMENTS_LOG_SUFFIX = "_environments.out"
 """Of the log of a rank that runs environments alone: `<job>_<node><suffix>`. Slurm numbers ranks of a second component
@@ -58,6 +72,9 @@ _USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 """Of a node's own programs; where Slurm's are elsewhere, `cluster.setup` adds them (`module load slurm`)."""
 
 _FIND_GRACE_TIME = r"sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p'"
+
+_ACCOUNTING_S = 10
+"""Deadline of sacctmgr, which answers within a second; Slurm itself would wait longer for slurmdbd."""
 
 _MEGABYTES_PER_GB = 1e9 / (1 << 20)
 """Slurm's M is 2^20 bytes."""
@@ -72,6 +89,11 @@ def memory_mb(cluster: ClusterSection) -> int | None:
     """As Slurm counts it; 0 asks for all of a node's, None leaves it to Slurm."""
     given = cluster.memory_gb_per_node
     return None if given is None else int(given * _MEGABYTES_PER_GB)
+
+
+def gpus_in_gres(gres: str) -> list[str]:
+    """The parts of an option `gres` that ask for GPUs; they stand in place of --gpus-per-node, which they overrule."""
+    return [part for part in gres.split(",") if re.match(r"\s*(gres[:/])?gpu(?![^:=])", part)]
 
 
 def sbatch_text(
@@ -177,7 +199,7 @@ def _environment_nodes(cluster: ClusterSection, name: str) -> list[str]:
 
 
 def _gpus(cluster: ClusterSection) -> str | None:
-    if not cluster.gpus_per_node:
+    if not cluster.gpus_per_node or gpus_in_gres(cluster.sbatch.get("gres", "")):
         return None
     return f"{cluster.gpu_type}:{cluster.gpus_per_node}" if cluster.gpu_type else str(cluster.gpus_per_node)
 
@@ -200,8 +222,25 @@ def job_environment(cluster: ClusterSection, job: str) -> list[str]:
         'unset "${!SQUEUE_@}" # they would choose which jobs squeue tells of, and how',
         f'{end}="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="{job}" --format=%e | head -n 1)"',
         f'[[ "${end}" =~ ^[0-9]+$ ]] || {end}="" # no limit',
-        f'{grace}="$(scontrol show partition "$SLURM_JOB_PARTITION" | {_FIND_GRACE_TIME})"',
+        *_grace_time(grace),
         f"export {end} {grace}",
+    ]
+
+
+def _grace_time(variable: str) -> list[str]:
+    """Lines that ask for the partition's grace time, or for that of the QOS where the cluster preempts by QOS."""
+    which = 'where name="${SLURM_JOB_QOS:-}" format=GraceTime'
+    ask = f"timeout {_ACCOUNTING_S} sacctmgr --noheader --parsable2 show qos {which}"
+    days, hours, minutes, seconds = (f"10#${{BASH_REMATCH[{part}]:-0}}" for part in (2, 3, 4, 5))
+    return [
+        'if [[ "$(scontrol show config)" == *preempt/qos* ]]; then # the partition then says nothing of it',
+        f'    {variable}="" # not known, unless accounting answers',
+        f'    if [[ "$({ask})" =~ ^(([0-9]+)-)?([0-9]+):([0-9]+):([0-9]+)$ ]]; then',
+        f"        {variable}=$(((({days} * 24 + {hours}) * 60 + {minutes}) * 60 + {seconds}))",
+        "    fi",
+        "else",
+        f'    {variable}="$(scontrol show partition "$SLURM_JOB_PARTITION" | {_FIND_GRACE_TIME})"',
+        "fi",
     ]
 
 

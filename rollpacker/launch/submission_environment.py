@@ -10,21 +10,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from rollpacker.launch.sbatch_script import gpus_in_gres
 from rollpacker.runtime.job.allocation import surrounding_images
 
 _CONTAINER_WORDS = ("APPNAME", "BIND", "COMMAND", "CONTAINER", "ENVIRONMENT", "NAME")
 """Ends of the names of variables that Apptainer sets inside an image."""
 
-_NEVER = frozenset(f"SBATCH_{word}" for word in ("ARRAY_INX", "ERROR", "NO_REQUEUE", "REQUEUE", "WAIT"))
-"""Without a line of the script, too: it is no array then, and its errors are in its output. An sbatch that waits for
-the job's end would leave the job without its call, which takes its name when sbatch has answered."""
+_NEVER = frozenset(
+    f"SBATCH_{word}"
+    for word in (
+        *("ARRAY_INX", "ERROR", "NO_REQUEUE", "REQUEUE", "WAIT"),
+        *("GPUS", "GPUS_PER_NODE", "GPUS_PER_SOCKET", "GPUS_PER_TASK"),
+    )
+)
+"""Without a line of the script, too: it is no array then, its errors are in its output, and the run uses no GPUs. An
+sbatch that waits for the job's end would leave the job without its call, which takes its name when sbatch has
+answered."""
 
 _OPTION_OF = {
     "CPUS_PER_GPU": "cpus-per-task",
     "CPU_FREQ_REQ": "cpu-freq",
-    "GPUS": "gpus-per-node",
-    "GPUS_PER_SOCKET": "gpus-per-node",
-    "GPUS_PER_TASK": "gpus-per-node",
     "MEM_PER_CPU": "mem",
     "MEM_PER_GPU": "mem",
     "MEM_PER_NODE": "mem",
@@ -38,6 +43,8 @@ _OPTION_OF = {
 def submission_environment(environment: Mapping[str, str], script: str) -> dict[str, str]:
     """Drop what would change the job that `script` asks for, and what is of a surrounding job or container."""
     dropped = {f"{runtime}_{word}" for runtime in surrounding_images(environment) for word in _CONTAINER_WORDS}
+    if gpus_in_gres(environment.get("SBATCH_GRES", "")):
+        dropped.add("SBATCH_GRES")
     asked = re.findall(r"^#SBATCH --([a-z0-9-]+)", script, re.MULTILINE)
     kept = ("SLURM_CONF", "SLURM_CLUSTERS")
     return {

@@ -23,8 +23,8 @@ from rollpacker.launch.container import check_container
 from rollpacker.launch.elastic_script import OWN_OPTIONS_OF_WORKERS
 from rollpacker.launch.file_systems import FileSystem, file_system_of
 from rollpacker.launch.points import Point, points_of
-from rollpacker.launch.sbatch_script import OWN_OPTIONS
-from rollpacker.launch.shape import job_shape, ray_size, workers_shape
+from rollpacker.launch.sbatch_script import OWN_OPTIONS, gpus_in_gres
+from rollpacker.launch.shape import JobShape, job_shape, ray_size, workers_shape
 from rollpacker.launch.site import read_site
 from rollpacker.launch.site_mistakes import site_mistakes
 from rollpacker.launch.slurm_commands import has_slurm, named_cluster
@@ -125,9 +125,13 @@ def _job_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
             )
         yield from _option_mistakes(cluster.sbatch, "cluster")
         yield from _option_mistakes(cluster.environment_nodes.sbatch, "cluster.environment_nodes")
-        workers = workers_shape(config)
+        shape, workers = JobShape(num_nodes=1, cluster=cluster), workers_shape(config)
+        yield from _gres_mistakes(shape)
+        if shape.beside is not None:
+            yield from _gres_mistakes(shape.beside)
         if workers is not None:
             yield from _option_mistakes(workers.cluster.sbatch, workers.section, OWN_OPTIONS_OF_WORKERS)
+            yield from _gres_mistakes(workers)
         yield from _time_mistakes(cluster)
         yield from check_container(cluster.container, cluster.setup)
         if site is not None:
@@ -178,6 +182,23 @@ def _option_mistakes(options: Iterable[str], section: str, also: Collection[str]
                 "It takes options of sbatch by their long names, without leading dashes.",
                 f"Write {section}.sbatch={{reservation: maintenance}}",
             )
+
+
+def _gres_mistakes(shape: JobShape) -> Iterator[UserError]:
+    """Report GPUs that Slurm would give to the job, and of which the run would not know."""
+    section, number, kind = shape.section, shape.cluster.gpus_per_node, shape.cluster.gpu_type
+    gres = shape.cluster.sbatch.get("gres", "")
+    asked, typed = gpus_in_gres(gres), f"{re.escape(kind)}:" if kind else "([^:=]+:)?"
+    if not asked or (number and re.fullmatch(f"gpu:{typed}{number}", ",".join(asked))):
+        return
+    of_type = f" of the type {kind}" if number and kind else ""
+    yield ConfigError(
+        f"{section}.sbatch.gres={gres}, and the run has {number or 'no'} GPUs on each of these nodes{of_type}.",
+        "It may ask for the same GPUs once more, for a Slurm without --gpus-per-node, and for no others.",
+        f"Set {shape.key('gpus_per_node')} to their number; without gres, too, Slurm gives as many."
+        if section == "cluster"
+        else f"Leave GPUs out of {section}.sbatch.gres",
+    )
 
 
 def _time_mistakes(cluster: ClusterSection) -> Iterator[UserError]:

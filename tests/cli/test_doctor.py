@@ -28,7 +28,8 @@ def _a_slurm(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scontrol = (
         f"case $* in *config*) n=config;; *partition*) n=partition;; *node*) n=node;; esac; cat {RECORDED}/$n-24.11.txt"
     )
-    for name, script in (("scontrol", scontrol), ("sbatch", "true"), ("squeue", "true")):
+    accounting = "echo 'normal|00:00:00|cluster|spot'"
+    for name, script in (("scontrol", scontrol), ("sbatch", "true"), ("squeue", "true"), ("sacctmgr", accounting)):
         install_command(workdir.parent / "bin", name, script, monkeypatch)
 
 
@@ -47,7 +48,7 @@ def test_on_a_login_node_it_looks_at_slurm_and_at_what_would_be_submitted(
     assert (code, printed.err) == (0, "")
     text = _plain(printed.out)
     assert "ok Slurm 24.11.5, cluster h800: 3 nodes, 2 partitions" in text
-    assert "ok preemption jobs of gpu keep their nodes" in text
+    assert "ok preemption jobs of gpu lose their nodes (as their QOS says, which no key names) some time" in text
     assert f"ok run.dir {workdir} on" in text
     assert "shared memory" not in text, "a login node's memory says nothing about a node's"
     assert text.endswith("checks: no problem, 0 warnings.")

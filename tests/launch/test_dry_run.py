@@ -83,6 +83,83 @@ def test_the_script_of_rollout_workers_is_shown_and_options_that_it_sets_itself_
 
 
 @pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("gpus: 4", "Write cluster.gpus_per_node=..."),
+        ("gpus-per-task: 4", "Write cluster.gpus_per_node=..."),
+        ("gpus-per-socket: 4", "Write cluster.gpus_per_node=..."),
+        ("tres-per-task: 'gres/gpu:4'", "Write cluster.gpus_per_node=..."),
+        ("mem-per-cpu: 1G", "Write cluster.memory_gb_per_node=..."),
+        ("mem-per-gpu: 1G", "Write cluster.memory_gb_per_node=..."),
+        ("cpus-per-gpu: 4", "Write cluster.cpus_per_node=..."),
+        ("ntasks-per-gpu: 1", "Leave out cluster.sbatch.ntasks-per-gpu"),
+        ("tasks-per-node: 2", "Leave out cluster.sbatch.tasks-per-node"),
+        ("wait: ''", "Leave out cluster.sbatch.wait"),
+        ("test-only: ''", "Leave out cluster.sbatch.test-only"),
+        ("chdir: /scratch", "Leave out cluster.sbatch.chdir"),
+    ],
+)
+def test_an_option_that_says_in_another_way_what_the_script_says_is_refused(
+    option: str, remedy: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["system=verl", "hydra.launcher.dry_run=true", f"cluster.sbatch={{{option}}}"]
+    assert main(["train", "-m", *E2E, *words]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"cluster.sbatch names --{option.partition(':')[0]}, which RollPacker sets itself." in told
+    assert remedy in told
+
+
+@pytest.mark.parametrize(("gres", "kind"), [("gpu:8", "null"), ("gpu:h800:8", "null"), ("lustre:1,gpu:h800:8", "h800")])
+def test_gpus_are_asked_for_by_gres_where_it_names_those_of_the_run(
+    gres: str, kind: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["system=verl", "hydra.launcher.dry_run=true", f"cluster.gpu_type={kind}"]
+    assert main(["train", "-m", *E2E, *words, f"cluster.sbatch={{gres: '{gres}'}}"]) == 0
+    printed = capsys.readouterr().out
+    assert f"#SBATCH --gres={gres}\n" in printed.replace("'", "")
+    assert "--gpus-per-node" not in printed
+
+
+@pytest.mark.parametrize(
+    ("gres", "word", "problem"),
+    [
+        ("gpu:4", "cluster.gpu_type=null", "the run has 8 GPUs on each of these nodes."),
+        ("gpu", "cluster.gpu_type=null", "the run has 8 GPUs on each of these nodes."),
+        ("gres:gpu:8", "cluster.gpu_type=null", "the run has 8 GPUs on each of these nodes."),
+        ("gpu:4,gpu:a100:4", "cluster.gpu_type=null", "the run has 8 GPUs on each of these nodes."),
+        ("gpu:8", "cluster.gpu_type=h800", "the run has 8 GPUs on each of these nodes of the type h800."),
+        ("gpu:4", "cluster.gpus_per_node=0", "the run has no GPUs on each of these nodes."),
+    ],
+)
+def test_other_gpus_than_those_of_the_run_are_refused_in_gres(
+    gres: str, word: str, problem: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["system=verl", "hydra.launcher.dry_run=true", word, f"cluster.sbatch={{gres: '{gres}'}}"]
+    assert main(["train", "-m", *E2E, *words]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"cluster.sbatch.gres={gres}, and {problem}" in told
+    assert "Set cluster.gpus_per_node to their number" in told
+
+
+def test_nodes_of_environments_have_no_gpus_by_gres_either(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gym = ["environment=gym", "environment.env=my_env.py:Maze", "reward=environment", "reward.function=null"]
+    words = ["system=verl", *gym, "cluster.environment_nodes.num_nodes=1", "hydra.launcher.dry_run=true"]
+    assert main(["train", "-m", *E2E, *words, "cluster.environment_nodes.sbatch={gres: 'gpu:1'}"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "cluster.environment_nodes.sbatch.gres=gpu:1, and the run has no GPUs on each of these nodes." in told
+    assert "Leave GPUs out of cluster.environment_nodes.sbatch.gres" in told
+
+
+def test_gpus_in_the_gres_of_rollout_workers_are_those_that_a_worker_takes(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*E2E, "system=verl", "model=qwen2.5-7b", "elastic=slurm", "hydra.launcher.dry_run=true"]
+    assert main(["train", "-m", *words, "elastic.job.sbatch={gres: 'gpu:3'}"]) == 2
+    assert "Leave GPUs out of elastic.job.sbatch.gres" in capsys.readouterr().err
+    assert main(["train", "-m", *words, "elastic.job.sbatch={gres: 'gpu:1'}"]) == 0
+
+
+@pytest.mark.parametrize(
     ("backend", "num_workers", "has_any"), [("ray", 1, True), ("sim", 1, False), ("ray", 0, False)]
 )
 def test_only_a_real_run_that_may_take_workers_submits_and_looks_for_some(

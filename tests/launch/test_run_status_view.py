@@ -19,7 +19,7 @@ from tests.launch.runs import BEGAN_AT, NOW, a_job, a_run, a_status, a_submissio
         (a_job("RUNNING"), a_status("finished"), "ending"),
         (a_job("COMPLETING"), a_status("running"), "ending"),
         (a_job("COMPLETED"), a_status("finished"), "finished"),
-        (a_job("COMPLETED"), None, "finished"),
+        (a_job("COMPLETED"), None, "unknown"),
         (a_job("FAILED", exit_code=1), a_status("failed"), "failed"),
         (a_job("FAILED", exit_code=75), a_status("preempted"), "preempted"),
         (a_job("FAILED", exit_code=1), None, "failed"),
@@ -64,12 +64,42 @@ def test_the_status_of_an_earlier_submission_says_nothing_about_this_one() -> No
             "job requeued in held state",
             "it was requeued and is held; `scontrol release` releases it (job requeued in held state)",
         ),
+        (
+            "MaxMemPerLimit",
+            "its partition does not allow so much memory: cancel it, and ask for less (MaxMemPerLimit)",
+        ),
+        ("MaxPoweredUpNodes", "MaxPoweredUpNodes"),
         ("Prolog", "Prolog"),
         ("", ""),
     ],
 )
 def test_why_a_run_waits_is_said_in_words_and_in_slurms_word(slurms: str, ours: str) -> None:
     assert a_run(job=a_job("PENDING", reason=slurms)).reason == ours
+
+
+_OF_ONE_JOB = (
+    "QOSMaxWallDurationPerJobLimit QOSMaxCpuMinutesPerJobLimit QOSMaxGRESPerJob QOSMaxMemoryPerNode QOSMinGRES "
+    "QOSMinCpuNotSatisfied QOSNotAllowed AssocMaxNodePerJobLimit AssocMaxBBMinutesPerJob AssocMaxCpuPerNode "
+    "AccountNotAllowed InvalidAccount InvalidQOS"
+)
+_OF_ALL_JOBS = (
+    "QOSGrpGRES QOSGrpCPUMinutesLimit QOSGrpGRESRunMinutes QOSMaxJobsPerUserLimit QOSMaxSubmitJobPerUserLimit "
+    "QOSMaxGRESPerUser QOSJobLimit AssocGrpMemRunMinutes AssocMaxJobsLimit AssociationResourceLimit "
+    "MaxGRESPerAccount MaxGRESRunMinsPerUser MaxSubmitJobsPerAccount"
+)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "lifts"), [(_OF_ONE_JOB, False), (_OF_ALL_JOBS, True)], ids=["of one job", "of all jobs"]
+)
+def test_a_limit_of_each_job_never_lifts_and_one_of_all_jobs_of_a_user_or_account_does(
+    reasons: str, lifts: bool
+) -> None:
+    for reason in reasons.split():
+        words = a_run(job=a_job("PENDING", reason=reason)).reason
+        assert words.endswith(f"({reason})")
+        assert ("so it never starts: cancel it" in words) != lifts
+        assert ("limit of the account or QOS is reached" in words) == lifts
 
 
 @pytest.mark.parametrize("state", ["OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT", "PREEMPTED", "BOOT_FAIL"])
@@ -95,6 +125,14 @@ def test_a_cancelled_run_was_cancelled_whatever_it_thinks_of_the_signal() -> Non
     told_to_leave = a_status("preempted", reason="SIGTERM came, with 15 s to leave.")
 
     assert a_run(job=a_job("CANCELLED"), status=told_to_leave).reason == "its job was cancelled (CANCELLED)"
+
+
+def test_a_job_that_succeeded_without_a_run_in_this_folder_has_not_finished_it() -> None:
+    elsewhere = a_run(submission=a_submission(), job=a_job("COMPLETED"))
+
+    assert elsewhere.reason == "its job ended without an error, and the run left no status in this folder"
+    assert a_run(job=a_job("COMPLETED"), logged="status.json cannot be read").reason == "status.json cannot be read"
+    assert a_run(job=a_job("UNKNOWN")).reason == ""
 
 
 def test_what_goes_well_needs_no_reason() -> None:

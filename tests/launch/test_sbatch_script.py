@@ -124,6 +124,39 @@ def test_a_job_is_requeued_when_its_run_asks_and_nobody_cancelled_it(
     assert (requeued.read_text() if requeued.exists() else "") == ("requeue 7_1\n" if is_requeued else "")
 
 
+@pytest.mark.parametrize(
+    ("answer", "grace_s"),
+    [
+        ("echo 00:01:08", "68"),
+        ("echo 1-01:01:01", "90061"),
+        ("echo 00:00:00", "0"),
+        ("printf '%s\\n' 00:01:08 00:00:30", ""),  # of several QOS
+        ("echo 'slurmdbd is down' >&2; exit 1", ""),
+    ],
+)
+def test_where_the_qos_decides_on_preemption_the_grace_time_is_that_of_the_qos(
+    answer: str, grace_s: str, tmp_path: Path
+) -> None:
+    programs = {
+        "squeue": "echo N/A",
+        "scontrol": '[[ "$2" == config ]] && echo "PreemptType = preempt/qos" || echo GraceTime=15',
+        "sacctmgr": f'[[ "$*" == *name=spot* ]] || exit 1; {answer}',
+        "srun": 'echo "grace: $ROLLPACKER_GRACE_S"',
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_PARTITION": "main",
+        "SLURM_JOB_QOS": "spot",
+    }
+    text = _text(*MODELLED, folder=tmp_path)
+    done = subprocess.run(["bash"], input=text, capture_output=True, env=environment, text=True, check=False)
+    assert done.stdout == f"grace: {grace_s}\n"
+
+
 @pytest.mark.parametrize("name", ["one-node.sh", "elastic-workers.sh"])
 @pytest.mark.parametrize("variables", [{}, {"SQUEUE_STATES": "PENDING", "SQUEUE_FORMAT2": "JobID"}])
 def test_how_the_submitting_shell_would_have_squeue_answer_is_nothing_to_a_job(

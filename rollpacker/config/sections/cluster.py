@@ -87,7 +87,8 @@ class ClusterSection(Section):
     exclusive: Flag = False
     """The job shares its nodes with no other job."""
     sbatch: dict[str, Word] = Field(default_factory=dict)
-    """Further options of sbatch by their long names: {reservation: maintenance}."""
+    """Further options of sbatch by their long names: {reservation: maintenance}. Where Slurm knows no --gpus-per-node,
+    {gres: 'gpu:8'} stands in its place; the number is that of cluster.gpus_per_node."""
     setup: tuple[str, ...] = ()
     """Shell lines that run on the first node before the ranks start, such as `module load apptainer`."""
     environment: dict[str, Word] = Field(default_factory=dict)

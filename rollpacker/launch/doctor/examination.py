@@ -37,6 +37,7 @@ from rollpacker.launch.doctor.node import (
     gather_limits,
 )
 from rollpacker.launch.doctor.nodes import ask_nodes, check_nodes
+from rollpacker.launch.doctor.preemption import read_qos
 from rollpacker.launch.doctor.slurm import check_slurm
 from rollpacker.launch.doctor.worker_partition import check_workers
 from rollpacker.launch.shape import workers_shape
@@ -52,7 +53,8 @@ def examine(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Findi
     has_image = cluster is not None and cluster.container.image is not None
     yield check_place(environment, has_cluster=cluster is not None)
     if cluster is not None or has_slurm(environment):
-        yield from _check_slurm(cluster, config.elastic if workers_shape(config) is not None else None)
+        elastic = config.elastic if workers_shape(config) is not None else None
+        yield from _check_slurm(cluster, elastic, environment.get("SLURM_JOB_QOS"))
     is_seen_by_nodes = has_image or job_id is not None  # in a job, every node is checked
     yield from check_software(gather_software(), must_be_shared=must_be_shared and not is_seen_by_nodes)
     if cluster is not None:
@@ -82,7 +84,9 @@ def _cluster_of(config: RunConfig, environment: Mapping[str, str]) -> ClusterSec
     return config.cluster.model_copy(update={"partition": partition})
 
 
-def _check_slurm(cluster: ClusterSection | None, elastic: ElasticSection | None) -> Iterator[Finding]:
+def _check_slurm(
+    cluster: ClusterSection | None, elastic: ElasticSection | None, job_qos: str | None
+) -> Iterator[Finding]:
     """Check the cluster, and the partition of the workers that the run submits."""
     try:
         site = read_site()
@@ -90,9 +94,10 @@ def _check_slurm(cluster: ClusterSection | None, elastic: ElasticSection | None)
         found = problem_of("Slurm", error)
         yield found if cluster is not None else replace(found, level="warning")  # a run outside Slurm does without
     else:
-        yield from check_slurm(site, cluster)
+        qos = read_qos(site)
+        yield from check_slurm(site, cluster, qos, job_qos)
         if cluster is not None and elastic is not None:
-            yield from check_workers(site, cluster, elastic)
+            yield from check_workers(site, cluster, elastic, qos)
 
 
 def _check_run_dir(config: RunConfig, *, must_be_shared: bool) -> Iterator[Finding]:

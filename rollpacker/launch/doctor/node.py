@@ -21,8 +21,9 @@ from rollpacker.launch.container import SHARED_MEMORY
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem, problem_of, warning
 from rollpacker.launch.programs import run_program
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
-from rollpacker.runtime.job.allocation import allocated_memory, named_gpus
-from rollpacker.runtime.placing.host import cgroup_memory, has_mps_daemon
+from rollpacker.runtime.job.allocation import named_gpus
+from rollpacker.runtime.job.memory import job_memory
+from rollpacker.runtime.placing.host import has_mps_daemon
 from rollpacker.runtime.ray.node_address import free_port, node_address
 from rollpacker.runtime.ray.private_folder import LONGEST_SCRATCH_BYTES, private_folder
 
@@ -66,14 +67,13 @@ def gather_limits(environment: Mapping[str, str]) -> Limits:
         shared_bytes_free = shared.f_bavail * shared.f_frsize
     except OSError:
         shared_bytes_free = 0
-    limits = [limit for limit in (allocated_memory(environment), cgroup_memory()) if limit is not None]
     return Limits(
         num_files=_finite(files),
         num_files_possible=_finite(most_files),
         locked_bytes=_finite(locked),
         has_infiniband=Path("/dev/infiniband").is_dir(),
         shared_bytes_free=shared_bytes_free,
-        memory_bytes=min(limits, default=None),
+        memory_bytes=job_memory(environment),
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem_of
+from rollpacker.launch.doctor.preemption import Preemption, Qos, preemption_of
 from rollpacker.launch.shape import JobShape
 from rollpacker.launch.site import Partition, Site
 from rollpacker.launch.site_mistakes import job_mistakes, partitions_of
@@ -22,8 +23,17 @@ _SHORTEST_KILL_WAIT_S = 10
 """Between SIGTERM and SIGKILL; processes need as long to end in order."""
 
 
-def check_slurm(site: Site, cluster: ClusterSection | None) -> Iterator[Finding]:
-    """Check a cluster for any job, and for the one of `cluster`."""
+def check_slurm(
+    site: Site, cluster: ClusterSection | None, qos: Mapping[str, Qos], job_qos: str | None = None
+) -> Iterator[Finding]:
+    """Check a cluster for any job, and for the one of `cluster`.
+
+    Args:
+        site: The cluster.
+        cluster: None checks no job.
+        qos: What accounting tells of each, where the cluster preempts by QOS.
+        job_qos: That of the surrounding job, where `cluster` names none.
+    """
     yield from check_site(site)
     if cluster is None:
         return
@@ -34,7 +44,9 @@ def check_slurm(site: Site, cluster: ClusterSection | None) -> Iterator[Finding]
         return
     yield check_partitions(site, partitions)
     yield from check_job(site, partitions, cluster)
-    yield from (check_preemption(site, partition, cluster) for partition in partitions)
+    name = cluster.qos or job_qos
+    losses = [(partition.name, preemption_of(site, partition, qos, name)) for partition in partitions]
+    yield from (check_preemption(site, partition, loss, cluster) for partition, loss in losses)
     off = "off (cluster.requeue=false): start the run again to go on"
     requeued = f"a requeued job waits for at least {site.requeue_delay_s} s (cred_expire)"
     yield fine("requeue", requeued if cluster.requeue else off)
@@ -108,25 +120,24 @@ def check_job(site: Site, partitions: Sequence[Partition], cluster: ClusterSecti
     yield from [problem_of("job", mistake) for mistake in mistakes] or [fine("job", f"{nodes}; {time}")]
 
 
-def check_preemption(site: Site, partition: Partition, cluster: ClusterSection) -> Finding:
+def check_preemption(site: Site, partition: str, loss: Preemption | None, cluster: ClusterSection) -> Finding:
     """Check which signal precedes a preemption, and how long the job has then."""
-    mode, grace_s = partition.preempt_mode, partition.grace_time_s
-    if not site.may_preempt(partition):
-        return fine("preemption", f"jobs of {partition.name} keep their nodes")
+    if loss is None:
+        return fine("preemption", f"jobs of {partition} keep their nodes")
     signal = cluster.signal if site.signals_before_preempting else "TERM"
-    text = f"jobs of {partition.name} lose their nodes ({mode}) {grace_s} s after SIG{signal}"
+    text = f"jobs of {loss.jobs} lose their nodes ({loss.mode}) {loss.time} after SIG{signal}"
     image = cluster.container.image
     return probe(
         "preemption",
         text,
         (
-            mode not in {"REQUEUE", "CANCEL"},
+            loss.is_in_place,
             "warning",
-            f"jobs of {partition.name} are stopped in place ({mode}), and every wait of a run has a deadline",
-            "Choose a partition that requeues or cancels, or longer backend.deadlines.",
+            f"jobs of {loss.jobs} are stopped in place ({loss.mode}), and every wait of a run has a deadline",
+            "Choose a partition or QOS that requeues or cancels, or longer backend.deadlines.",
         ),
         (
-            grace_s < _SHORTEST_GRACE_S,
+            loss.grace_s is not None and loss.grace_s < _SHORTEST_GRACE_S,
             "warning",
             f"{text}: too short for a checkpoint",
             "The run goes on from its last regular checkpoint: lower run.checkpoint_every_steps.",

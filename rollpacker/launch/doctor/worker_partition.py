@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.elastic import ElasticSection
 from rollpacker.config.sections.elastic_job import ElasticJobSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem_of
+from rollpacker.launch.doctor.preemption import Preemption, Qos, preemption_of
 from rollpacker.launch.doctor.slurm import service_of
 from rollpacker.launch.shape import JobShape
 from rollpacker.launch.site import Partition, Site
@@ -17,8 +18,17 @@ from rollpacker.launch.site_mistakes import partitions_of
 _ELSEWHERE = "Its requests go on elsewhere from the tokens that it has reported."
 
 
-def check_workers(site: Site, cluster: ClusterSection, elastic: ElasticSection) -> Iterator[Finding]:
-    """Check a cluster for the rollout workers of a run; nothing where it submits none."""
+def check_workers(
+    site: Site, cluster: ClusterSection, elastic: ElasticSection, qos: Mapping[str, Qos]
+) -> Iterator[Finding]:
+    """Check a cluster for the rollout workers of a run; nothing where it submits none.
+
+    Args:
+        site: The cluster.
+        cluster: Of the run's own job.
+        elastic: Of the run.
+        qos: What accounting tells of each, where the cluster preempts by QOS.
+    """
     job = elastic.job
     if job is None or not elastic.is_on:
         return
@@ -29,12 +39,11 @@ def check_workers(site: Site, cluster: ClusterSection, elastic: ElasticSection) 
     except ConfigError as error:
         yield problem_of("workers", error)
         return
-    yield _check_array(site, partitions, job, elastic.max_workers, job.qos or cluster.qos)
-    yield from (_check_loss(site, partition, cluster, elastic) for partition in partitions)
-    yield from (
-        fine("workers: queue", text)
-        for text in dict.fromkeys(_queue_again(site, partition) for partition in partitions)
-    )
+    name = job.qos or cluster.qos
+    yield _check_array(site, partitions, job, elastic.max_workers, name)
+    losses = [(partition.name, preemption_of(site, partition, qos, name)) for partition in partitions]
+    yield from (_check_loss(site, partition, loss, cluster, elastic) for partition, loss in losses)
+    yield from (fine("workers: queue", text) for text in dict.fromkeys(_queue_again(site, loss) for _, loss in losses))
     files = "their hours of GPUs are those of the run's own files: Slurm keeps no accounts here"
     ask = "Ask for slurmdbd if you are billed by Slurm's hours; `rollpacker report` says where each number is from."
     knows = "sacct has their hours, for `rollpacker report`"
@@ -75,29 +84,30 @@ def _check_array(
     )
 
 
-def _check_loss(site: Site, partition: Partition, cluster: ClusterSection, elastic: ElasticSection) -> Finding:
+def _check_loss(
+    site: Site, partition: str, loss: Preemption | None, cluster: ClusterSection, elastic: ElasticSection
+) -> Finding:
     """Check what a preemption does to a worker, and what it is told before."""
-    mode, grace_s = partition.preempt_mode, partition.grace_time_s
-    if not site.may_preempt(partition):
-        return fine("workers: loss", f"{partition.name} does not preempt; they end with their time limit")
+    if loss is None:
+        return fine("workers: loss", f"{partition} does not preempt; they end with their time limit")
     # a worker's script asks for the signal of the run's own job
     signal = cluster.signal if site.signals_before_preempting else "TERM"
-    text = f"{partition.name} preempts ({mode}), {grace_s} s after SIG{signal}"
+    text = f"{loss.jobs} preempts ({loss.mode}), {loss.time} after SIG{signal}"
     image = cluster.container.image
     return probe(
         "workers: loss",
         text,
         (
-            mode not in {"REQUEUE", "CANCEL"},
+            loss.is_in_place,
             "warning",
-            f"{partition.name} stops them in place ({mode}): each is lost after {elastic.silence_s:g} s of silence",
-            "Choose a partition that requeues or cancels.",
+            f"{loss.jobs} stops them in place ({loss.mode}): each is lost after {elastic.silence_s:g} s of silence",
+            "Choose a partition or QOS that requeues or cancels.",
         ),
         (
-            grace_s <= elastic.drain_margin_s,
+            loss.grace_s is not None and loss.grace_s <= elastic.drain_margin_s,
             "warning",
             f"{text}: lost at once, without the time to drain (elastic.drain_margin_s={elastic.drain_margin_s:g})",
-            f"{_ELSEWHERE} A partition with a longer GraceTime loses none.",
+            f"{_ELSEWHERE} A partition or QOS with a longer GraceTime loses none.",
         ),
         (
             signal == "TERM" and image is not None and not image.is_dir(),
@@ -108,8 +118,8 @@ def _check_loss(site: Site, partition: Partition, cluster: ClusterSection, elast
     )
 
 
-def _queue_again(site: Site, partition: Partition) -> str:
-    if site.may_preempt(partition) and partition.preempt_mode == "CANCEL":
+def _queue_again(site: Site, loss: Preemption | None) -> str:
+    if loss is not None and loss.mode == "CANCEL":
         return "a preempted element is gone (CANCEL), and the next one of the array starts in its place"
     default = site.settings.get("JobRequeue", "1")
     return (

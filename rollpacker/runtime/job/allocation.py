@@ -1,8 +1,8 @@
 """The Slurm allocation of this process: its job, its node, and what it may use there.
 
-A job runs one task per node, all the same program; the rank of a task says what it does. Read from the environment
-alone: in a container there is no Slurm command. The batch script, which runs outside, stores what only Slurm's
-commands know in variables of ours (see `rollpacker/launch/`).
+A job runs one task per node, all the same program; the rank of a task says what it does. Read from the environment and,
+of memory, the control groups: in a container there is no Slurm command. The batch script, which runs outside, stores
+what only Slurm's commands know in variables of ours (see `rollpacker/launch/`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollpacker.core.errors import ConfigError
+from rollpacker.runtime.job.memory import job_memory
 from rollpacker.runtime.job.node_list import expand_node_list
 
 END_TIME_VARIABLE = "ROLLPACKER_JOB_END"
@@ -21,14 +22,13 @@ END_TIME_VARIABLE = "ROLLPACKER_JOB_END"
 REQUEUE_FILE_VARIABLE = "ROLLPACKER_REQUEUE_FILE"
 """The file that rank 0 writes to ask the batch script to requeue the job."""
 GRACE_VARIABLE = "ROLLPACKER_GRACE_S"
-"""The partition's GraceTime: what a preempted job has between the notice and its end, in seconds; absent, empty or 0
-where it is unknown."""
+"""The GraceTime of the partition, or of the QOS where the cluster preempts by QOS: what a preempted job has between the
+notice and its end, in seconds; absent, empty or 0 where it is unknown."""
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 _NUM_COMPONENTS = "SLURM_HET_SIZE"
 """Set in a heterogeneous job; ours has two, the second one for environments."""
-_MEBIBYTE = 1 << 20
 _GPU_NAME = re.compile(r"\d+|(GPU|MIG)-\S+")
 """A number, or a UUID. Whatever else ends the list, as CUDA reads it: -1, or Slurm's NoDevFiles for no GPU."""
 
@@ -52,7 +52,7 @@ class Allocation:
     gpus: tuple[str, ...]
     """As CUDA_VISIBLE_DEVICES names this node's."""
     memory_bytes: int | None
-    """On this node; None when Slurm does not limit it."""
+    """On this node; None where nothing limits it."""
     end_time: float | None
     """Of the time limit, in seconds since the epoch; None without one."""
     requeue_file: Path | None
@@ -119,7 +119,7 @@ def current_allocation(environment: Mapping[str, str]) -> Allocation | None:
         node_name=environment["SLURMD_NODENAME"],
         num_cpus=int(environment.get("SLURM_CPUS_PER_TASK") or environment["SLURM_CPUS_ON_NODE"]),
         gpus=named_gpus(environment) or (),
-        memory_bytes=allocated_memory(environment, group),
+        memory_bytes=job_memory(environment, group),
         end_time=float(end_time) if end_time else None,
         requeue_file=Path(requeue_file) if requeue_file else None,
         grace_s=float(environment.get(GRACE_VARIABLE) or 0) or None,
@@ -134,20 +134,6 @@ def surrounding_images(environment: Mapping[str, str]) -> dict[str, str]:
         for runtime in ("APPTAINER", "SINGULARITY")
         if f"{runtime}_CONTAINER" in environment
     }
-
-
-def allocated_memory(environment: Mapping[str, str], group: str = "") -> int | None:
-    """Bytes that Slurm gave to the job on this node, by node or by CPU; None where it gave all, or says nothing.
-
-    Args:
-        environment: Of a process of the job.
-        group: What ends the names of a component's variables.
-    """
-    per_node, per_cpu = (environment.get(f"SLURM_MEM_PER_{unit}{group}", "") for unit in ("NODE", "CPU"))
-    if per_node.isdecimal():
-        return int(per_node) * _MEBIBYTE or None
-    num_cpus = environment.get("SLURM_CPUS_ON_NODE", "")
-    return int(per_cpu) * int(num_cpus) * _MEBIBYTE if per_cpu.isdecimal() and num_cpus.isdecimal() else None
 
 
 def named_gpus(environment: Mapping[str, str]) -> tuple[str, ...] | None:

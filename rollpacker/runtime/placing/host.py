@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rollpacker.runtime.job.allocation import named_gpus
+from rollpacker.runtime.job.memory import cgroup_memory
 
 DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 """Where NVIDIA's driver has a folder for each GPU; in a container for each of those that it was given."""
@@ -35,35 +36,6 @@ def usable_memory() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = cgroup_memory()
     return machine if limit is None else min(machine, limit)
-
-
-def cgroup_memory(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Find the tightest memory limit of this process's control groups, of version 2 or 1; None without one."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return None
-    found: list[int] = []
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            base, name = root, "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = root / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        group = base / path.lstrip("/")
-        found += [limit for folder in (group, *group.parents) if (limit := _limit_in(folder / name)) is not None]
-    return min(found, default=None)
-
-
-def _limit_in(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    # Version 1 writes a number near 2^63 where there is no limit, version 2 `max`.
-    return int(text) if re.fullmatch(r"\d+", text) and int(text) < 1 << 60 else None
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path | None = None) -> int:

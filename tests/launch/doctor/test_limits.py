@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from rollpacker.launch.doctor.node import Limits, check_limits, gather_limits
-from rollpacker.runtime.placing.host import cgroup_memory
 
 GIGABYTE = 10**9
 WELL = Limits(
@@ -61,27 +59,6 @@ def test_locked_memory_matters_only_where_there_is_rdma() -> None:
     assert {finding.level for finding in check_limits(replace(WELL, locked_bytes=0, has_infiniband=False), 256)} == {
         "ok"
     }
-
-
-@pytest.mark.parametrize(
-    ("files", "membership", "limit"),
-    [
-        ({"job/memory.max": "3000\n", "memory.max": "max\n"}, "0::/job/step\n", 3000),
-        ({"job/memory.max": "3000\n", "job/step/memory.max": "2000\n"}, "0::/job/step\n", 2000),
-        ({"memory/job/memory.limit_in_bytes": "5000\n"}, "9:cpu,memory:/job\n0::/\n", 5000),
-        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, "9:memory:/\n", None),
-        ({}, "0::/job\n", None),
-    ],
-)
-def test_the_tightest_control_group_counts(
-    files: dict[str, str], membership: str, limit: int | None, tmp_path: Path
-) -> None:
-    for name, content in files.items():
-        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "cgroup" / name).write_text(content)
-    (tmp_path / "membership").write_text(membership)
-
-    assert cgroup_memory(tmp_path / "membership", tmp_path / "cgroup") == limit
 
 
 def test_this_process_is_looked_at_and_slurms_limit_counts() -> None:

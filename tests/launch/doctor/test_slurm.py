@@ -56,11 +56,11 @@ def _cluster(**fields: Any) -> ClusterSection:
 
 
 def _levels(site: Site, cluster: ClusterSection) -> dict[str, str]:
-    return {finding.subject: finding.level for finding in check_slurm(site, cluster)}
+    return {finding.subject: finding.level for finding in check_slurm(site, cluster, {})}
 
 
 def test_of_a_well_kept_cluster_there_is_nothing_to_say() -> None:
-    findings = list(check_slurm(_site(), _cluster()))
+    findings = list(check_slurm(_site(), _cluster(), {}))
 
     assert {finding.level for finding in findings} == {"ok"}
     assert all(not finding.remedy for finding in findings)
@@ -106,7 +106,7 @@ def test_of_a_well_kept_cluster_there_is_nothing_to_say() -> None:
 def test_each_thing_that_is_wrong_is_found_and_nothing_else(
     site: Site, cluster: ClusterSection, subject: str, level: str, words: str
 ) -> None:
-    (found,) = (finding for finding in check_slurm(site, cluster) if finding.level != "ok")
+    (found,) = (finding for finding in check_slurm(site, cluster, {}) if finding.level != "ok")
 
     assert (found.subject, found.level) == (subject, level)
     assert words in found.text
@@ -114,14 +114,14 @@ def test_each_thing_that_is_wrong_is_found_and_nothing_else(
 
 
 def test_a_misspelt_partition_is_answered_with_the_nearest_one() -> None:
-    found = [finding for finding in check_slurm(_site(), _cluster(partition="urgnt")) if finding.level == "problem"]
+    found = [finding for finding in check_slurm(_site(), _cluster(partition="urgnt"), {}) if finding.level == "problem"]
 
     assert found[0].remedy == "Write cluster.partition=urgent"
 
 
 def test_of_several_partitions_one_that_takes_the_job_is_enough_and_each_is_told() -> None:
     site = _site(replace(PARTITION, state="DOWN"))
-    findings = list(check_slurm(site, _cluster(partition="gpu,urgent")))
+    findings = list(check_slurm(site, _cluster(partition="gpu,urgent"), {}))
 
     texts = [finding.text for finding in findings]
     assert {finding.level for finding in findings} == {"ok"}
@@ -131,14 +131,14 @@ def test_of_several_partitions_one_that_takes_the_job_is_enough_and_each_is_told
 
 
 def test_jobs_of_the_highest_partition_keep_their_nodes() -> None:
-    texts = {finding.subject: finding.text for finding in check_slurm(_site(), _cluster(partition="urgent"))}
+    texts = {finding.subject: finding.text for finding in check_slurm(_site(), _cluster(partition="urgent"), {})}
 
     assert texts["preemption"] == "jobs of urgent keep their nodes"
 
 
 def test_where_slurm_shows_no_nodes_nothing_is_said_of_them() -> None:
     hidden = replace(_site(replace(PARTITION, nodes=())), nodes=())
-    findings = {finding.subject: finding for finding in check_slurm(hidden, _cluster())}
+    findings = {finding.subject: finding for finding in check_slurm(hidden, _cluster(), {})}
 
     assert {finding.level for finding in findings.values()} == {"ok"}
     assert "nodes that only operators see (PrivateData)" in findings["Slurm"].text
@@ -148,7 +148,7 @@ def test_where_slurm_shows_no_nodes_nothing_is_said_of_them() -> None:
 
 
 def test_without_a_cluster_only_slurm_itself_is_checked() -> None:
-    assert [finding.subject for finding in check_slurm(_site(), None)] == [
+    assert [finding.subject for finding in check_slurm(_site(), None, {})] == [
         "Slurm",
         "accounting",
         "processes",
@@ -158,7 +158,7 @@ def test_without_a_cluster_only_slurm_itself_is_checked() -> None:
 
 
 def test_a_requeued_job_waits_as_long_as_its_credential_lives() -> None:
-    texts = [finding.text for finding in check_slurm(_site(AuthInfo="cred_expire=300"), _cluster())]
+    texts = [finding.text for finding in check_slurm(_site(AuthInfo="cred_expire=300"), _cluster(), {})]
 
     assert "a requeued job waits for at least 300 s (cred_expire)" in texts
     assert _levels(_site(), _cluster(requeue=False))["requeue"] == "ok"

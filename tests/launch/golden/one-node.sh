@@ -16,7 +16,14 @@ export PATH="$PATH:/usr/local/bin:/usr/bin:/bin" # where it was submitted from, 
 unset "${!SQUEUE_@}" # they would choose which jobs squeue tells of, and how
 ROLLPACKER_JOB_END="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e | head -n 1)"
 [[ "$ROLLPACKER_JOB_END" =~ ^[0-9]+$ ]] || ROLLPACKER_JOB_END="" # no limit
-ROLLPACKER_GRACE_S="$(scontrol show partition "$SLURM_JOB_PARTITION" | sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p')"
+if [[ "$(scontrol show config)" == *preempt/qos* ]]; then # the partition then says nothing of it
+    ROLLPACKER_GRACE_S="" # not known, unless accounting answers
+    if [[ "$(timeout 10 sacctmgr --noheader --parsable2 show qos where name="${SLURM_JOB_QOS:-}" format=GraceTime)" =~ ^(([0-9]+)-)?([0-9]+):([0-9]+):([0-9]+)$ ]]; then
+        ROLLPACKER_GRACE_S=$((((10#${BASH_REMATCH[2]:-0} * 24 + 10#${BASH_REMATCH[3]:-0}) * 60 + 10#${BASH_REMATCH[4]:-0}) * 60 + 10#${BASH_REMATCH[5]:-0}))
+    fi
+else
+    ROLLPACKER_GRACE_S="$(scontrol show partition "$SLURM_JOB_PARTITION" | sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p')"
+fi
 export ROLLPACKER_JOB_END ROLLPACKER_GRACE_S
 unset ROLLPACKER_REQUEUE_FILE
 

@@ -1,9 +1,11 @@
+import math
 from pathlib import Path
 
 import pytest
 
 from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.job.allocation import current_allocation
+from rollpacker.runtime.job.memory import cgroup_memory
 
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -42,26 +44,10 @@ def test_a_task_knows_its_rank_and_what_it_may_use():
     assert allocation.node_names == ("node1", "node2")
     assert allocation.key == "7.0.3"
     assert (allocation.num_nodes, allocation.num_cpus, allocation.gpus) == (2, 6, ("0", "2"))
-    assert allocation.memory_bytes == 3000 << 20
+    assert allocation.memory_bytes == min(3000 << 20, cgroup_memory() or math.inf)
     assert allocation.end_time == pytest.approx(1760000000)
     assert allocation.requeue_file == Path("/shared/7.requeue")
     assert allocation.grace_s == pytest.approx(15)
-
-
-@pytest.mark.parametrize(
-    ("variables", "memory_mb"),
-    [
-        ({"SLURM_MEM_PER_NODE": "3000"}, 3000),
-        ({"SLURM_MEM_PER_CPU": "500"}, 8 * 500),
-        ({"SLURM_MEM_PER_NODE": "0"}, None),  # all of it
-        ({}, None),
-    ],
-    ids=str,
-)
-def test_memory_is_given_by_node_or_by_cpu(variables, memory_mb):
-    allocation = current_allocation(STEP | variables)
-    assert allocation is not None
-    assert allocation.memory_bytes == (memory_mb and memory_mb << 20)
 
 
 TWO_COMPONENTS = {
@@ -89,7 +75,7 @@ def test_nodes_of_environments_follow_those_of_the_run_even_where_both_share_one
     assert allocation.node_names == ("gpu1", "gpu2", "cpu7-environments", "gpu2-environments")
     assert (allocation.num_nodes, allocation.num_environment_nodes) == (2, 2)
     assert (allocation.name, allocation.node_name) == (name, node)
-    assert allocation.memory_bytes == memory_mb << 20
+    assert allocation.memory_bytes == min(memory_mb << 20, cgroup_memory() or math.inf)
     assert allocation.is_of_environments is is_of_environments
 
 
@@ -97,7 +83,7 @@ def test_what_slurm_does_not_limit_is_unknown():
     allocation = current_allocation(STEP | {"ROLLPACKER_JOB_END": "", "ROLLPACKER_GRACE_S": "0"})
     assert allocation is not None
     assert allocation.grace_s is None
-    assert (allocation.memory_bytes, allocation.end_time, allocation.requeue_file) == (None, None, None)
+    assert (allocation.memory_bytes, allocation.end_time, allocation.requeue_file) == (cgroup_memory(), None, None)
     assert (allocation.num_cpus, allocation.gpus) == (8, ())
 
 
