@@ -7,7 +7,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """Grows when a column is renamed, removed or changes its meaning or type; and when one is added, so that a reader knows
 why an old file lacks it."""
 

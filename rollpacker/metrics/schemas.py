@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _STEP = count("step", "Training step, from 0")
 _ROUND = count("round", "Rollout round, from 0, never reused within a run")
-_ROUND_KIND = text("round_kind", "plain (every response is waited for), short (prompts and responses race) or long")
+_ROUND_KIND = text("round_kind", "plain (waits for all), short (responses race), long or async (they outlive steps)")
 _MODELLED = flag("modelled", "False when measured on real engines, True when computed by a model of them")
 
 STEPS = TableSchema(
@@ -46,12 +46,12 @@ STEPS = TableSchema(
         _ROUND_KIND,
         text("system", "Name of the scheduling policy, as in the configuration"),
         seconds("step_time_s", "From the start of the rollout until every engine holds the new weights"),
-        seconds("rollout_time_s", "From the first launch until the batch was complete"),
+        seconds("rollout_time_s", "From the start of the rollout until the last response before the batch's end"),
         replace(
             seconds("exposed_reward_time_s", "From the end of the last response until rewards completed the batch"),
             former_name="reward_time_s",
         ),
-        seconds("train_time_s", "From the first forward pass of the trainer until the update was done"),
+        seconds("train_time_s", "From the end of the rollout, or of hand_over, until the update was done"),
         seconds("stream_time_s", "Time that the trainer took for tokens_streamed, nearly all within the rollout"),
         seconds("weight_sync_time_s", "From the update until every engine confirmed the new weights"),
         seconds("weight_transfer_time_s", "Part of weight_sync_time_s: the transfer itself, without waking engines"),
@@ -66,6 +66,11 @@ STEPS = TableSchema(
         seconds("finished_at_s", "End of the step, since the run began"),
         number("reward_mean", "Mean reward of the trained responses, as scored"),
         number("trained_reward_mean", "Mean of trained_reward over the trained responses"),
+        count(
+            "num_rewards_failed",
+            "Scored responses, trained or not, whose check failed and gave 0: reward_reason is checker_crashed, "
+            "wrong_result, not_finite, http_error, or timeout, which is no failure of the check of a sandbox's program",
+        ),
         count("num_prompts", "Prompts in the trained batch"),
         count("num_responses", "Responses in the trained batch"),
         count("num_prompts_launched", "Prompts launched in the round; in an asynchronous one those trained or dropped"),
@@ -77,12 +82,10 @@ STEPS = TableSchema(
         tokens("response_length_max_tokens", "Length of the longest trained response"),
         tokens("tokens_generated", "Response tokens, of environments too; not those that were lost with an engine"),
         tokens("tokens_trained", "Response tokens in the trained batch; those of environments have no gradient"),
-        tokens("tokens_wasted", "tokens_generated minus tokens_trained"),
+        tokens("tokens_wasted", "tokens_generated minus tokens_trained: aborted, dropped, or lost with environments"),
         tokens("tokens_dropped", "Those of tokens_wasted that were generated for dropped prompts"),
         tokens("tokens_streamed", "Those of tokens_trained that the trainer took in while the rollout still ran"),
-        number(
-            "tokens_per_second", "tokens_generated over rollout_time_s (asynchronous: step_time_s)", unit="tokens/s"
-        ),
+        number("tokens_per_second", "tokens_generated over rollout_time_s (async: step_time_s)", unit="tokens/s"),
         count("decode_slot_steps_busy", "Sum over forward passes of the decode slots in use"),
         count("decode_slot_steps_idle", "Sum over forward passes of the decode slots that stood idle"),
         number("bubble_ratio", "Idle share of the decode slots, 0 to 1; null where nothing decoded", is_nullable=True),
@@ -131,12 +134,8 @@ STEPS = TableSchema(
             "How many versions behind policy_version the one was that generated a trained token; mean over tokens",
         ),
         count("staleness_max", "The same of the oldest trained token"),
-        numbers(
-            "tokens_by_staleness", "Trained tokens of each age; null where all are of policy_version", unit="tokens"
-        ),
-        count(
-            "num_requests_continued", "Responses that went on from tokens that they had, on another engine or version"
-        ),
+        numbers("tokens_by_staleness", "Trained tokens by age; null where all are of policy_version", unit="tokens"),
+        count("num_requests_continued", "Responses continued on another engine or version, from tokens that they had"),
         tokens("tokens_recomputed", "Tokens that these had: each was prefilled once more"),
         seconds("suspend_time_s", "Until engines had given back what was in flight, ahead of new weights"),
         number(
@@ -297,14 +296,14 @@ RESPONSES = TableSchema(
         seconds("queue_time_s", "From placed_at_s until the engine's first forward pass for it"),
         seconds("generation_time_s", "From that pass to its last token; without earlier turns and earlier engines"),
         number("reward", "Its reward, as scored; null when it was not scored", is_nullable=True),
-        number(
-            "trained_reward",
-            "Its reward less what over-long shaping takes off; null when it was not scored",
-            is_nullable=True,
-        ),
+        number("trained_reward", "reward less what over-long shaping takes off; null if not scored", is_nullable=True),
         numbers("reward_parts", "Each part of the reward, without weights; null where it has none or was not scored"),
         text("reward_reason", "Why the reward is what it is, one word; null when not scored", is_nullable=True),
-        seconds("reward_time_s", "Time spent scoring, without waiting; null when not scored", is_nullable=True),
+        seconds(
+            "reward_time_s",
+            "Time spent scoring, without waiting; its share of a request to reward.url; null when not scored",
+            is_nullable=True,
+        ),
         seconds("scored_at_s", "When the reward was known, since the run began; null when not", is_nullable=True),
         count("num_turns", "Turns that its environment answered; null without environments", is_nullable=True),
         seconds("environment_time_s", "That it waited for environments, those that failed too", is_nullable=True),
@@ -335,7 +334,7 @@ INTERVALS = TableSchema(
         text("subject", "Of what is about one request, its name as round:prompt@epoch#sample", is_nullable=True),
         count(
             "num_tokens",
-            "Of evicted and lost, those that the engine generated of it and that were kept",
+            "Of evicted, lost, turn and failed, those that the engine generated of it, as far as it has said so",
             unit="tokens",
             is_nullable=True,
         ),

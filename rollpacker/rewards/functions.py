@@ -34,9 +34,10 @@ from rollpacker.rewards.scores import CHECKER_CRASHED, NOT_FINITE, WRONG_RESULT,
 
 PARAMETERS = ("prompt", "response", "ground_truth", "row", "is_truncated")
 
-_PREPARE = "prepare_scoring"
-_SCORED = "scored"
+SCORED = "scored"
 """The reason of a function that gives none."""
+
+_PREPARE = "prepare_scoring"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +91,11 @@ def load_function(source: str) -> RewardFunction:
 def outcome_of(value: object) -> Outcome:
     """Read what a function returned, or a server answered for one response."""
     reward: object = value
-    reason: object = _SCORED
+    reason: object = SCORED
     parts: dict[str, float] = {}
     match value:
         case {"score": own, **others}:
-            reward, reason = own, others.pop("reason", _SCORED)
+            reward, reason = own, others.pop("reason", SCORED)
             numbers = ((str(name), _number(each)) for name, each in others.items())
             parts = {name: each for name, each in numbers if each is not None and _is_fit(each)}
         case (own, why):

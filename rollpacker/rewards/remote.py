@@ -7,6 +7,9 @@ One entry per response in each list, in the same order. Prompts are as the model
 label is empty where the line has no answer. A reward may be anything that a function returns (see `functions`): a
 number, a pair of a number and a reason, or an object with `score`. Other fields of the answer are not read.
 
+A request may take `reward.timeout_s` for each of its responses: a server that scores one after the other has as long
+for each as a function has.
+
 A server that cannot be reached, or answers 429 or 5xx, is asked again after each of `PAUSES_S`. After the last one the
 run ends, or every further response would silently be worth nothing; it resumes from its last checkpoint.
 Anything else is a verdict: `timeout`, `http_error`, `wrong_result`, `not_finite`.
@@ -27,6 +30,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from rollpacker.config.words import counted
 from rollpacker.core.errors import EngineFailed
 from rollpacker.paths import reason_of
 from rollpacker.rewards.bounded_http import open_bounded
@@ -109,7 +113,7 @@ class UrlRewardWorker(QueueRewardWorker):
 
 
 def ask(url: str, requests: Sequence[ScoringRequest], timeout_s: float) -> list[Outcome]:
-    """Have a server score some responses; waits for it.
+    """Have a server score some responses; waits for it, up to `timeout_s` for each of them.
 
     Raises:
         ServerUnreachable: It may answer later.
@@ -119,11 +123,12 @@ def ask(url: str, requests: Sequence[ScoringRequest], timeout_s: float) -> list[
         "prompts": [request.prompt_text for request in requests],
         "labels": [ground_truth_of(request) for request in requests],
     }
+    limit_s = timeout_s * len(requests)
     post = urllib.request.Request(  # noqa: S310 the configuration takes http and https only
         url, json.dumps(question).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with open_bounded(post, timeout_s) as answer:
+        with open_bounded(post, limit_s) as answer:
             body = answer.read(_ANSWER_BYTES + 1)
             if answer.length and len(body) <= _ANSWER_BYTES:  # `read` is silent where less comes than was announced
                 raise http.client.IncompleteRead(body, answer.length)
@@ -133,7 +138,8 @@ def ask(url: str, requests: Sequence[ScoringRequest], timeout_s: float) -> list[
             raise ServerUnreachable(problem) from error
         return [Outcome(score=HTTP_ERROR, problem=problem)] * len(requests)
     except TimeoutError:
-        return [Outcome(score=TIMEOUT, problem=f"it took longer than {timeout_s:g} s")] * len(requests)
+        problem = f"it took longer than {limit_s:g} s for {counted(len(requests), 'response')}"
+        return [Outcome(score=TIMEOUT, problem=problem)] * len(requests)
     except urllib.error.URLError as error:
         raise ServerUnreachable(_reason(error)) from error
     except (OSError, http.client.HTTPException) as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.rollout import Verdict
+from rollpacker.rewards.functions import SCORED
 from rollpacker.rewards.scores import FAILURES
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class RoutingRewardWorker(_CombinedRewardWorker):
 class SummingRewardWorker(_CombinedRewardWorker):
     """Has each response scored by every part. The reward is the weighted sum.
 
-    The reason is that of the first part whose check failed, and of the first part where none did.
+    The reason is that of the first part whose check failed; where none did, that of the first part that gives one.
 
     Args:
         parts: A worker and a weight by the name of the part.
@@ -125,10 +126,13 @@ class SummingRewardWorker(_CombinedRewardWorker):
     def _sum(self, scored: Mapping[str, Verdict]) -> Verdict:
         by_part = [(name, scored[name]) for name in self._weights]
         verdicts = [verdict for _, verdict in by_part]
+        reasons = [verdict.reason for verdict in verdicts]
+        failures = [reason for reason in reasons if reason in FAILURES]
+        own = [reason for reason in reasons if reason != SCORED]
         return Verdict(
             request=verdicts[0].request,
             reward=math.fsum(weight * scored[name].reward for name, weight in self._weights.items()),
-            reason=next((each.reason for each in verdicts if each.reason in FAILURES), verdicts[0].reason),
+            reason=(failures or own or reasons)[0],
             time_s=max(each.time_s for each in verdicts),
             case_runs=next((each.case_runs for each in verdicts if each.case_runs), ()),
             parts={name: verdict.reward for name, verdict in by_part}

@@ -45,6 +45,11 @@ FAILURES = frozenset(each.reason for each in (TIMEOUT, CHECKER_CRASHED, WRONG_RE
 """Reasons that say something of the check, and nothing of the response."""
 
 
+def has_failed(verdict: Verdict) -> bool:
+    """Whether the check failed; a program that exceeds its time limit in the sandbox is the response's failure."""
+    return verdict.reason in FAILURES and not (verdict.reason == TIMEOUT.reason and verdict.case_runs)
+
+
 def verdict_of(
     request: ScoringRequest, score: Score, time_s: float = 0.0, parts: Mapping[str, float] | None = None
 ) -> Verdict:

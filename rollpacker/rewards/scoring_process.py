@@ -15,6 +15,9 @@ when its socket closes, and the kernel signals it when its parent dies. The scor
 handles no signals, so the kernel kills it when the supervisor dies (PR_SET_PDEATHSIG). What a check started itself, a
 compiler say, is killed with its scorer; what the import of the function started, a server say, with the supervisor.
 
+What a function and the programs that it starts print, on standard output or error, goes through a pipe to the
+supervisor, which writes the first `_MOST_PRINTED_BYTES` to its own standard error: the log of the reward.
+
 Both sides speak JSON lines: requests are the arguments of `functions.PARAMETERS`, responses `{reward, reason, parts,
 problem, time_s}`. The supervisor first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
 
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import json
 import os
 import resource
@@ -60,6 +64,11 @@ _MAX_CHECKS_PER_SCORER = 1000
 
 _RECEIVE_BYTES = 1 << 16
 
+_MOST_PRINTED_BYTES = 1 << 16
+"""What a supervisor passes on: enough to find a mistake, and no log that grows with each response."""
+
+_NO_MORE = b"\nWhat the reward function prints from here on is dropped.\n"
+
 
 def main(arguments: list[str]) -> int:
     """Serve one reward worker until it closes the socket."""
@@ -70,6 +79,8 @@ def main(arguments: list[str]) -> int:
     exit_at_sigterm()
     exit_when_parent_dies(int(parent_pid))
     sys.dont_write_bytecode = True  # the folder of a user's file stays as it is
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)  # or what a check prints before it is killed would be lost
     try:
         function = load_function(source)
     except UnusableFunction as error:
@@ -92,6 +103,7 @@ class _Supervisor:
         self._scorer_pid = 0
         self._scorer: socket.socket
         self._num_checks = 0
+        self._printed = _Printed()
         self._shared = children_of(os.getpid())
         """Processes that the import of the function started, for all scorers."""
 
@@ -144,10 +156,15 @@ class _Supervisor:
         poll = select.poll()
         poll.register(self._scorer, select.POLLIN)
         poll.register(self._requests, select.POLLRDHUP)
-        ready = poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
-        if any(file == self._requests.fileno() for file, _ in ready):
-            raise EOFError
-        return bool(ready)
+        poll.register(self._printed.receiver, select.POLLIN)
+        while True:
+            ready = {file for file, _ in poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)}
+            if self._printed.receiver in ready:
+                self._printed.pass_on()
+            if self._requests.fileno() in ready:
+                raise EOFError
+            if self._scorer.fileno() in ready or time.monotonic() >= deadline_s:
+                return self._scorer.fileno() in ready
 
     def _fork_scorer(self) -> None:
         supervisor_pid = os.getpid()
@@ -158,7 +175,7 @@ class _Supervisor:
             try:
                 ours.close()
                 os.close(self._requests.fileno())  # close() would wait for the file made from it
-                _score_until_killed(theirs, self._function, supervisor_pid)
+                _score_until_killed(theirs, self._function, supervisor_pid, self._printed.sender)
             finally:
                 # Whatever a check raises, SystemExit too: the supervisor's code must not go on in here.
                 os._exit(1)
@@ -175,14 +192,31 @@ class _Supervisor:
             self._scorer.close()
 
 
-def _score_until_killed(requests: socket.socket, function: RewardFunction, supervisor_pid: int) -> None:
+class _Printed:
+    """The pipe of what all scorers print, one after the other."""
+
+    def __init__(self) -> None:
+        self.receiver, self.sender = os.pipe()
+        self._num_left = _MOST_PRINTED_BYTES
+
+    def pass_on(self) -> None:
+        """Read what there is, at least a byte, and write it to standard error as long as some may be."""
+        read = os.read(self.receiver, _RECEIVE_BYTES)
+        shown, self._num_left = read[: self._num_left], max(0, self._num_left - len(read))
+        if shown:
+            with contextlib.suppress(OSError):  # nobody reads any more
+                os.write(2, shown if self._num_left else shown + _NO_MORE)
+
+
+def _score_until_killed(requests: socket.socket, function: RewardFunction, supervisor_pid: int, printed: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != supervisor_pid:
         return  # it died before the kernel knew what to do then
     limit_resource(resource.RLIMIT_AS, _address_space_bytes() + _SCORER_MEMORY_BYTES)
     limit_resource(resource.RLIMIT_CORE, 0)
-    os.dup2(0, 2)  # a crash is a verdict; its traceback is not logged
+    for standard in (1, 2):
+        os.dup2(printed, standard)
     with requests.makefile("rb") as lines:
         for line in lines:
             send_line(requests, _as_json(function(json.loads(line))))

@@ -14,6 +14,7 @@ import time
 
 async def is_short(prompt, response, ground_truth, row, is_truncated):
     words = response.split()
+    print("words:", len(words))
     if len(words) % 5 == 1:
         raise ValueError("a step without a number")
     if len(words) % 5 == 2:
@@ -43,6 +44,10 @@ def test_a_run_learns_from_a_function_that_fails_now_and_then_and_keeps_its_part
         parts = dict(row["reward_parts"])
         assert row["reward"] == pytest.approx(0.5 * parts["brevity"] + parts["accuracy"])
         assert ("brevity.num_words" in parts) == (row["reward_reason"] == "measured")
+    failed = [row["reward_reason"] for row in responses if row["reward_reason"] != "measured"]
+    assert sum(row["num_rewards_failed"] for row in rows(run.run_dir, "steps")) == len(failed)
+    assert "32 rewards of step " in run.output()
+    assert "words: " in (run.run_dir / "logs" / "attempt-000" / "reward.log").read_text()
     for row in rows(run.run_dir, "domains"):
         own = [dict(each["reward_parts"]) for each in responses if each["step"] == row["step"] and each["accepted"]]
         for part, mean in dict(row["reward_parts_mean"]).items():

@@ -45,6 +45,11 @@ def score(prompt, response, is_truncated, ground_truth):  # noqa: C901, PLR0912 
     elif order == "print":
         print('{"reward": 1.0, "reason": "hacked", "time_s": 0}', flush=True)  # noqa: T201 the point of it
         os.write(1, b'{"reward": 1.0, "reason": "hacked", "time_s": 0}\n')
+    elif order == "flood":
+        sys.stderr.write("x" * int(argument))
+    elif order == "say_and_exit":
+        print(argument)  # noqa: T201 the point of it
+        os._exit(3)
     elif order == "echo":
         return Score(float(is_truncated), f"{prompt}|{response}")
     elif order == "long":

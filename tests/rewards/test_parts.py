@@ -46,6 +46,9 @@ def functions(tmp_path):
             def is_short(response):
                 return {"score": len(response) < 8, "reason": "short", "num_characters": len(response)}
 
+            def length(response):
+                return len(response)
+
             def fail(response):
                 raise ValueError("no")
             """
@@ -82,6 +85,19 @@ async def test_the_reason_of_a_part_that_failed_stands_before_all_others(functio
     [verdict] = await score(make_reward_worker(section), request_of(0, "3 4", "+1 4"))
     assert (verdict.reward, verdict.reason) == (1.0, "checker_crashed")
     assert verdict.parts == {"accuracy": 1.0, "mine": 0.0}
+
+
+async def test_a_reason_that_a_part_gives_stands_before_that_of_a_part_without_one(functions):
+    section = RewardSection(
+        parts={
+            "length": {"function": f"{functions}:length"},
+            "brevity": {"function": f"{functions}:is_short"},
+            "accuracy": {"name": "walk"},
+        },
+        timeout_s=20.0,
+    )
+    [verdict] = await score(make_reward_worker(section), request_of(0, "3 4", "+1 4"))
+    assert verdict.reason == "short"
 
 
 async def test_a_domain_may_have_a_check_of_its_own_beside_parts(functions):

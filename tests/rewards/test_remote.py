@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -9,7 +10,7 @@ from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ScoringRequest
-from rollpacker.rewards.remote import MOST_AT_ONCE, UrlRewardWorker
+from rollpacker.rewards.remote import MOST_AT_ONCE, UrlRewardWorker, ask
 from tests.rewards.servers import lengths, raw_server, reward_server
 
 
@@ -92,6 +93,23 @@ async def test_a_server_that_takes_too_long_is_a_timeout():
             assert await score(url, ["x"], timeout_s=0.1) == [(0.0, "timeout")]
         finally:
             may_end.set()
+
+
+def test_a_request_has_the_time_of_each_of_its_responses():
+    may_end = threading.Event()
+
+    def hang(question):
+        may_end.wait()
+        return lengths(question)
+
+    with reward_server(hang) as (url, _):
+        began_s = time.monotonic()
+        try:
+            outcomes = ask(url, [request_of(sample, "x") for sample in range(3)], 0.1)
+        finally:
+            may_end.set()
+        assert time.monotonic() - began_s >= 0.3
+    assert {outcome.problem for outcome in outcomes} == {"it took longer than 0.3 s for 3 responses"}
 
 
 @pytest.mark.parametrize("beginning", [b"", b"HTTP/1.1 200 OK\r\n\r\n"], ids=["headers", "a body"])

@@ -166,6 +166,23 @@ async def test_what_a_check_prints_is_not_taken_for_its_verdict():
         assert await score(worker, "print", "ok") == ["scored", "scored"]
 
 
+async def test_what_a_check_prints_is_logged_that_of_one_that_crashes_too(capfd, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    async with hostile_worker() as worker:
+        assert await score(worker, "print", "say_and_exit last", "ok") == ["scored", "checker_crashed", "scored"]
+    logged = capfd.readouterr().err
+    assert logged.count("hacked") == 2
+    assert logged.endswith("last\n")
+
+
+async def test_of_what_checks_print_the_log_has_the_beginning(capfd):
+    async with hostile_worker() as worker:
+        assert await score(worker, "flood 100000", "print", "flood 1000000") == ["scored"] * 3
+    logged = capfd.readouterr().err
+    assert logged.count("x") == 1 << 16
+    assert logged.endswith("\nWhat the reward function prints from here on is dropped.\n")
+
+
 async def test_the_time_limit_counts_from_the_start_of_the_check_not_of_the_queueing():
     async with hostile_worker(timeout_s=4.0) as worker:
         assert await score(worker, *["sleep 1.1"] * 4) == ["scored"] * 4

@@ -38,9 +38,10 @@ class EnvironmentSection(Section):
     `loop`: an agent loop of your own, with verl's names (see rollpacker.environments.agent_loop).
     `verifiers`: a taskset of the package `verifiers`, 0.4 or later, as it is published; its own rewards count."""
     env: str | None = None
-    """The class, or a function that makes one: my_env.py:Maze, package.module:Maze or gymnasium:make. The package has,
-    in rollpacker.environments, walk_turns:WalkTurns, frozen_lake:FrozenLake, sokoban_mini:SokobanMini, and
-    delayed:Delayed, which makes another one slow, hang or crash; calculator and python_tool are for environment=tools.
+    """The class, or a function that makes one: my_env.py:Maze, package.module:Maze or gymnasium:make. What it prints on
+    standard output is dropped: have it write a log file of its own. The package has, in rollpacker.environments,
+    walk_turns:WalkTurns, frozen_lake:FrozenLake, sokoban_mini:SokobanMini, and delayed:Delayed, which makes another one
+    slow, hang or crash; calculator and python_tool are for environment=tools.
     With environment=verifiers the id of a taskset, as vf-eval takes it: reverse-text, or one of those that bring other
     libraries' environments, textarena and openenv (pip install 'verifiers[ta,openenv]'), or nemo_gym, with the address
     of a server in environment.arguments={taskset: {dataset: FILE, task: {resources_url: ADDRESS}}}."""

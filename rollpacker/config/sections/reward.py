@@ -52,7 +52,7 @@ class RewardSection(Section):
     parameters prompt, response, ground_truth, row (the line's other fields) and is_truncated, by name, and returns a
     number, a number and a reason, or a dict of `score`, perhaps a `reason`, and other numbers, which are logged as
     parts. It may be async. It runs in processes that are killed after `timeout_s`; a response for which it raises
-    scores 0 with a reason."""
+    scores 0 with a reason. What it prints is in reward.log below run.dir/logs, the first 64 KiB of each process."""
     url: str | None = None
     """A server that scores, in the place of `name`. It gets POST requests with JSON lists of up to 64 texts, {query:
     prompts with responses, prompts: [...], labels: ground truths}, and answers {rewards: [...]}, as OpenRLHF's remote
@@ -61,7 +61,8 @@ class RewardSection(Section):
         dict[str, RewardPart], Kind("a mapping of each part to {name|function|url: CHECK, weight: NUMBER}")
     ] = Field(default_factory=dict)
     """Several checks in the place of `name`, such as {accuracy: {name: math}, format: {function: my.py:fmt, weight:
-    0.2}}. The reward is the weighted sum. Each part is logged without its weight; one of weight 0 is only logged."""
+    0.2}}. The reward is the weighted sum. Each part is logged without its weight; one of weight 0 is only logged. The
+    reason is that of the first part that failed, or else of the first that gives one of its own."""
     domains: Annotated[
         dict[str, str],
         Kind("a mapping of each domain to math, walk, sandbox, judge, FILE.py:NAME, MODULE:NAME or a URL"),
@@ -79,7 +80,8 @@ class RewardSection(Section):
     num_workers: Annotated[Count, _WITH_RULES, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """Responses that are checked at the same time, or requests to the `url`; programs: sandbox.num_workers."""
     timeout_s: Annotated[PositiveSeconds, _WITH_RULES] = 2.0
-    """A response whose check takes longer scores 0 with reason `timeout`; so do all of one request to the `url`."""
+    """A response whose check takes longer scores 0 with reason `timeout`. A request to the `url` may take as long for
+    each of its texts, 64 times at most; if it takes longer, all of them score 0."""
     resources: Annotated[ActorResources, NOT_IN_FINGERPRINT] = ActorResources(num_cpus=0.5)
     kinds: dict[str, Literal["rule", "sandbox", "judge"]] = Field(default_factory=dict)
     """How a domain's responses are scored in a modelled run. Default: `code` in the sandbox, `judge` by the LLM judge,

@@ -125,7 +125,7 @@ class Stretch:
     """It kept its tokens; it lost them with its engine; its environment answered, after which it went on; its
     environment failed, and it began again without them."""
     num_tokens: int = 0
-    """That the engine generated of it and that were kept."""
+    """That the engine generated of it, as far as it has said so."""
 
 
 @dataclass(slots=True)
@@ -150,6 +150,8 @@ class RequestBook:
     """With environments, in the order of their ends."""
     num_restarts: int = 0
     """Trajectories that began again, because their environment failed."""
+    num_tokens_discarded: int = 0
+    """That these had."""
     num_given_up: int = 0
     """Trajectories that did so too often."""
     openings: dict[RequestId, Response] = field(default_factory=dict)
@@ -204,6 +206,7 @@ class RequestBook:
         book.stretches, self.stretches = self.stretches, []
         book.stays, self.stays = self.stays, []
         book.num_restarts, self.num_restarts = self.num_restarts, 0
+        book.num_tokens_discarded, self.num_tokens_discarded = self.num_tokens_discarded, 0
         book.num_given_up, self.num_given_up = self.num_given_up, 0
         book.num_continued, self.num_continued = self.num_continued, 0
         book.num_tokens_recomputed, self.num_tokens_recomputed = self.num_tokens_recomputed, 0
@@ -287,6 +290,8 @@ class RequestBook:
         record = self.requests.pop(request, None)
         if record is not None:
             ended_at_s = record.finished_at_s or record.placed_at_s
+            num_tokens = record.kept.num_tokens if record.kept else 0
+            self.num_tokens_discarded += num_tokens
             self.stretches.append(
                 Stretch(
                     request=request,
@@ -294,6 +299,7 @@ class RequestBook:
                     began_at_s=record.placed_at_s,
                     ended_at_s=ended_at_s,
                     end="failed",
+                    num_tokens=num_tokens - record.num_begun,
                 )
             )
         return episode

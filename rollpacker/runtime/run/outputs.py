@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rollpacker.config.words import counted
+from rollpacker.runtime.run.reward_failures import RewardFailures
 from rollpacker.runtime.run.texts import TextKeeper, with_texts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rollpacker.metrics.event_log import EventLogWriter
     from rollpacker.metrics.table_writer import MetricsWriter
     from rollpacker.runtime.rollout.batch import Batch
     from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
     from rollpacker.runtime.rollout.interval_log import IntervalLog
+    from rollpacker.runtime.rollout.request_book import RequestRecord
     from rollpacker.runtime.run.callbacks import Callbacks
     from rollpacker.runtime.run.evaluations import Evaluations
     from rollpacker.runtime.run.progress import Progress
@@ -35,6 +40,7 @@ class RunOutputs:
     progress: Progress
     status: StatusBoard
     interval_log: IntervalLog
+    reward_failures: RewardFailures = field(default_factory=RewardFailures)
 
     def record(self, recorder: StepRecorder, batch: Batch, result: StepResult) -> int:
         """Write a step's metrics and show them; returns the number of finished steps."""
@@ -56,6 +62,7 @@ class RunOutputs:
         self.callbacks.on_step(step_row)
         self.progress.step_finished(step_row, domain_rows)
         num_finished: int = step_row["step"] + 1
+        self._note_failures(f"step {num_finished}", batch.requests.values())
         self.status.step_finished(num_finished)
         return num_finished
 
@@ -65,7 +72,13 @@ class RunOutputs:
         rows, responses, is_best = self.evaluations.record(record)
         self.trackers.log_evaluation(rows, with_texts(responses))
         self.callbacks.on_evaluation(rows)
+        self._note_failures(f"the evaluation after {counted(record.begin.step, 'step')}", record.requests.values())
         return is_best
+
+    def _note_failures(self, where: str, requests: Iterable[RequestRecord]) -> None:
+        verdicts = (request.verdict for request in requests if request.verdict)
+        if text := self.reward_failures.describe(where, verdicts):
+            self.progress.note(text)
 
     def make_durable(self) -> None:
         """Write all tables through to the disk, ahead of a checkpoint."""

@@ -20,7 +20,7 @@ from rollpacker.evaluation.statistics import quantile
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.protocols.weights import Published
-from rollpacker.rewards.scores import mean_parts
+from rollpacker.rewards.scores import has_failed, mean_parts
 from rollpacker.runtime.rollout.batch import Batch
 from rollpacker.runtime.rollout.costs import RoundCosts, Turnover
 from rollpacker.runtime.rollout.episodes import ENVIRONMENT_ACTOR
@@ -77,7 +77,7 @@ class StepRecorder:
         accepted = [request for request in requests if request.is_accepted]
         lengths = [_length(request) for request in accepted]
         by_age = _tokens_by_age(batch, accepted)
-        generated = sum(_length(request) for request in requests)
+        generated = sum(_length(request) for request in requests) + batch.book.num_tokens_discarded
         trained = sum(lengths)
         generation_ended = batch.generated_at_s or batch.ended_at_s
         rollout_time = generation_ended - batch.began_at_s
@@ -109,6 +109,7 @@ class StepRecorder:
             "finished_at_s": finished_at,
             "reward_mean": sum(request.verdict.reward for request in accepted if request.verdict) / len(accepted),
             "trained_reward_mean": sum(batch.trained_reward(request) or 0.0 for request in accepted) / len(accepted),
+            "num_rewards_failed": sum(has_failed(each.verdict) for each in requests if each.verdict),
             "num_prompts": len(batch.accepted),
             "num_responses": len(accepted),
             "num_prompts_launched": (

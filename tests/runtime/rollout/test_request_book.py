@@ -106,6 +106,22 @@ def test_a_response_of_an_earlier_launch_is_outdated_also_after_a_life_that_was_
     assert not book.is_outdated(replace(told_again, launch=book.requests[REQUEST].launch))
 
 
+def test_tokens_of_a_life_that_its_environment_ended_are_discarded_and_its_last_engine_had_what_it_generated(book):
+    book.came_back(response(FIRST, 4), 1.0)
+    book.observed(REQUEST, [7, 7], 2.0)
+    book.launched(REQUEST, SECOND, 2.0)
+    book.progressed(SECOND, increment(6, 9))
+    book.begin(REQUEST)
+    assert [(each.engine, each.end, each.num_tokens) for each in book.stretches] == [
+        (FIRST, "turn", 6),
+        (SECOND, "failed", 3),
+    ]
+    assert book.num_tokens_discarded == 4 + 2 + 3
+    batch = RequestBook()
+    book.give_costs(batch)
+    assert (batch.num_tokens_discarded, book.num_tokens_discarded) == (9, 0)
+
+
 def test_spans_say_which_version_generated_what_was_reported(book):
     book.progressed(FIRST, increment(0, 5))
     book.launched(REQUEST, SECOND, 1.0)
