@@ -19,7 +19,7 @@ what is opening fails. An answer without an `EnvironmentBegan` is one to a reset
 
 Held-out trajectories have as many places of their own, for in an asynchronous run those that are suspended keep theirs
 while others are evaluated. With `starts_per_minute` places are given out evenly over time, by the timer that watches
-over the deadlines.
+over the deadlines; to held-out trajectories first, since training waits for their evaluation.
 
 An environment that crashes or hangs is no engine that fails: nothing but its own trajectory is concerned. One that is
 lost with its node, or with an attempt of the run, is not counted; a turn that waits for an engine then is not
@@ -275,7 +275,7 @@ class Environments:
                 call = self._call(request, Stage.ACTING, now, self._settings.turn_timeout_s)
                 orders.append(StepEnvironment(request=request, call=call))
         self._to_step = []
-        for request in [*self._startable(False), *self._startable(True)]:
+        for request in [*self._startable(True), *self._startable(False)]:
             if now < self._next_start_s:
                 break
             if self._settings.starts_per_minute is not None:

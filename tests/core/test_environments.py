@@ -24,10 +24,10 @@ from rollpacker.core.commands import (
 )
 from rollpacker.core.engine_states import Closing
 from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped, TurnFinished
-from rollpacker.core.environments import LOST, TIMER
+from rollpacker.core.environments import LOST, TIMER, Environments
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import EngineJoined, EngineLost, RewardComputed, TimerFired
-from rollpacker.core.ids import EngineId, RequestId, VersionSpan
+from rollpacker.core.ids import HELD_OUT, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.core.load_order import Room
 from rollpacker.core.routing import Router
 from rollpacker.core.scheduler import Scheduler
@@ -226,6 +226,17 @@ def test_no_more_environments_start_than_a_minute_bears_and_the_timer_opens_the_
     later = player.tell(TimerFired(timer=TIMER))
     assert [each.request for each in only(later, OpenEnvironment)] == [first(1)]
     assert player.scheduler.snapshot() == Scheduler.restore(player.settings, player.scheduler.snapshot()).snapshot()
+
+
+def test_held_out_trajectories_start_before_those_of_training_that_wait_for_their_minute():
+    machine = Environments(dataclasses.replace(ROOMY, starts_per_minute=30.0))
+    held_out = RequestId(1, PromptId(HELD_OUT, "unseen/a"), 0)
+    machine.start([first(0), first(1)])
+    opened = only(machine.act(0.0), OpenEnvironment)
+    machine.start([held_out])
+    for now in (2.0, 4.0):
+        opened += only(machine.act(now), OpenEnvironment)
+    assert [each.request for each in opened] == [first(0), held_out, first(1)]
 
 
 def test_worlds_with_paced_starts_hold_too(monkeypatch):
