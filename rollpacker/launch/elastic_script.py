@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.launch.job_states import NOT_OVER
-from rollpacker.launch.sbatch_script import REQUEUE_WAIT_S, in_log_name, job_environment, memory_mb
+from rollpacker.launch.sbatch_script import REQUEUE_WAIT_S, gpus_option, in_log_name, job_environment, memory_mb
 from rollpacker.launch.shape import workers_shape
 from rollpacker.runtime.job.elastic_folder import LEASE_WAIT_S
 
@@ -96,7 +96,7 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         "nodes": "1",
         "ntasks": "1",
         "cpus-per-task": str(cluster.cpus_per_node),
-        "gpus-per-node": _gpus(cluster.gpus_per_node, cluster.gpu_type) if cluster.gpus_per_node else None,
+        "gpus-per-node": gpus_option(cluster),
         "mem": None if (memory := memory_mb(cluster)) is None else f"{memory}M" if memory else "0",
         "time": str(cluster.time_limit_min),
         "time-min": None if job.least_time_min is None else str(job.least_time_min),
@@ -143,7 +143,3 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         "done",
     ]
     return "\n".join([*lines, ""])
-
-
-def _gpus(number: int, gpu_type: str | None) -> str:
-    return f"{gpu_type}:{number}" if gpu_type else str(number)

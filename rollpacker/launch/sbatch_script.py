@@ -171,7 +171,7 @@ def _nodes(cluster: ClusterSection) -> dict[str, Any]:
         "nodes": cluster.num_nodes,
         "ntasks_per_node": 1,
         "cpus_per_task": cluster.cpus_per_node,
-        "gpus_per_node": _gpus(cluster),
+        "gpus_per_node": gpus_option(cluster),
         "qos": cluster.qos,
         "account": cluster.account,
         "constraint": cluster.constraint,
@@ -198,7 +198,8 @@ def _environment_nodes(cluster: ClusterSection, name: str) -> list[str]:
     return ["#SBATCH hetjob", *flags, ""]
 
 
-def _gpus(cluster: ClusterSection) -> str | None:
+def gpus_option(cluster: ClusterSection) -> str | None:
+    """What --gpus-per-node is given; None where a job has none, or asks for them by `gres`."""
     if not cluster.gpus_per_node or gpus_in_gres(cluster.sbatch.get("gres", "")):
         return None
     return f"{cluster.gpu_type}:{cluster.gpus_per_node}" if cluster.gpu_type else str(cluster.gpus_per_node)

@@ -157,6 +157,9 @@ def test_gpus_in_the_gres_of_rollout_workers_are_those_that_a_worker_takes(
     assert main(["train", "-m", *words, "elastic.job.sbatch={gres: 'gpu:3'}"]) == 2
     assert "Leave GPUs out of elastic.job.sbatch.gres" in capsys.readouterr().err
     assert main(["train", "-m", *words, "elastic.job.sbatch={gres: 'gpu:1'}"]) == 0
+    _, _, workers = capsys.readouterr().out.partition("# The array of rollout workers")
+    assert "--gres=gpu:1" in workers
+    assert "--gpus-per-node" not in workers
 
 
 @pytest.mark.parametrize(
