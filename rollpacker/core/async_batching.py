@@ -157,8 +157,7 @@ class AsyncBatching:
             case StepStarted():
                 return self._start_step(event)
             case PromptsDrawn():
-                live = [DrawnPrompt(group.prompt, group.domain) for group in self._live.values()]
-                self._supply.receive(event, known=live)
+                self._supply.receive(event, self._live)
                 return tuple(self._admit())
             case _:
                 assert_never(event)

@@ -154,7 +154,7 @@ class DynamicSampling(Race):
 
     def _vacancies(self) -> dict[Domain, int]:
         """How many more prompts are to race, per domain that has any."""
-        places, racing = self._ledger.places, self._num_racing()
+        places, racing = self._ledger.places, self._ledger.num_racing
         wanted = {
             domain: places[domain] + self._surplus.get(domain, 0) - racing[domain]
             for domain in self._domains
@@ -164,12 +164,9 @@ class DynamicSampling(Race):
 
     def _vacant_places(self) -> dict[Domain, int]:
         """How many places no prompt races for, per domain that has any."""
-        places, racing = self._ledger.places, self._num_racing()
+        places, racing = self._ledger.places, self._ledger.num_racing
         vacant = {domain: places.get(domain, 0) - racing[domain] for domain in self._domains}
         return {domain: count for domain, count in vacant.items() if count > 0}
-
-    def _num_racing(self) -> Counter[Domain]:
-        return Counter(group.domain for group in self._ledger.racing_groups())
 
     def _num_launchable(self, kind: RoundKind) -> int:
         """How many more prompts may be launched now."""
@@ -273,10 +270,10 @@ class DynamicSampling(Race):
             raise InvariantViolated(f"{ledger.num_running} requests are in flight, of {self._max_active_requests}.")
         if len(ledger.groups) > self._max_launched:
             raise InvariantViolated(f"Round {ledger.round} launched {len(ledger.groups)} of {self._max_launched}.")
-        racing = self._num_racing()
-        for domain, count in racing.items():
-            if count > ledger.places[domain] + self._surplus.get(domain, 0):
-                raise InvariantViolated(f"{count} prompts of {domain!r} race for {ledger.places[domain]} places.")
+        for domain, count in ledger.num_racing.items():
+            places = ledger.places.get(domain, 0)
+            if count > places + self._surplus.get(domain, 0):
+                raise InvariantViolated(f"{count} prompts of {domain!r} race for {places} places.")
 
     def snapshot(self) -> dict[str, Any]:
         return super().snapshot() | {"kind": self._kind.value, "surplus": dict(self._surplus)}
@@ -289,5 +286,7 @@ class DynamicSampling(Race):
 
 def _fit(wanted: Mapping[Domain, int], room: int) -> dict[Domain, int]:
     """Give each domain what it wants, or its share of the room."""
+    if not room:
+        return {}
     total = sum(wanted.values())
     return dict(wanted) if total <= room else apportion(room, wanted)

@@ -15,6 +15,7 @@ and wishes is that of a run without workers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, assert_never
 
 from rollpacker.core.commands import (
@@ -30,7 +31,7 @@ from rollpacker.core.commands import (
 )
 from rollpacker.core.demand import Demand
 from rollpacker.core.engine_states import Closing
-from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import (
     EngineLost,
     EnginesReturned,
@@ -56,6 +57,21 @@ OfMember = EngineStarted | EngineStartFailed | EngineUpdated | EngineLost
 """Events that are of a worker if their engine is."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Present:
+    """What the fleet tells of its workers: every event asks for it, few change it."""
+
+    num_members: int
+    """Engines of workers in the router's fleet."""
+    num_serving: int
+    """Workers that serve."""
+    num_soon: int
+    """With those that are about to."""
+    engines_per_worker: float
+    draining: list[tuple[WorkerId, tuple[EngineId, ...]]]
+    """As `Fleet.draining`."""
+
+
 class Elastic:
     """The machines of a run with rollout workers."""
 
@@ -67,6 +83,7 @@ class Elastic:
         self._demand = Demand(settings)
         self._room: Room | None = None
         """What the router was told of it."""
+        self._present = self._count()
 
     def begin(self) -> tuple[Command, ...]:
         """Begin an attempt of the run."""
@@ -101,7 +118,7 @@ class Elastic:
 
     def follow(self, now: float) -> tuple[Command, ...]:
         """Do what any event may have made possible."""
-        drained = [name for name, engines in self.fleet.draining if self._are_empty(engines)]
+        drained = [name for name, engines in self._present.draining if self._are_empty(engines)]
         leaves = self._carry_out(self.fleet.end_draining(drained, now)) if drained else ()
         timers = self._beside.balance.watch(now, is_served=self._is_served) if self._beside.balance else ()
         return *leaves, *self._seed(now), *self._router.launch_waiting(), *timers
@@ -117,8 +134,7 @@ class Elastic:
         seeding, stream = self._beside.seeding, self._beside.stream
         if not seeding or not stream:
             return ()
-        num_serving = self.fleet.num_in(Stage.SERVING)
-        num_soon = num_serving + len(self.fleet.expected)
+        num_serving, num_soon = self._present.num_serving, self._present.num_soon
         timers = (
             *seeding.count(num_soon, self._speed, self._num_local, now),
             *seeding.watch(num_serving, num_soon, self._speed, self._num_local, now),
@@ -167,16 +183,17 @@ class Elastic:
 
     @property
     def _is_served(self) -> bool:
-        return self.fleet.num_in(Stage.SERVING) > 0
+        return self._present.num_serving > 0
 
     @property
     def _num_local(self) -> int:
-        return sum(not self.fleet.is_member(engine) for engine in self._router.engines)
+        """Engines on the trainer's GPUs."""
+        return self._router.num_engines - self._present.num_members
 
     @property
     def _speed(self) -> float:
         """Of a worker, in engines on the trainer's GPUs."""
-        return self._demand.speed * self.fleet.engines_per_worker
+        return self._demand.speed * self._present.engines_per_worker
 
     # Decisions
 
@@ -194,7 +211,7 @@ class Elastic:
                     commands.append(decision)
                 case _:
                     assert_never(decision)
-        self._set_limit()
+        self._follow_fleet()
         return tuple(commands)
 
     def _remove(self, engines: Iterable[EngineId]) -> list[Command]:
@@ -203,6 +220,20 @@ class Elastic:
             if self._beside.evaluation:
                 self._beside.evaluation.lose(engine)
         return [*self._router.lose(*present)]
+
+    def _follow_fleet(self) -> None:
+        self._present = self._count()
+        self._set_limit()
+
+    def _count(self) -> _Present:
+        num_serving = self.fleet.num_in(Stage.SERVING)
+        return _Present(
+            num_members=sum(map(self.fleet.is_member, self._router.engines)),
+            num_serving=num_serving,
+            num_soon=num_serving + len(self.fleet.expected),
+            engines_per_worker=self.fleet.engines_per_worker,
+            draining=self.fleet.draining,
+        )
 
     def _set_limit(self) -> None:
         """Hold requests back for workers that serve, or are about to."""
@@ -223,6 +254,8 @@ class Elastic:
         """
         self.fleet.check([engine for engine in self._router.engines if self.fleet.is_member(engine)])
         self._demand.check()
+        if self._present != self._count():
+            raise InvariantViolated(f"Present is {self._count()}, not {self._present}")
 
     def snapshot(self) -> dict[str, Any]:
         """Give the whole state as JSON data that shares nothing with the machines."""
@@ -250,7 +283,7 @@ class Elastic:
         if snapshot:
             elastic.fleet = Fleet.restore(settings, snapshot["fleet"])
             elastic._demand = Demand.restore(settings, snapshot["demand"])
-            elastic._set_limit()
+            elastic._follow_fleet()
             router.pace(beside.balance.speeds if beside.balance else {})
         if beside.seeding and beside.stream:
             beside.stream.is_led = beside.seeding.leads

@@ -1,9 +1,9 @@
 """The open engines in the order in which they get requests: the least loaded first, among equals the first to join.
 
 The load of an engine is what it has in flight, with one more, over its speed. A heap of (load, place in the fleet,
-engine), in which entries are passed over when they are out of date. Each open engine that has room has a true entry; it
-is kept up while engines are closed or may be full, and else made anew for each launch, since then finishes need not be
-noted.
+engine), in which entries are passed over when they are out of date. While the heap is kept, each open engine that has
+room has a true entry; it is dropped when the fleet or its limits change, or when it has grown much longer than the
+fleet, and made when an engine is asked for.
 
 A next turn prefers the engine of the last one, where the conversation is cached (vLLM's prefix caching): any other
 would prefill it again. It gets that engine if it is open, has room, and its load is at most the least plus
@@ -25,6 +25,9 @@ from rollpacker.core.engine_states import EngineFacts
 from rollpacker.core.errors import InvariantViolated
 from rollpacker.core.ids import EngineId
 
+MOST_ENTRIES: Final = 4
+"""Heap entries per engine; with more the heap is dropped. To make it again costs less than these entries did, and while
+requests finish and none is launched it costs nothing."""
 MOST_MORE: Final = 4
 """Requests in flight on the engine of a trajectory's last turn than on the least loaded one. Modelled, it finds 9 of 10
 tokens of agents cached with 4, and 7 with 1 (`tests/benchmarks/results/asynchronous.md`)."""
@@ -68,56 +71,54 @@ class LoadOrder:
         self._speeds: dict[EngineId, float] = {}
         """Of engines that have another one than 1."""
         self._heap: list[tuple[float, int, EngineId]] = []
+        self._is_kept = False
+        """Whether the heap, and what follows, are those of now."""
         self._places: dict[EngineId, int] = {}
+        self._num_open = 0
+        """Engines that are not closed."""
         self._most_kv_tokens = 0
         """Of the largest KV cache."""
 
     def limit(self, room: Room | None) -> None:
         """Have other limits from now on."""
         self.room = room
-        self.tidy()
+        self.drop()
 
     def pace(self, speeds: Mapping[EngineId, float]) -> None:
         """Have other speeds from now on."""
         self._speeds = dict(speeds)
-        self.tidy()
+        self.drop()
 
-    def begin(self) -> None:
-        """Sort the engines."""
-        if self.room:
-            self._most_kv_tokens = max((facts.kv_tokens for facts in self._facts.values()), default=0)
+    def drop(self) -> None:
+        """Follow a change of the fleet, or of the engines that are open."""
+        self._is_kept = False
+        self._heap.clear()
+
+    def _sort(self) -> None:
+        """Make the heap."""
+        self._is_kept = True
+        self._num_open = sum(each not in self._closed for each in self._held)
+        self._most_kv_tokens = max((facts.kv_tokens for facts in self._facts.values()), default=0)
         self._places = {engine: place for place, engine in enumerate(self._held)}
         self._heap = [(self._load(each), self._places[each], each) for each in self._held if self._is_free(each)]
         heapq.heapify(self._heap)
 
-    def go_on(self) -> None:
-        """Sort the engines, unless the order is kept."""
-        if not self._is_kept:
-            self.begin()
-
-    def end(self) -> None:
-        """Forget the order, unless it is kept."""
-        if not self._is_kept:
-            self._heap.clear()
-
-    def tidy(self) -> None:
-        """Follow a change of the engines that are open."""
-        if self._is_kept:
-            self.begin()
-        else:
-            self._heap.clear()
-
-    @property
-    def _is_kept(self) -> bool:
-        return bool(self._closed) or self.room is not None
+    def note_more(self) -> None:
+        """Take down that there are more in flight now: the share of each engine has grown."""
+        if self.room and self.room.num_expected:
+            self.drop()
 
     def note(self, engine: EngineId) -> None:
         """Take down that an engine has fewer in flight now."""
+        if len(self._heap) > MOST_ENTRIES * len(self._held):
+            self.drop()
         if self._is_kept and self._is_free(engine):
             heapq.heappush(self._heap, (self._load(engine), self._places[engine], engine))
 
     def has_room(self) -> bool:
         """Tell whether an engine is next."""
+        if not self._is_kept:
+            self._sort()
         heap = self._heap
         while heap:
             load, _, engine = heap[0]
@@ -152,8 +153,8 @@ class LoadOrder:
         if room is None:
             return True
         num_held = len(self._held[engine])
-        num_open = sum(each not in self._closed for each in self._held) if room.num_expected else 1
-        is_fair = not room.num_expected or num_held * (num_open + room.num_expected) < len(self._in_flight)
+        num_sharing = self._num_open + room.num_expected
+        is_fair = not room.num_expected or num_held * num_sharing < len(self._in_flight)
         return is_fair and num_held < self._num_slots(engine, room) + room.max_pending
 
     def _num_slots(self, engine: EngineId, room: Room) -> int:
@@ -166,9 +167,10 @@ class LoadOrder:
         Raises:
             InvariantViolated: An entry is missing, or requests wait that there is room for.
         """
-        free = [engine for engine in self._held if self._is_free(engine)]
-        entries = {(self._load(engine), self._places.get(engine), engine) for engine in free}
-        if self._is_kept and not entries <= set(self._heap):
-            raise InvariantViolated(f"The engines by load are {entries}, not {self._heap}")
-        if is_starved and free:
-            raise InvariantViolated(f"Requests wait, and these engines have room: {free}")
+        kept, is_kept, numbers = self._heap, self._is_kept, (self._num_open, self._most_kv_tokens)
+        self._sort()
+        derived, self._heap, self._is_kept = self._heap, kept, is_kept
+        if is_kept and (numbers != (self._num_open, self._most_kv_tokens) or not set(derived) <= set(kept)):
+            raise InvariantViolated(f"The engines by load are {derived}, not {kept}")
+        if is_starved and derived:
+            raise InvariantViolated(f"Requests wait, and these engines have room: {derived}")

@@ -73,8 +73,8 @@ class Race(ABC):
                 self._is_preparing = True
                 return self._prepare()
             case PromptsDrawn():
-                in_round = [DrawnPrompt(group.prompt, group.domain) for group in self._ledger.groups.values()]
-                self._supply.receive(event, known=[*self._long_queue, *in_round])
+                queued = {drawn.prompt for drawn in self._long_queue}
+                self._supply.receive(event, self._ledger.groups, queued)
                 if self._is_preparing:
                     return self._prepare()
                 return tuple(self._go_on()) if self._ledger.is_open else ()
@@ -230,11 +230,20 @@ class Race(ABC):
         ledger = self._ledger
         self._supply.check()
         ledger.check()
-        ledger.check_deferred(self._long_queue)
+        self._check_queue()
         if self._is_preparing and ledger.is_open:
             raise InvariantViolated(f"A round is prepared while round {ledger.round} is open.")
         if not self._GROWS and ledger.is_open and (self._supply.is_waiting or self._supply.num_drawn()):
             raise InvariantViolated(f"Prompts are drawn while round {ledger.round} is open.")
+
+    def _check_queue(self) -> None:
+        """Raise if a prompt waits twice, or one of this round waits and is not deferred, or the reverse."""
+        queued = [drawn.prompt for drawn in self._long_queue]
+        if len(queued) != len(set(queued)):
+            raise InvariantViolated(f"A prompt waits twice in the long queue: {queued}")
+        for group in self._ledger.groups.values():
+            if (group.outcome is Outcome.DEFERRED) != (group.prompt in queued):
+                raise InvariantViolated(f"{group.prompt} is {group.outcome.value}; the long queue holds {queued}")
 
     def snapshot(self) -> dict[str, Any]:
         return {

@@ -151,6 +151,8 @@ class RoundLedger:
         """Per domain, how many more groups the batch takes; empty between rounds."""
         self.num_running = 0
         """Running samples of racing groups."""
+        self.num_racing: Counter[Domain] = Counter()
+        """Groups that race for a place, per domain."""
         self.num_placed = 0
         """Groups that have a place and wait for rewards."""
 
@@ -228,6 +230,7 @@ class RoundLedger:
         """Let prompts race in the open round, so many samples each, in launch order."""
         for drawn in prompts:
             self.groups[drawn.prompt] = Group(drawn, bytearray([RUNNING]) * num_launched)
+            self.num_racing[drawn.domain] += 1
         self.num_running += len(prompts) * num_launched
         return StartRequests(
             requests=tuple(
@@ -341,7 +344,7 @@ class RoundLedger:
 
     def close_places(self, domain: Domain) -> None:
         """Give up the places that no prompt races for: the batch is smaller."""
-        self.places[domain] = min(self.places[domain], sum(group.domain == domain for group in self.racing_groups()))
+        self.places[domain] = min(self.places[domain], self.num_racing[domain])
 
     def defer_losers(self, domain: Domain) -> tuple[list[DrawnPrompt], list[RequestId]]:
         """Take those of a domain that still race out of the race, in launch order; gives their running requests too."""
@@ -350,6 +353,8 @@ class RoundLedger:
         return [DrawnPrompt(loser.prompt, loser.domain) for loser in losers], stopped
 
     def _end_race(self, group: Group, outcome: Outcome) -> list[RequestId]:
+        if group.outcome is Outcome.RACING:
+            self.num_racing[group.domain] -= 1
         group.outcome = outcome
         running = [RequestId(self.round, group.prompt, sample) for sample in group.with_state(RUNNING)]
         self.num_running -= len(running)
@@ -379,26 +384,12 @@ class RoundLedger:
 
     # Self-check and snapshot
 
-    def check_deferred(self, long_queue: Sequence[DrawnPrompt]) -> None:
-        """Re-derive what the long queue has to do with this round.
-
-        Raises:
-            InvariantViolated: A prompt waits twice, or one of this round waits and is not deferred, or the reverse.
-        """
-        queued = [drawn.prompt for drawn in long_queue]
-        if len(queued) != len(set(queued)):
-            raise InvariantViolated(f"A prompt waits twice in the long queue: {queued}")
-        for group in self.groups.values():
-            if (group.outcome is Outcome.DEFERRED) != (group.prompt in queued):
-                raise InvariantViolated(f"{group.prompt} is {group.outcome.value}; the long queue holds {queued}")
-
     def check(self) -> None:
         """Re-derive the ledger's invariants.
 
         Raises:
             InvariantViolated: A counter is off, or the round can never end.
         """
-        racing = list(self.racing_groups())
         for group in self.groups.values():
             was_given_up = group.outcome is Outcome.DROPPED and group.num_left < self.num_responses
             is_scored_out = group.outcome in _SCORED_OUT and not was_given_up
@@ -416,12 +407,12 @@ class RoundLedger:
             raise InvariantViolated(f"num_placed is {self.num_placed}.")
         if self.is_open and self.is_complete:
             raise InvariantViolated(f"Round {self.round} is open although its batch is complete.")
-        num_racing = Counter(group.domain for group in racing)
-        for domain in self.places.keys() | num_racing.keys():
-            places = self.places.get(domain, 0)
-            are_too_many = places > num_racing[domain] and not self._grows
-            if places < 0 or are_too_many or (num_racing[domain] and not places):
-                raise InvariantViolated(f"{num_racing[domain]} prompts of {domain!r} race for {places} places.")
+        racing = Counter(group.domain for group in self.racing_groups())
+        for domain in self.places.keys() | self.num_racing.keys() | racing.keys():
+            places, num_racing = self.places.get(domain, 0), self.num_racing[domain]
+            are_too_many = places > num_racing and not self._grows
+            if num_racing != racing[domain] or places < 0 or are_too_many or (num_racing and not places):
+                raise InvariantViolated(f"{num_racing} prompts of {domain!r} race for {places} places.")
 
     def snapshot(self) -> dict[str, Any]:
         return {
@@ -445,5 +436,6 @@ class RoundLedger:
         ledger.groups = {group.prompt: group for group in map(Group.restore, snapshot["groups"])}
         ledger.places = {Domain(domain): places for domain, places in snapshot["places"].items()}
         ledger.num_running = sum(1 for _ in ledger.running_requests())
+        ledger.num_racing = Counter(group.domain for group in ledger.racing_groups())
         ledger.num_placed = sum(group.outcome is Outcome.PLACED for group in ledger.groups.values())
         return ledger

@@ -81,6 +81,10 @@ class Router:
         return tuple(self._held)
 
     @property
+    def num_engines(self) -> int:
+        return len(self._held)
+
+    @property
     def open_engines(self) -> tuple[EngineId, ...]:
         """Those that get launches."""
         return tuple(engine for engine in self._held if engine not in self._closed)
@@ -98,7 +102,7 @@ class Router:
     @property
     def is_starved(self) -> bool:
         """True while requests wait for an engine."""
-        return any(holder is None and not self._is_held_back(each) for each, holder in self._in_flight.items())
+        return next(self._waiting.listed(), None) is not None
 
     @property
     def is_stranded(self) -> bool:
@@ -129,7 +133,8 @@ class Router:
         if closing:
             self._closed[engine] = closing
         self._facts[engine] = EngineFacts(version, kv_tokens)
-        return self.launch(self._waiting.listed())
+        self._by_load.drop()
+        return self.launch(list(self._waiting.listed()))
 
     def update(self, engine: EngineId, policy_version: int) -> None:
         """Note that an engine holds another policy version; one that left changes nothing.
@@ -182,9 +187,9 @@ class Router:
         orphans = list(self._held.pop(engine))
         for request in orphans:
             del self._in_flight[request]
-        self._in_flight.update(dict.fromkeys(orphans))
-        self._note_left(orphans)
+        self._let_wait(orphans, are_begun=True)
         self._left.add(engine)
+        self._by_load.drop()
         if self._closed.get(engine) in (Closing.RETIRING, Closing.DRAINING):
             del self._closed[engine]
         return orphans
@@ -195,14 +200,14 @@ class Router:
         """Launch nothing more on some engines, and order away what is in flight on them, or let it go on there."""
         closed = list(engines)
         self._closed |= dict.fromkeys(closed, reason)
-        self._by_load.tidy()
+        self._by_load.drop()
         return self.evict([request for engine in closed for request in self._held[engine]]) if evicts else []
 
     def reopen(self, reason: Closing, engines: Collection[EngineId] = ()) -> None:
         """Launch again on these engines, or on all, that were closed for a reason; what leaves them still leaves."""
         for engine in [engine for engine in engines or tuple(self._closed) if self._closed.get(engine) is reason]:
             del self._closed[engine]
-        self._by_load.tidy()
+        self._by_load.drop()
 
     @property
     def is_suspending(self) -> bool:
@@ -220,6 +225,7 @@ class Router:
         suspended = [request for request in running if self._in_flight[request] is None]
         for request in suspended:
             del self._in_flight[request]  # it may have come back out of order
+        self._waiting.put_last(suspended)
         return self.launch(suspended)
 
     def _is_held_back(self, request: RequestId) -> bool:
@@ -264,8 +270,7 @@ class Router:
         if engine not in self._closed and request not in self._leaving.get(engine, ()):
             raise ImpossibleEvent(f"{request} was evicted, which was not ordered.", "An eviction follows its order.")
         self._forget(request)
-        self._in_flight[request] = None
-        self._note_left([request])
+        self._let_wait([request], are_begun=True)
         self._by_load.note(engine)  # with this one counted: the engine may be open again
         return self._launch_each([request])
 
@@ -289,11 +294,9 @@ class Router:
 
     def launch(self, requests: Sequence[RequestId], preferred: EngineId | None = None) -> list[Launch]:
         """Give each request to the open engine with the fewest in flight, or to the preferred one; or let them wait."""
-        self._in_flight.update(dict.fromkeys(requests))
-        self._by_load.begin()
-        launches = self._launch_each(requests, preferred)
-        self._by_load.end()
-        return launches
+        self._let_wait(requests)
+        self._by_load.note_more()
+        return self._launch_each(requests, preferred)
 
     def _launch_each(self, requests: Sequence[RequestId], preferred: EngineId | None = None) -> list[Launch]:
         if self.is_suspended:
@@ -314,22 +317,22 @@ class Router:
             return []
         for request in requests:  # in the order of launches, as `_held` is, from which a restored router makes that
             del self._in_flight[request]
+            self._waiting.forget(request)
         self._in_flight.update(dict.fromkeys(requests, engine))
         self._held[engine].update(dict.fromkeys(requests))
-        self._waiting.forget(requests)
         return [Launch(request=request, engine=engine) for request in requests]
 
-    def _note_left(self, requests: Iterable[RequestId]) -> None:
-        """Take down requests that wait and were on an engine: where few have room, they are first."""
-        if self._by_load.room:
-            self._waiting.note(requests)
+    def _let_wait(self, requests: Sequence[RequestId], *, are_begun: bool = False) -> None:
+        """Take down requests that no engine has; where few have room, those that were on one are first."""
+        self._in_flight.update(dict.fromkeys(requests))
+        (self._waiting.note if are_begun and self._by_load.room else self._waiting.add)(requests)
 
     def limit(self, room: Room | None) -> None:
         """Have engines leave room for others, until this is called again; None: any number fits."""
         self._by_load.limit(room)
         self._is_overflowing = True
         if not room:
-            self._waiting.clear()
+            self._waiting.reorder()
 
     def pace(self, speeds: Mapping[EngineId, float]) -> None:
         """Have engines that are faster than others get more, by speeds; one that is not named has 1."""
@@ -339,14 +342,10 @@ class Router:
         """Launch what waits for room on an engine, as far as there is some."""
         if not self._is_overflowing:
             return []
-        self._by_load.go_on()
         launches: list[Launch] = []
-        if self._by_load.has_room():
-            waiting = iter(self._waiting.listed())
-            while self._by_load.has_room() and (request := next(waiting, None)):
-                launches += self._launch_on_one((request,))
-            self._is_overflowing = next(waiting, None) is not None
-        self._by_load.end()
+        while self._by_load.has_room() and (request := next(self._waiting.listed(), None)):
+            launches += self._launch_on_one((request,))
+        self._is_overflowing = self.is_starved
         return launches
 
     def abort(self, requests: Iterable[RequestId]) -> list[Abort]:
@@ -368,7 +367,7 @@ class Router:
     def _forget(self, request: RequestId) -> EngineId | None:
         engine = self._in_flight.pop(request)
         if engine is None:
-            self._waiting.forget([request])
+            self._waiting.forget(request)
         else:
             del self._held[engine][request]
             self._by_load.note(engine)
@@ -438,13 +437,12 @@ class Router:
             EngineId(engine): dict.fromkeys(map(RequestId.from_list, rows)) for engine, rows in snapshot["leaving"]
         }
         router._left = {EngineId(engine) for engine in snapshot["left"]}
-        router._waiting.restore(snapshot.get("begun", ()))
         for *plain, engine in snapshot["in_flight"]:
             request = RequestId.from_list(plain)
             router._in_flight[request] = engine
             if engine is not None:
                 router._held[engine][request] = None
+        router._waiting.restore(snapshot.get("begun", ()))
         router.is_suspended, router.keeps = snapshot.get("is_suspended", False), snapshot.get("keeps", False)
         router._is_overflowing = router.is_starved
-        router._by_load.tidy()
         return router

@@ -8,7 +8,8 @@ ended is never asked again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Container, Mapping
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
@@ -90,12 +91,12 @@ class PromptSupply:
         rest = apportion(num_prompts - sum(first.values()), weights)
         return self.ask({domain: first[domain] + rest[domain] for domain in weights})
 
-    def receive(self, event: PromptsDrawn, known: Collection[DrawnPrompt] = ()) -> None:
+    def receive(self, event: PromptsDrawn, *known: Container[PromptId]) -> None:
         """Take in the answer to one draw.
 
         Args:
             event: The answer.
-            known: Prompts drawn earlier that have not been trained; none of them may come again.
+            *known: Prompts taken earlier that have not been trained; none of them may come again.
 
         Raises:
             ImpossibleEvent: It was not asked for, too many or too few came, or a prompt came twice.
@@ -112,13 +113,12 @@ class PromptSupply:
                 f"{num_came} prompts of domain {event.domain!r} came, is_exhausted={event.is_exhausted}.",
                 f"Asked for were {num_asked}; fewer come only when the domain's data has ended.",
             )
-        earlier = {prompt for prompt, _ in known}.union(*self._drawn.values())
-        if len(earlier.union(event.prompts)) < len(earlier) + num_came:
-            twice = sorted(
-                str(prompt) for prompt in event.prompts if prompt in earlier or event.prompts.count(prompt) > 1
-            )
+        earlier = (*known, set(self.drawn))
+        counts = Counter(event.prompts)
+        twice = [prompt for prompt in counts if counts[prompt] > 1 or any(prompt in each for each in earlier)]
+        if twice:
             raise ImpossibleEvent(
-                f"Domain {event.domain!r} gave prompts twice: {', '.join(twice)}.",
+                f"Domain {event.domain!r} gave prompts twice: {', '.join(sorted(map(str, twice)))}.",
                 "A prompt is drawn once per epoch.",
             )
         del self._asked[event.domain]

@@ -8,7 +8,8 @@ any number fits.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rollpacker.core.errors import InvariantViolated
@@ -16,7 +17,7 @@ from rollpacker.core.ids import EngineId, RequestId
 
 
 class Waiting:
-    """Knows which of the waiting requests were on an engine.
+    """Knows what waits, and which of it was on an engine.
 
     Args:
         in_flight: Everything; None waits.
@@ -28,40 +29,59 @@ class Waiting:
     ) -> None:
         self._in_flight = in_flight
         self._is_held_back = is_held_back
-        self._begun: dict[RequestId, None] = {}
+        self._begun: OrderedDict[RequestId, None] = OrderedDict()
+        self._fresh: OrderedDict[RequestId, None] = OrderedDict()
+        """The rest, in the order of `in_flight`. A plain dict would pass over all that were first before."""
+
+    def add(self, requests: Iterable[RequestId]) -> None:
+        """Take down that requests wait, the last in line; those that wait already keep their place."""
+        for request in requests:
+            if request not in self._begun:
+                self._fresh[request] = None
 
     def note(self, requests: Iterable[RequestId]) -> None:
         """Take down that requests wait that were on an engine."""
         self._begun.update(dict.fromkeys(requests))
 
-    def forget(self, requests: Iterable[RequestId]) -> None:
-        """Take down that requests wait no more."""
-        if self._begun:
-            for request in requests:
-                self._begun.pop(request, None)
+    def put_last(self, requests: Iterable[RequestId]) -> None:
+        """Let requests that were never on an engine be the last ones, in this order."""
+        for request in requests:
+            if request in self._fresh:
+                self._fresh.move_to_end(request)
 
-    def clear(self) -> None:
+    def forget(self, request: RequestId) -> None:
+        """Take down that a request waits no more."""
+        self._begun.pop(request, None)
+        self._fresh.pop(request, None)
+
+    def reorder(self) -> None:
         """Let all be in launch order."""
         self._begun.clear()
+        self._fresh = self._derived()
+
+    def _derived(self) -> OrderedDict[RequestId, None]:
+        waiting = (request for request, holder in self._in_flight.items() if holder is None)
+        return OrderedDict.fromkeys(request for request in waiting if request not in self._begun)
 
     def are_behind(self, requests: Collection[RequestId]) -> bool:
         """Tell whether others go before some requests."""
         are_begun = self._begun.keys() >= set(requests)
         return not are_begun and not all(map(self._is_held_back, self._begun))
 
-    def listed(self) -> list[RequestId]:
-        """Give all that wait for an engine, in order."""
-        fresh = (each for each, holder in self._in_flight.items() if holder is None and each not in self._begun)
-        return [each for each in itertools.chain(self._begun, fresh) if not self._is_held_back(each)]
+    def listed(self) -> Iterator[RequestId]:
+        """Give all that wait for an engine, in order; not to be gone on with once one waits no more."""
+        return itertools.filterfalse(self._is_held_back, itertools.chain(self._begun, self._fresh))
 
     def check(self) -> None:
         """Re-derive what waits.
 
         Raises:
-            InvariantViolated: Something is first in line that does not wait.
+            InvariantViolated: Something is first in line that does not wait, or the rest is not what waits.
         """
         if any(self._in_flight.get(request, "nowhere") is not None for request in self._begun):
             raise InvariantViolated(f"Not all of these wait: {self.snapshot()}")
+        if self._fresh != self._derived():
+            raise InvariantViolated(f"Waiting are {list(self._derived())}, not {list(self._fresh)}")
 
     def snapshot(self) -> list[Any]:
         """Give the state as JSON data."""
@@ -70,3 +90,4 @@ class Waiting:
     def restore(self, snapshot: Sequence[Any]) -> None:
         """Be as what gave the snapshot."""
         self.note(map(RequestId.from_list, snapshot))
+        self._fresh = self._derived()

@@ -257,7 +257,7 @@ def _start_while_changing(patch):
 
 
 _LENDING = (
-    ("a stale load", around(LoadOrder, "has_room", lambda _, order: bool(order._heap))),
+    ("a stale load", around(LoadOrder, "has_room", lambda right, order: bool(order._heap) or right(order))),
     ("start a step on engines of two degrees", _start_while_changing),
     (
         "believe a second eviction",
