@@ -1,10 +1,10 @@
 """How many rollout workers a run could use, learned from its steps.
 
-With W the engine-seconds of rollout in a step, counted in the speed of an engine on the trainer's allocation, t the
-seconds of training and s the relative speed of a worker, more than `W / (s t)` workers have nothing to do: the rollout
-is over before the trainer is. The three are exponential means over steps. Where the trainer has GPUs of its own, its
-allocation's engines generate while it trains, and W is without what they do in that time. Where rollout and training
-take turns, each worker shortens the step, and all are of use.
+With W the engine-seconds of rollout in a step, counted in the speed of an engine on the trainer's allocation (of the
+configured degree, as in `core.seeding`), t the seconds of training and s the relative speed of a worker, more than
+`W / (s t)` workers have nothing to do: the rollout is over before the trainer is. The three are exponential means over
+steps. Where the trainer has GPUs of its own, its allocation's engines generate while it trains, and W is without what
+they do in that time. Where rollout and training take turns, each worker shortens the step, and all are of use.
 
 The wish follows that number by one worker a step, upwards at once and downwards after `STEPS_OF_SURPLUS` steps in a row
 that could use fewer. It begins at `max_workers`: the first steps measure whether all of them are of use.
@@ -60,13 +60,13 @@ class Demand:
         """Of an engine of a worker, relative to a local one."""
         return self._speed
 
-    def measure(self, event: StepMeasured, engines_per_worker: float, num_local: int) -> tuple[WishWorkers, ...]:
+    def measure(self, event: StepMeasured, engines_per_worker: float, num_local: float) -> tuple[WishWorkers, ...]:
         """Learn from a step, and change the wish if it says so; one that was measured before changes nothing.
 
         Args:
             event: The measurement.
             engines_per_worker: The mean over the workers that are in; 1 where none is.
-            num_local: Engines on the trainer's allocation.
+            num_local: Engines on the trainer's allocation, if all had the configured degree.
 
         Raises:
             ImpossibleEvent: A number is below 0; nothing was changed.

@@ -186,9 +186,10 @@ class Elastic:
         return self._present.num_serving > 0
 
     @property
-    def _num_local(self) -> int:
-        """Engines on the trainer's GPUs."""
-        return self._router.num_engines - self._present.num_members
+    def _num_local(self) -> float:
+        """Engines on the trainer's GPUs, if all had the configured degree."""
+        number = self._router.num_engines - self._present.num_members
+        return number * self._beside.planner.engine_share if self._beside.planner else number
 
     @property
     def _speed(self) -> float:

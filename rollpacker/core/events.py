@@ -311,7 +311,8 @@ class StepMeasured:
     fleet_idle_s: float
     """From the round's last response to the end of the step: serving workers had nothing to do."""
     local_engine_s: float
-    """Busy time of the engines on the trainer's allocation, summed over them."""
+    """Busy time of the engines on the trainer's allocation, summed over them, each as many as its GPUs are engines of
+    the configured degree."""
     member_engine_s: float
     """Busy time of the engines of workers, the same."""
     local_tokens: int

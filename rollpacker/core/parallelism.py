@@ -102,6 +102,11 @@ class ParallelismPlanner:
         return self._in_use
 
     @property
+    def engine_share(self) -> float:
+        """GPUs of an engine of that degree, over those of one of the configured degree."""
+        return self._in_use / self._settings.initial
+
+    @property
     def gain(self) -> float | None:
         """The last measured round's rate over that of its kind on the degree of before, if any is remembered."""
         return self._gain

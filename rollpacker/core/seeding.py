@@ -15,6 +15,9 @@ two waits, the trainer's and the workers', over `gain`; it is remembered for eac
 and taken as soon as the number changes. Steps differ, and a longer window by a second spares the trainer the wait for
 n_l / n seconds of the workers': so much its wait counts. Without a worker nothing is lent here.
 
+All engines are counted in local ones of the configured degree. Those of another are counted as many as their GPUs would
+be, so that what was learned on one degree holds on the others.
+
 If no worker serves while the engines are lent, nothing is generated at all; if some are lost, the rest may take longer
 than the training that lending has spared. So engines are taken back from the trainer, what it has learned kept, and
 stay until the round ends, when for `reclaim_after_s` nobody serves, or so few that
@@ -106,13 +109,13 @@ class Seeding:
 
     # The window
 
-    def count(self, num_workers: int, speed: float, num_local: int, now: float) -> tuple[SetTimer, ...]:
+    def count(self, num_workers: int, speed: float, num_local: float, now: float) -> tuple[SetTimer, ...]:
         """Take down how many workers serve or are about to, and move the window's end if that is news.
 
         Args:
             num_workers: Of them.
             speed: Of one of them, in local engines.
-            num_local: Engines on the trainer's GPUs.
+            num_local: Engines on the trainer's GPUs, if all had the configured degree.
             now: Seconds since the run began.
         """
         has_begun = self._is_open and self._began_at_s is None
@@ -129,7 +132,7 @@ class Seeding:
         self._is_over = self._is_over and at_s <= now
         return (SetTimer(timer=self._timer("seeding"), at_s=at_s),)
 
-    def window_s(self, num_workers: int, speed: float, num_local: int) -> float:
+    def window_s(self, num_workers: int, speed: float, num_local: float) -> float:
         """T of a round of the last kind with so many workers."""
         if self._settings.fixed_s is not None:
             return self._settings.fixed_s
@@ -153,7 +156,7 @@ class Seeding:
     # Taking back
 
     def watch(
-        self, num_serving: int, num_workers: int, speed: float, num_local: int, now: float
+        self, num_serving: int, num_workers: int, speed: float, num_local: float, now: float
     ) -> tuple[SetTimer, ...]:
         """Wait for a while when too few workers are left.
 
@@ -161,7 +164,7 @@ class Seeding:
             num_serving: Workers that serve now.
             num_workers: As in `count`, like what follows.
             speed: Of one.
-            num_local: Engines on the trainer's GPUs.
+            num_local: Engines on the trainer's GPUs, if all had the configured degree.
             now: Seconds since the run began.
         """
         self._num_lent_to = max(self._num_lent_to, num_serving)
@@ -174,7 +177,7 @@ class Seeding:
         self._is_waiting = True
         return (SetTimer(timer=self._timer("reclaim"), at_s=now + self._settings.reclaim_after_s),)
 
-    def _gains(self, left: float, speed: float, num_local: int, now: float) -> bool:
+    def _gains(self, left: float, speed: float, num_local: float, now: float) -> bool:
         """Whether local engines beside those that are left would save more than the training that waits for them."""
         if self._num_lent_to * speed <= left or self._began_at_s is None or self._kind not in self._needs:
             return False
@@ -211,14 +214,14 @@ class Seeding:
 
     # Learning
 
-    def measure(self, event: StepMeasured, rollout_s: float, speed: float, num_local: int) -> None:
+    def measure(self, event: StepMeasured, rollout_s: float, speed: float, num_local: float) -> None:
         """Learn from the step of the last round; one that was measured before changes nothing.
 
         Args:
             event: The measurement.
             rollout_s: Engine-seconds of its rollout, in the speed of a local engine.
             speed: Of a worker, in local engines.
-            num_local: Engines on the trainer's GPUs.
+            num_local: Engines on the trainer's GPUs, if all had the configured degree.
         """
         if event.step != self._step or self._is_measured:
             return

@@ -14,23 +14,26 @@ from rollpacker.core.commands import (
     ReclaimEngines,
     RoundKind,
     StreamGroups,
+    UseParallelism,
 )
 from rollpacker.core.elastic_settings import SeedingSettings
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
+    EngineRetired,
     EnginesReturned,
     EngineUpdated,
     PolicyPublished,
     ResponseEvicted,
+    RoundMeasured,
     StepMeasured,
     TimerFired,
     WorkerLeft,
 )
 from rollpacker.core.ids import EngineId, member_of
 from rollpacker.core.seeding import Seeding
-from rollpacker.core.settings import StreamSettings
+from rollpacker.core.settings import ParallelismSettings, StreamSettings
 from tests.core.plans import begin_round
 from tests.core.test_fleet import ELASTIC, LOCAL, SETTINGS, A, B, ElasticPlayer, of_kind
 
@@ -241,6 +244,31 @@ def test_a_step_in_which_a_worker_came_or_went_corrects_nothing():
     machine.count(1, 1.0, 4, 5.0)
     machine.measure(measured(1, trainer_idle_s=30.0, fleet_idle_s=0.0), 1080.0, 1.0, 4)
     assert round(machine.window_s(1, 1.0, 4)) == 190
+
+
+def test_a_window_stays_when_one_engine_of_twice_the_gpus_takes_the_place_of_two():
+    planning = ParallelismSettings(degrees=(1, 2), initial=1)
+    player = SeedingPlayer(replace(SEEDED, elastic=replace(ELASTIC, seeding=LEARNING), parallelism=planning))
+    player.publish()
+    player.serve(A)
+    for step in range(2):
+        player.begin(step)
+        for number in range(4):
+            player.complete(step, f"math-{4 * step + number}", 0, 1)
+        preempted = RoundMeasured(round=step, num_preemptions=100 * step + 1, rollout_time_s=1.0, num_tokens=9)
+        change = player.tell(preempted)
+        if not change:
+            player.tell(measured(step, trainer_idle_s=0.0, fleet_idle_s=0.0))
+            player.publish()
+            player.tell(EngineUpdated(engine=member_of(A, 0), policy_version=player.version))
+    assert of_kind(change, UseParallelism) == [UseParallelism(tensor_parallel=2)]
+    player.tell(EngineJoined(engine=EngineId("wide"), policy_version=player.version, gpus=(0, 1)))
+    for engine in (LOCAL, OTHER):
+        player.tell(EngineRetired(engine=engine))
+    player.tell(measured(1, trainer_idle_s=0.0, fleet_idle_s=0.0))
+    player.serve(B)
+    player.begin(2)
+    assert player.scheduler.timers["seeding of round 2"] - player.now == (1080.0 - 2 * 130.0) / (2 + 2)
 
 
 def test_a_window_that_moves_later_is_open_again_though_its_earlier_end_has_come():

@@ -106,8 +106,13 @@ class Elastic:
         returned = await self._engines.take_back(command.engines, self._sync)
         self._report(EnginesReturned(round=command.round, engines=returned))
 
-    def report_step(self, batch: Batch, *, train_s: float, trainer_idle_s: float) -> Mapping[str, float | None]:
-        """A step is over: tell where its time went; gives columns of its row, none in a run without workers."""
+    def report_step(
+        self, batch: Batch, *, local_share: float, train_s: float, trainer_idle_s: float
+    ) -> Mapping[str, float | None]:
+        """A step is over: tell where its time went; gives columns of its row, none in a run without workers.
+
+        Arguments as of `elastic_times`.
+        """
         if not self._members.are_any_expected:
             return {}
         now, under_way = self._clock.now(), self._under_way()
@@ -115,6 +120,7 @@ class Elastic:
             batch,
             under_way,
             self._members.all_ever,
+            local_share=local_share,
             began_at_s=self._reported_at_s,
             ended_at_s=now,
             train_s=train_s,

@@ -22,6 +22,7 @@ def elastic_times(
     under_way: RequestBook,
     members: Collection[EngineId],
     *,
+    local_share: float,
     began_at_s: float,
     ended_at_s: float,
     train_s: float,
@@ -33,6 +34,7 @@ def elastic_times(
         batch: Of the step.
         under_way: Requests that no batch has yet; none in a synchronous run.
         members: The engines of workers; all others are on the trainer's allocation.
+        local_share: GPUs of each of the others, over those of one of the configured degree.
         began_at_s: When the step before was over, in seconds since the run began.
         ended_at_s: When this one was.
         train_s: As the trainer says.
@@ -60,7 +62,7 @@ def elastic_times(
         train_s=train_s,
         trainer_idle_s=trainer_idle_s,
         fleet_idle_s=0.0 if is_ahead else ended_at_s - (batch.generated_at_s or batch.ended_at_s),
-        local_engine_s=busy[False],
+        local_engine_s=busy[False] * local_share,
         member_engine_s=busy[True],
         local_tokens=tokens[False],
         member_tokens=tokens[True],

@@ -172,7 +172,10 @@ class TrainingRun:
         assert self._costs is not None
         assert self._published is not None
         elastic = self._driver.elastic.report_step(
-            batch, train_s=self._learner.busy_s, trainer_idle_s=self._learner.idle_s
+            batch,
+            local_share=self._costs.tensor_parallel / self.config.engine.tensor_parallel,
+            train_s=self._learner.busy_s,
+            trainer_idle_s=self._learner.idle_s,
         )
         result = StepResult(
             update=update,

@@ -17,7 +17,7 @@ from rollpacker.runtime.waiting.clock import RunClock
 
 ENGINES = LOCAL, OTHER = (EngineId("engine-0"), EngineId("engine-1"))
 MEMBER = EngineId("e1_0-r0.0")
-BETWEEN = {"began_at_s": 100.0, "ended_at_s": 200.0, "train_s": 40.0, "trainer_idle_s": 0.0}
+BETWEEN = {"local_share": 1.0, "began_at_s": 100.0, "ended_at_s": 200.0, "train_s": 40.0, "trainer_idle_s": 0.0}
 
 
 class ScriptedSides:
@@ -129,6 +129,12 @@ def test_a_step_of_a_synchronous_run_counts_its_rollout_and_what_its_workers_wai
     assert (times.local_engine_s, times.member_engine_s, times.fleet_idle_s) == (30.0, 80.0, 10.0)
 
 
+def test_engines_of_another_degree_count_as_many_as_their_gpus_are_configured_ones():
+    of_batch = batch(record(0, LOCAL, 100.0, 130.0), record(1, MEMBER, 110.0, 190.0), max_staleness=0)
+    times = elastic_times(of_batch, RequestBook(), {MEMBER}, **{**BETWEEN, "local_share": 0.5})
+    assert (times.local_engine_s, times.member_engine_s) == (15.0, 80.0)
+
+
 @pytest.mark.parametrize(("max_staleness", "idle_s"), [(0, 10.0), (1, None)])
 def test_what_workers_wait_for_the_end_of_a_step_is_no_column_where_they_generate_ahead(max_staleness, idle_s):
     told, of_batch = [], batch(record(0, MEMBER, 110.0, 190.0), max_staleness=max_staleness)
@@ -141,7 +147,7 @@ def test_what_workers_wait_for_the_end_of_a_step_is_no_column_where_they_generat
         clock=SimpleNamespace(now=lambda: 200.0),
         under_way=lambda: book(record(1, MEMBER, 190.0, None)) if max_staleness else RequestBook(),
     )
-    row = elastic.report_step(of_batch, train_s=5.0, trainer_idle_s=0.0)
+    row = elastic.report_step(of_batch, local_share=1.0, train_s=5.0, trainer_idle_s=0.0)
     assert row["member_idle_s"] == idle_s
     [measured] = told
     assert measured.fleet_idle_s == (idle_s or 0.0)
