@@ -20,7 +20,7 @@ from rollpacker.core.commands import (
     ScoreResponse,
 )
 from rollpacker.core.engine_states import Closing
-from rollpacker.core.environments import Conclude, EnvironmentEvent, Environments
+from rollpacker.core.environments import Conclude, EnvironmentEvent, Environments, Note
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation
 from rollpacker.core.events import (
@@ -266,9 +266,9 @@ class Companions:
         self.environments.start(requests)
         return ()
 
-    def stop(self, requests: Sequence[RequestId]) -> Sequence[RequestId]:
-        """Let requests end; gives those that the router has."""
-        return self.environments.stop(requests) if self.environments else requests
+    def stop(self, requests: Sequence[RequestId], note: Note) -> Sequence[RequestId]:
+        """Let requests end; gives those that the router has. Arguments as of `Environments.stop`."""
+        return self.environments.stop(requests, note) if self.environments else requests
 
     def take_turn(self, event: EnvironmentEvent, now: float, router: Router, conclude: Conclude) -> tuple[Command, ...]:
         """Take in a fact of a trajectory; arguments and errors as of `Environments.handle`."""

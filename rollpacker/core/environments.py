@@ -47,7 +47,7 @@ from rollpacker.core.batching_machine import GivenUp
 from rollpacker.core.commands import CloseEnvironment, Command, OpenEnvironment, SetTimer, StepEnvironment
 from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
-from rollpacker.core.events import ResponseFinished, TimerFired
+from rollpacker.core.events import ResponseAborted, ResponseFinished, TimerFired
 from rollpacker.core.ids import EngineId, RequestId, VersionSpan, is_held_out
 from rollpacker.core.routing import Router
 from rollpacker.core.settings import EnvironmentSettings
@@ -65,6 +65,8 @@ NO_TURN: Final = "environment_over"
 EnvironmentEvent = TurnFinished | EnvironmentBegan | EnvironmentStepped | EnvironmentFailed
 Conclude = Callable[[ResponseFinished | GivenUp], tuple[Command, ...]]
 """Tells batching or evaluation that a trajectory has finished, or was given up, and gives what follows."""
+Note = Callable[[ResponseAborted], object]
+"""Tells batching what a trajectory had that was stopped."""
 
 
 class Stage(StrEnum):
@@ -139,9 +141,17 @@ class Environments:
             self._trajectories[request] = _Trajectory()
             self._queues[is_held_out(request)][request] = None
 
-    def stop(self, requests: Iterable[RequestId]) -> list[RequestId]:
-        """End trajectories that are not needed any more; gives those that an engine generates."""
+    def stop(self, requests: Iterable[RequestId], note: Note) -> list[RequestId]:
+        """End trajectories that are not needed any more; gives those that an engine generates.
+
+        Args:
+            requests: Of trajectories under way.
+            note: Told what each had when its last turn ended: one whose environment acts is on no engine that could.
+        """
         stopped = [(request, self._end(request, STOPPED)) for request in requests]
+        for request, trajectory in stopped:
+            if (turn := trajectory.turn) is not None:
+                note(ResponseAborted(request=request, engine=turn.engine, num_tokens=turn.num_tokens))
         return [request for request, trajectory in stopped if trajectory.stage is Stage.GENERATING]
 
     def has(self, request: RequestId) -> bool:

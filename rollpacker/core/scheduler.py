@@ -335,7 +335,7 @@ class Scheduler:
                 case StartRequests():
                     commands += self._router.launch(self._beside.start(decision.requests))
                 case StopRequests():
-                    commands += self._router.abort(self._beside.stop(decision.requests))
+                    commands += self._router.abort(self._beside.stop(decision.requests, self._batching.handle))
                 case ScoreResponse():
                     commands.append(self._beside.with_limits(decision))
                 case BeginRound():

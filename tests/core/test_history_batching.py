@@ -20,14 +20,18 @@ from rollpacker.core.commands import (
     EndRound,
     EndRun,
     Launch,
+    OpenEnvironment,
     RoundKind,
+    StepEnvironment,
 )
+from rollpacker.core.environment_events import EnvironmentStepped, TurnFinished
 from rollpacker.core.errors import CheckpointError
 from rollpacker.core.events import ResponseAborted, ResponseFinished, StepStarted
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import LengthHistorySettings, SchedulerSettings
 from tests.core.player import Player, begun, make_settings
+from tests.core.turns import RULES
 from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios, with_history
 
 EXACT = LengthHistorySettings(share=Fraction(1, 3), first_eta_prompts=Fraction(1), first_eta_responses=Fraction(1))
@@ -127,6 +131,25 @@ def test_the_losers_of_a_race_are_known_by_what_was_aborted() -> None:
     for sample in range(2):
         stopped = RequestId(0, PromptId(0, "math-0"), sample)
         assert player.tell(ResponseAborted(request=stopped, engine=EngineId("engine-0"), num_tokens=40)) == ()
+    assert deferred(player.start(1)) == ["math-0"], "at least 80 tokens, and the others have 30"
+
+
+def test_the_losers_of_a_race_are_known_by_what_they_had_when_they_were_stopped_at_their_environment() -> None:
+    racing = replace(RACING, first_eta_responses=Fraction(1))
+    player = Player(by_history(racing, num_prompts=2, environment=RULES), num_keys=3)
+    acting: dict[RequestId, int] = {}
+    for opened in [each for each in player.start(0) if isinstance(each, OpenEnvironment)]:
+        request, num_tokens = opened.request, 40 if opened.request.prompt.key == "math-0" else 30
+        player.tell(EnvironmentStepped(request=request, call=opened.call, num_tokens_left=9, is_done=False))
+        spans = (VersionSpan(player.version, num_tokens),)
+        turn = TurnFinished(request=request, engine=player.engine_of[request], num_tokens=num_tokens, spans=spans)
+        [step] = [each for each in player.tell(turn) if isinstance(each, StepEnvironment)]
+        acting[request] = step.call
+    for request, call in acting.items():
+        if request.prompt.key != "math-0":
+            player.tell(EnvironmentStepped(request=request, call=call, num_tokens_left=9, is_done=True))
+            commands = player.reward(request)
+    assert isinstance(commands[-1], EndRound)
     assert deferred(player.start(1)) == ["math-0"], "at least 80 tokens, and the others have 30"
 
 
