@@ -129,7 +129,7 @@ class Difference:
 
 
 def differences(config: RunConfig, record: Mapping[str, Any] | None) -> list[Difference] | None:
-    """List the keys in which a configuration and the record of a run define different results.
+    """List the keys in which a configuration and the record of a run define different results; null is as not set.
 
     Args:
         config: Of this run.
@@ -149,11 +149,9 @@ def differences(config: RunConfig, record: Mapping[str, Any] | None) -> list[Dif
     return [
         Difference(key=key, here=_text(here, key), there=_text(there, key))
         for key in dict.fromkeys([*here, *there])
-        if here.get(key, _ABSENT) != there.get(key, _ABSENT)
+        if here.get(key) != there.get(key)
     ]
 
-
-_ABSENT = object()
 
 _MAX_VALUE_CHARACTERS = 60
 """Of a value in a message; of a longer path, the end is shown."""

@@ -122,7 +122,8 @@ def check_chat(section: DataSection, model_path: Path, prompts: Iterable[Prompt]
         ConfigError: The template's file is wrong, or what is given for templates would not reach some prompts.
         ModelError: Messages need a template, and there is none.
     """
-    can_chat = section.chat_template is not None or has_chat_template(model_path)
+    is_model = (model_path / "config.json").is_file()  # the check of the model's files reports what is none
+    can_chat = section.chat_template is not None or not is_model or has_chat_template(model_path)
     if section.chat_template is not None:
         read_chat_template(section.chat_template)
     is_used = False

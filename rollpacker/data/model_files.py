@@ -85,7 +85,7 @@ def _what_instead(path: Path) -> str:
 
 
 def _where_to_get(path: Path) -> str:
-    if path.is_file():
+    if path.is_file() and (path.parent / "config.json").is_file():
         return f"Name the directory: {path.parent}"
     if path.parent.is_dir():
         names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import CheckpointError, DataError, ImpossibleEvent
 from rollpacker.core.events import PromptsDrawn
 from rollpacker.core.ids import Domain, PromptId
+
+if TYPE_CHECKING:
+    from rollpacker.protocols.rollout import Prompt
 
 
 class PromptOrder:
@@ -73,7 +77,8 @@ class PromptOrder:
         Raises:
             CheckpointError: The snapshot is of another order, or damaged; nothing has changed then.
         """
-        self._check_same("fingerprint", snapshot, self._fingerprint, "the prompts or their order in data.path")
+        if not is_of(snapshot, self._keys_by_domain):
+            raise other_prompts()
         self._check_same("seed", snapshot, self._seed, "run.seed")
         self._check_same("shuffle", snapshot, self._shuffle, "data.shuffle")
         positions = {domain: self._check_position(domain, snapshot) for domain in self._cursors}
@@ -89,7 +94,7 @@ class PromptOrder:
         if saved != current:
             raise CheckpointError(
                 f"The checkpoint was written with another value of {meaning} ({saved}, now {current})",
-                "Allowed: the same prompts, run.seed and data.shuffle; else some prompts would be trained twice",
+                "Allowed: the same run.seed and data.shuffle; else some prompts would be trained twice",
                 "Restore the earlier value, or start a new run in another run.dir",
             )
 
@@ -105,6 +110,28 @@ class PromptOrder:
             f"Allowed: [epoch, position] with a position from 0 to {num_keys - 1}",
             "The checkpoint is damaged: move its folder away, and run.resume=auto goes on from the one before it",
         )
+
+
+def keys_of(prompts: Iterable[Prompt]) -> dict[Domain, list[str]]:
+    """Give every domain's keys, in the order of the prompts."""
+    keys: dict[Domain, list[str]] = {}
+    for prompt in prompts:
+        keys.setdefault(prompt.domain, []).append(prompt.key)
+    return keys
+
+
+def is_of(snapshot: Mapping[str, object], keys_by_domain: Mapping[Domain, Sequence[str]]) -> bool:
+    """Tell whether a snapshot is of these prompts, in this order."""
+    return snapshot.get("fingerprint") == _fingerprint(keys_by_domain)
+
+
+def other_prompts() -> CheckpointError:
+    """Make the error of a run that is resumed with other prompts."""
+    return CheckpointError(
+        "The prompts in data.path, or their order, are not those of the checkpoint.",
+        "A run goes on with the prompts that it began with; else some would be trained twice.",
+        "Restore the earlier file, or start a new run in another run.dir.",
+    )
 
 
 class _Cursor:
@@ -149,7 +176,7 @@ def _permute(keys: tuple[str, ...], seed: int) -> tuple[str, ...]:
     return tuple(order)
 
 
-def _fingerprint(keys_by_domain: Mapping[Domain, tuple[str, ...]]) -> str:
+def _fingerprint(keys_by_domain: Mapping[Domain, Sequence[str]]) -> str:
     """Depends on every domain's keys and their order, not on the order of the domains."""
     digest = hashlib.sha256()
     for domain in sorted(keys_by_domain):

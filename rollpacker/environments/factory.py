@@ -55,6 +55,11 @@ def make_pool(config: RunConfig) -> EnvironmentPool:
         starter_of(config),
         limit_s=section.longest_call_s + GRACE_S,
         sends_tokens=section.name in {"loop", "verifiers"},
+        limits={
+            call: f"environment.{call}_timeout_s={limit_s:g}, or what was left of "
+            f"environment.episode_timeout_s={section.episode_timeout_s:g}"
+            for call, limit_s in (("reset", section.reset_timeout_s), ("turn", section.turn_timeout_s))
+        },
     )
 
 

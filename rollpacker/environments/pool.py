@@ -24,7 +24,8 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rollpacker.core.environment_events import EnvironmentBegan
@@ -42,6 +43,8 @@ _MOST_DEAD_STARTS = 3
 _MOST_PROBLEMS = 100
 """Different ones that are logged."""
 
+_NO_LIMITS: Mapping[str, str] = MappingProxyType({})
+
 _log = logging.getLogger(__name__)
 
 
@@ -52,12 +55,21 @@ class EnvironmentPool:
         starter: Starts its processes.
         limit_s: After which a call is given up even if nobody ends it.
         sends_tokens: Whether it needs more of a turn than its text.
+        limits: The scheduler's for a `reset` and for a `turn`, in words.
     """
 
-    def __init__(self, starter: EnvironmentStarter, *, limit_s: float, sends_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        starter: EnvironmentStarter,
+        *,
+        limit_s: float,
+        sends_tokens: bool = False,
+        limits: Mapping[str, str] = _NO_LIMITS,
+    ) -> None:
         self._starter = starter
         self._limit_s = limit_s
         self._sends_tokens = sends_tokens
+        self._limits = limits
         self._free: list[SupervisorProcess] = []
         self._open: dict[RequestId, SupervisorProcess | None] = {}
         """None until it is started."""
@@ -68,6 +80,8 @@ class EnvironmentPool:
         self._ends: set[asyncio.Task[None]] = set()
         self._may_start = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         self._calls: dict[RequestId, asyncio.Task[None]] = {}
+        self._kinds: dict[RequestId, str] = {}
+        """Of these calls: `reset` or `turn`."""
         self._answers: Arrivals[EnvironmentNews] = Arrivals()
         self._num_dead_starts = 0
         self._problems: set[str] = set()
@@ -89,6 +103,11 @@ class EnvironmentPool:
     def end(self, request: RequestId, *, has_hung: bool = False) -> None:
         process = self._open.pop(request, None)
         calling = self._calls.pop(request, None)
+        kind = self._kinds.pop(request, "")
+        if has_hung and calling is not None and not calling.done():
+            has_begun = process is not None and process.is_ready
+            limit = self._limits.get(kind, "it may")
+            self._note(request, f"its {kind} took longer than {limit}" if has_begun else "it did not start in time")
         if process is None:
             if calling is not None:
                 calling.cancel()
@@ -162,7 +181,9 @@ class EnvironmentPool:
             raise
 
     def _ask(self, request: RequestId, call: int, message: dict[str, Any]) -> None:
-        calling = self._call(request, call, self._open[request], json.dumps(message), is_reset="reset" in message)
+        is_reset = "reset" in message
+        calling = self._call(request, call, self._open[request], json.dumps(message), is_reset=is_reset)
+        self._kinds[request] = "reset" if is_reset else "turn"
         self._calls[request] = asyncio.create_task(calling, name=f"environment of {request}")
 
     async def _call(

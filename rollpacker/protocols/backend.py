@@ -180,6 +180,9 @@ class RunFacts(Protocol[ClusterT_co]):
     def num_held_out(self) -> Mapping[str, int]:
         """Prompts of each held-out set, by its name; the same."""
 
+    def check_order(self, order: Mapping[str, object]) -> None:
+        """Refuse prompts that are not those of a checkpoint's order, a snapshot of `rollpacker.data.order`."""
+
     def cluster(self) -> ClusterT_co:
         """The nodes and GPUs of engines and trainer."""
 

@@ -40,6 +40,9 @@ class ModelledRunFacts:
     def num_held_out(self) -> Mapping[str, int]:
         return {name: len(prompts) for name, prompts in load_held_out(self._config.evaluation).items()}
 
+    def check_order(self, order: Mapping[str, object]) -> None:
+        """Nothing: a modelled run compares them as soon."""
+
     def cluster(self) -> ModelledCluster:
         workload, plan = self._workload, self._plan
         has_cost = workload.held_out and self._config.modelled_environment is None

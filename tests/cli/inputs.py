@@ -16,6 +16,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from rollpacker.config.compose import compose
 from rollpacker.config.fingerprint import config_fingerprint
 from rollpacker.data.architectures import OUTPUT, known_tensors
+from rollpacker.data.order import PromptOrder, keys_of
+from rollpacker.data.prompts import load_prompts
 
 CONFIG: dict[str, object] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -111,14 +113,16 @@ def write_prompts(file: Path, domains: Sequence[str] = ("math",) * 40) -> Path:
 
 def write_checkpoint(run_dir: Path, words: Sequence[str], step: int, **changes: object) -> Path:
     """A folder of a run of these words, and a checkpoint in it that a resumed run would find; returns the latter."""
-    fingerprint = config_fingerprint(compose([*words, f"run.dir={run_dir}"]))
+    config = compose([*words, f"run.dir={run_dir}"])
+    fingerprint = config_fingerprint(config)
+    order = PromptOrder(keys_of(load_prompts(config.data.files)), config.run.seed, config.data.shuffle, None)
     identity = {"schema_version": 1, "run_id": "a", "fingerprint": fingerprint} | changes
     folder = run_dir / "checkpoints" / f"step-{step:06d}"
     folder.mkdir(parents=True)
     (run_dir / "run.json").write_text(json.dumps(identity))
     (folder / "meta.json").write_text(json.dumps(identity | {"step": step, "elapsed_s": 1.0, "attempt": 0}))
-    for name in ("scheduler", "order"):
-        (folder / f"{name}.json").write_text("{}")
+    (folder / "scheduler.json").write_text("{}")
+    (folder / "order.json").write_text(json.dumps(order.snapshot()))
     return folder
 
 

@@ -21,7 +21,7 @@ from rollpacker.evaluation.comparison import rewards_by_set
 from rollpacker.metrics.evaluation_files import read_newest_responses, write_responses
 from rollpacker.metrics.schemas import EVALUATION_TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
-from rollpacker.runtime.run.policies import policies_at
+from rollpacker.runtime.run.policies import policies_at, policy_name
 from rollpacker.terminal import Terminal
 from tests.cli.inputs import tree_of
 from tests.cli.test_show import row
@@ -140,6 +140,12 @@ def test_each_name_of_a_policy_is_that_checkpoint(run_dir: Path) -> None:
     (folder / "best").unlink()
     with pytest.raises(ConfigError, match=r"at=best: .* has no such checkpoint"):
         policies_at(run_dir, "best")
+
+
+def test_a_policy_of_a_checkpoint_is_told_by_its_run_and_step(run_dir: Path, tmp_path: Path) -> None:
+    (model,) = policies_at(run_dir, "4").values()
+    assert policy_name(model) == f"{run_dir} after step 4"
+    assert policy_name(tmp_path / "trainer" / "model") == f"{tmp_path}/trainer/model"
 
 
 def test_requirements_are_read_with_names_that_have_signs_themselves() -> None:

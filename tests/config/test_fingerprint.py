@@ -140,6 +140,13 @@ def test_a_difference_is_told_by_its_key_and_both_values(
     assert (found.key, found.here, found.there) == (key, here, there)
 
 
+def test_a_key_that_is_null_in_one_and_missing_in_the_other_is_no_difference() -> None:
+    one, own = "math: {name: math, weight: 1}", "own: {function: 'f.py:g', weight: 1}"
+    recorded = compose([*RUN, f"reward.parts={{{one}, {own}}}"]).model_dump(mode="json")
+    found = differences(compose([*RUN, f"reward.parts={{{one}}}"]), recorded) or ()
+    assert {each.key for each in found} == {"reward.parts.own.function", "reward.parts.own.weight"}
+
+
 def test_what_changes_only_the_place_is_no_difference_and_an_illegible_record_is_none() -> None:
     recorded = compose(RUN).model_dump(mode="json")
     assert differences(compose([*RUN, "run.dir=y", "engine.num_engines=4", "run.num_steps=7"]), recorded) == []

@@ -437,6 +437,11 @@ def test_a_file_is_refused_with_its_directory(model: Path) -> None:
     assert "Name the directory" in error_of(model / "model.safetensors")
 
 
+def test_no_directory_is_named_beside_a_file_that_is_of_no_model(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").touch()
+    assert "Name the directory" not in error_of(tmp_path / "q.jsonl")
+
+
 WHOLE = {
     **{f"engines: {name}": make for name, make in tiny.CONFIGS.items()},
     **{f"streamed: {name}": make for name, make in streamable.CONFIGS.items()},

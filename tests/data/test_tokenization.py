@@ -147,6 +147,7 @@ def test_a_model_saved_by_transformers_has_a_template_that_is_found(tmp_path):
 
 def test_what_tokenizing_would_stumble_over_is_found_before(tmp_path):
     bare = save_tokenizer(tmp_path / "bare", eos_token="</s>")
+    (bare / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="has no chat template"):
         check_chat(DataSection(path=None), bare, [plain("one"), chat(("user", "one"))])
     with pytest.raises(ModelError, match="has no chat template"):

@@ -180,6 +180,22 @@ async def test_an_environment_that_hangs_is_killed_when_it_is_ended_and_another_
         assert len(pids(pool)) == 1
 
 
+async def test_it_is_said_once_which_limit_ended_an_environment_that_did_not_answer(tmp_path: Path, caplog):
+    (tmp_path / "own.py").write_text(OWN)
+    starter = EnvironmentStarter(f"{tmp_path}/own.py:Env", {})
+    async with closing(EnvironmentPool(starter, limit_s=30.0, limits={"turn": "environment.turn_timeout_s=2"})) as pool:
+        pool.reset(request(0), 0, START)
+        pool.end(request(0), has_hung=True)
+        for sample in (1, 2):
+            pool.reset(request(sample), 0, START)
+            await answer(pool)
+            pool.step(request(sample), 1, turn("long wait"))
+            await asyncio.sleep(0)
+            pool.end(request(sample), has_hung=True)
+    said = [record.getMessage().partition(" failed: ")[2] for record in caplog.records]
+    assert said == ["it did not start in time", "its turn took longer than environment.turn_timeout_s=2"]
+
+
 async def test_a_process_that_has_not_started_when_its_trajectorys_time_is_over_serves_the_next_one(tmp_path: Path):
     (tmp_path / "own.py").write_text(OWN)
     async with pool_of(f"{tmp_path}/own.py:Env") as pool:

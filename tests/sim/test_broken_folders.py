@@ -185,6 +185,9 @@ def test_many_changed_keys_are_counted(run_dir):
     words += ["trainer.weight_decay=0.5", "data.shuffle=false", "rollout.num_responses=4"]
     with pytest.raises(CheckpointError, match=r"and \d+ keys more"):
         validate(config_of(run_dir, *words), ModelledRunFacts)
+    words = [*words[1:], "trainer.max_grad_norm=2", "run.num_epochs=1"]
+    with pytest.raises(CheckpointError, match="and 1 key more"):
+        validate(config_of(run_dir, *words), ModelledRunFacts)
 
 
 def test_a_run_whose_configuration_is_not_on_record_is_refused_all_the_same(run_dir):

@@ -162,7 +162,7 @@ def all_dropped(*, has_environments: bool) -> DataError:
     if has_environments:
         return DataError(
             "All prompts were launched, and too few for one batch are left: the environments of the others failed too "
-            "often, or all their rewards were equal.",
+            f"often{_OR_EQUAL}.",
             "A trajectory begins again environment.max_restarts times; a prompt with too few left is dropped.",
             _HOW_THEY_FAILED,
         )
@@ -354,9 +354,13 @@ def _source(config: RunConfig) -> str:
 
 
 _HOW_THEY_FAILED = (
-    "Read in what the run printed how they failed, or raise environment.reset_timeout_s, environment.turn_timeout_s or "
-    "environment.max_restarts."
+    "Read the reasons in the lines `The environment of ... failed` that the run printed, or, where environments have "
+    "nodes of their own, in logs/attempt-*/environments-*.log; environment.reset_timeout_s, environment.turn_timeout_s "
+    "or environment.max_restarts may be too low. If there are no such lines, the first observations fill "
+    "rollout.max_response_tokens: raise it."
 )
+
+_OR_EQUAL = ", or, with system.dynamic_sampling, all their rewards were equal"
 
 
 def too_few_left(command: FailRun, *, has_environments: bool) -> DataError:
@@ -364,7 +368,7 @@ def too_few_left(command: FailRun, *, has_environments: bool) -> DataError:
     if has_environments:
         return DataError(
             f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} "
-            "of them were dropped: their environments failed too often, or all their rewards were equal.",
+            f"of them were dropped: their environments failed too often{_OR_EQUAL}.",
             "A trajectory begins again environment.max_restarts times; a prompt with too few left is dropped.",
             _HOW_THEY_FAILED,
         )

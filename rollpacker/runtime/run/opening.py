@@ -17,10 +17,9 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.core.commands import Command
 from rollpacker.core.errors import ConfigError, PolicyDiverged, RepeatedFailure, WrongSampling
 from rollpacker.core.events import Event
-from rollpacker.core.ids import Domain
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
-from rollpacker.data.order import PromptOrder
+from rollpacker.data.order import PromptOrder, keys_of
 from rollpacker.metrics.event_log import EventLogWriter, attempt_path
 from rollpacker.metrics.mending import mend_tables
 from rollpacker.metrics.table_writer import MetricsWriter
@@ -44,6 +43,7 @@ from rollpacker.runtime.run.checkpoints import with_way_back
 from rollpacker.runtime.run.evaluations import Evaluations
 from rollpacker.runtime.run.handover import Handover, SharedGpuHandover
 from rollpacker.runtime.run.outputs import RunOutputs
+from rollpacker.runtime.run.policies import policy_name
 from rollpacker.runtime.run.progress import Progress, make_progress
 from rollpacker.runtime.run.rollouts import load_rollouts
 from rollpacker.runtime.run.saving import RunSaver
@@ -67,8 +67,7 @@ async def open_run(
     """Open everything that a run needs; inside, the engines hold the policy and the next step can begin."""
     progress = make_progress(config.run.progress, now=asyncio.get_running_loop().time)
     preemption.listen(progress.note)
-    what = config.system.name if config.trains else f"evaluation of {config.model.path}"
-    progress.begin_run(f"{what} in {config.run.dir}", config.run.num_steps)
+    progress.begin_run(_title(config), config.run.num_steps)
     try:
         with locked_folder(config.run.dir):
             async with _opened(config, backend, progress, watch, preemption) as run:
@@ -335,6 +334,12 @@ class _Opening:
         )
 
 
+def _title(config: RunConfig) -> str:
+    if config.trains:
+        return f"{config.system.name} in {config.run.dir}"
+    return f"evaluation of {policy_name(config.model.path)}"
+
+
 def _log_again(evaluations: Evaluations, step: int, trackers: Tracker) -> None:
     """Log the evaluation that the checkpoint of a step has: from that step on trackers forget what they had."""
     rows, responses = evaluations.of_step(step)
@@ -375,7 +380,5 @@ def _settings(config: RunConfig, workers: Workers, progress: Progress) -> Schedu
 
 
 def _prompt_order(config: RunConfig, prompts: Mapping[str, TokenizedPrompt]) -> PromptOrder:
-    keys: dict[Domain, list[str]] = {}
-    for key, tokenized in prompts.items():
-        keys.setdefault(tokenized.prompt.domain, []).append(key)
+    keys = keys_of(tokenized.prompt for tokenized in prompts.values())
     return PromptOrder(keys, config.run.seed, config.data.shuffle, config.run.num_epochs)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.run.checkpoints import CheckpointStore
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 AT = ("last", "best", "start", "all")
 """Names of policies; a step is one, too."""
+
+
+def policy_name(model_path: Path | None) -> str:
+    """A policy in words: the run and the step of a checkpoint, else its directory."""
+    match model_path and model_path.parts:
+        case [*run, "checkpoints", name, "trainer", "model"] if (step := name.removeprefix("step-")).isdecimal():
+            return f"{Path(*run)} after step {int(step)}"
+    return str(model_path)
 
 
 def policies_at(run_dir: Path, at: str) -> dict[int, Path | None]:

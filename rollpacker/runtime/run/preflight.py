@@ -25,6 +25,7 @@ from rollpacker.data.chat_templates import check_chat
 from rollpacker.data.held_out import check_apart, load_held_out, notes_of_suffixes
 from rollpacker.data.json_files import read_object
 from rollpacker.data.model_files import check_model_files
+from rollpacker.data.order import other_prompts
 from rollpacker.data.weight_files import read_tensors, weight_files
 from rollpacker.engines.vllm.installed import check_drafter, check_vllm, check_vllm_installed
 from rollpacker.environments.prompts import prompts_to_train
@@ -44,6 +45,7 @@ from rollpacker.runtime.placing.topology import trainer_parts
 from rollpacker.runtime.rollout.scheduling import enough_prompts, supplied_settings
 from rollpacker.runtime.run.callbacks import check_callbacks
 from rollpacker.runtime.run.folder_checks import check_run_dir
+from rollpacker.runtime.run.prompt_look import may_resume
 from rollpacker.runtime.run.run_folder import find_resumable
 from rollpacker.runtime.run.trackers import check_trackers
 from rollpacker.trainers.megatron.installed import check_megatron
@@ -121,6 +123,11 @@ class RealRunFacts:
             if self._config.environment and prompts:
                 try_environment(self._config, prompts[0])
 
+    def check_order(self, order: Mapping[str, object]) -> None:
+        config = self._config
+        if config.trains and _runs_in_this_environment(config) and not may_resume(config, self._prompts, order):
+            raise other_prompts()
+
     def cluster(self) -> ClusterSize:
         return cluster_size(self._config, current_allocation(os.environ))
 
@@ -162,7 +169,10 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
     if config.backend.name == "ray" and model is not None:
         look(lambda: check_trainable(config))
         fit = look(lambda: validate_fit(config, cluster if isinstance(cluster, ClusterSize) else None))
-    finished_steps = look(lambda: _finished_steps(config))
+    checkpoints = look(lambda: find_resumable(config))
+    newest = checkpoints.newest if checkpoints else None
+    if newest is not None and num_prompts_by_domain is not None and model is not None:
+        look(lambda: run_facts.check_order(newest.order))
     if config.system.interrupt == "keep" and cluster is not None:
         look(lambda: _check_kept_requests(config, cluster))
     look(lambda: _check_engine(config))
@@ -182,7 +192,7 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
     assert num_held_out is not None
     assert settings is not None
     assert cluster is not None
-    assert finished_steps is not None
+    assert checkpoints is not None
     return ResolvedRun(
         model=model,
         num_prompts_by_domain=num_prompts_by_domain,
@@ -190,7 +200,7 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
         settings=settings,
         cluster=cluster,
         fit=fit,
-        finished_steps=finished_steps,
+        finished_steps=newest.meta.step if newest else 0,
         notes=(*run_facts.notes(), *keys_without_effect(config), *_uncorrected_loss(config, loss_reads)),
     )
 
@@ -369,8 +379,3 @@ def _check_input_files(config: RunConfig) -> None:
         if path is not None and (special_kind(path) or not path.is_file())
     ]
     raise_mistakes(mistakes)
-
-
-def _finished_steps(config: RunConfig) -> int:
-    newest = find_resumable(config).newest
-    return newest.meta.step if newest else 0

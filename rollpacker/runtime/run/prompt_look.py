@@ -1,9 +1,10 @@
-"""Checks the tokens of prompts for `rollpacker check`: how many prompts are too long, or hold unknown text.
+"""Checks the tokens of prompts before a run starts: how many are too long, or hold unknown text, and which are left.
 
-A run tokenizes all of its prompts as it starts. The check takes a sample, spread evenly over the files, that needs a
-few seconds; where the sample is all prompts, what would stop the run is an error here, too. It runs in a process of its
-own, which can be ended when it takes too long. That is a fork: it has all that is loaded here, and loads only what
-tokenizers need.
+A run tokenizes all of its prompts as it starts. `rollpacker check` takes a sample, spread evenly over the files, that
+needs a few seconds; where the sample is all prompts, what would stop the run is an error here, too. A run that is
+resumed is refused if what is left of its prompts is not what its checkpoint was written with. Tokens are made in a
+process of its own, which can be ended when it takes too long. That is a fork: it has all that is loaded here, and loads
+only what tokenizers need.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ import multiprocessing
 import signal
 from collections import Counter
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollpacker.data.fitting import fit_prompts
 from rollpacker.data.held_out import load_held_out
+from rollpacker.data.order import is_of, keys_of
 from rollpacker.environments.factory import make_tokenizer, try_observation
 from rollpacker.environments.prompts import prompts_to_train
 from rollpacker.runtime.rollout.scheduling import check_supply
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from rollpacker.config.schema import RunConfig
+    from rollpacker.protocols.rollout import Prompt
 
 MOST_PROMPTS = 20_000
 """About 3 s of one core at 500 tokens each."""
@@ -37,12 +42,47 @@ def notes_of_tokens(config: RunConfig) -> list[str]:
     Raises:
         UserError: The tokenizer, the template or the prompts cannot be used, or too few prompts are left.
     """
+    try:
+        notes: list[str] = _in_other_process(_look, config)
+    except multiprocessing.TimeoutError:
+        return [f"The prompts' tokens were not counted: that takes longer than {LOOK_S:g} s."]
+    return notes
+
+
+def may_resume(config: RunConfig, prompts: Sequence[Prompt], order: Mapping[str, object]) -> bool:
+    """Tell whether a run may go on from a checkpoint's order of prompts.
+
+    Prompts are tokenized only where some of the order are missing: the order is without those that are too long. Where
+    that takes too long the answer is True, and the run compares them once its workers have started.
+
+    Args:
+        config: Of the run.
+        prompts: That it trains on, with those that are too long.
+        order: A snapshot of `rollpacker.data.order`.
+
+    Raises:
+        UserError: As `notes_of_tokens`.
+    """
+    if is_of(order, keys_of(prompts)) or len(prompts) > MOST_PROMPTS:
+        return True
+    try:
+        is_same: bool = _in_other_process(_has_order, config, order)
+    except multiprocessing.TimeoutError:
+        return True
+    return is_same
+
+
+def _in_other_process(function: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function there; raises what it raises, and `TimeoutError` of multiprocessing after `LOOK_S`."""
     ignores_ctrl_c = (signal.SIGINT, signal.SIG_IGN)  # this process ends the other one
     with multiprocessing.get_context("fork").Pool(1, signal.signal, ignores_ctrl_c) as pool:
-        try:
-            return pool.apply_async(_look, (config,)).get(LOOK_S)
-        except multiprocessing.TimeoutError:
-            return [f"The prompts' tokens were not counted: that takes longer than {LOOK_S:g} s."]
+        return pool.apply_async(function, arguments).get(LOOK_S)
+
+
+def _has_order(config: RunConfig, order: Mapping[str, object]) -> bool:
+    prompts, _ = prompts_to_train(config)
+    fitting = fit_prompts(prompts, make_tokenizer(config), config.data)
+    return is_of(order, keys_of(each.prompt for each in fitting.prompts.values()))
 
 
 def _look(config: RunConfig) -> list[str]:

@@ -1,6 +1,7 @@
 """Which run a folder belongs to, and whether a configuration may go on with it.
 
-    <run.dir>/run.json                     which run this is: id, fingerprint, schema version
+    <run.dir>/run.json                     which run this is: id, fingerprint, schema version; and checksums of
+                                           the user's code
     <run.dir>/replaced-001/                what a run before it left there: events, held-out scores, curves, logs, jobs;
                                            or tables of this run's steps that no checkpoint covers
 
@@ -8,7 +9,7 @@ Invariant: a folder belongs to the run whose steps it holds. As long as it holds
 interrupted, or an evaluation), any configuration may begin there; then the records of the run before are set aside, and
 none of them counts as the new run's. Of a run that only evaluates, the section `evaluation` says which run it is, too.
 A run without a checkpoint begins again, and keeps its tables there, too. A `run.json` that is lost is restored from a
-checkpoint, which holds the same facts.
+checkpoint, which holds the same facts, but for the checksums.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import itertools
 import json
 import os
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping  # pydantic reads it
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,7 @@ from rollpacker.paths import read_bytes
 from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.job.attempts import JOBS_FOLDER
 from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointStore, FoundCheckpoints
+from rollpacker.runtime.run.own_code import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -69,6 +72,8 @@ class RunIdentity:
     """Given once; trackers keep it over all attempts."""
     fingerprint: str
     """Of the configuration, as far as it defines the result."""
+    own_code: Mapping[str, int] = field(default_factory=dict)
+    """Of the last attempt, as `rollpacker.runtime.run.own_code` gives it; empty where an older version wrote it."""
 
 
 _IDENTITY = TypeAdapter(RunIdentity)
@@ -109,7 +114,7 @@ def find_resumable(config: RunConfig) -> FoundCheckpoints:
 def identify_run(config: RunConfig, note: Callable[[str], None]) -> RunIdentity:
     """Read the identity of a run's folder, or give it one; for the only process in it, after `find_resumable`.
 
-    `note` is told where the records of another run are then.
+    `note` is told where the records of another run are then, and which code of the run was edited.
     """
     run_dir, fingerprint = config.run.dir, config_fingerprint(config)
     identity = _read_identity(run_dir) if _has_trained(run_dir) else _parse(run_dir / RUN_FILE)
@@ -118,6 +123,14 @@ def identify_run(config: RunConfig, note: Callable[[str], None]) -> RunIdentity:
         if kept is not None:
             note(f"Another run began in {run_dir} and finished no step. Its records are kept in {kept}.")
         identity = RunIdentity(schema_version=SCHEMA_VERSION, run_id=uuid.uuid4().hex[:12], fingerprint=fingerprint)
+    own_code = checksums(config)
+    edited = [place for place, checksum in own_code.items() if identity.own_code.get(place, checksum) != checksum]
+    if edited and _has_trained(run_dir):
+        note(
+            f"Edited since the last attempt of this run: {', '.join(edited)}. If rewards come from it, scores from "
+            "before and after are not comparable."
+        )
+    identity = replace(identity, own_code=own_code)
     write_atomically(run_dir / RUN_FILE, _IDENTITY.dump_json(identity, indent=1) + b"\n")
     return identity
 
@@ -255,8 +268,8 @@ def free_keys() -> str:
 
 
 def _marked(section: type[BaseModel]) -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        for mark in field.metadata:
+    for name, each in section.model_fields.items():
+        for mark in each.metadata:
             if isinstance(mark, NotInFingerprint):
                 yield from [f"{name}.{key}" for key in mark.keys] or [name]
 
@@ -271,5 +284,5 @@ def _told(found: list[Difference] | None) -> str:
         )
     lines = [f"  {each.key}: {each.here} here, {each.there} in the run" for each in found[:MAX_DIFFERENCES]]
     if len(found) > MAX_DIFFERENCES:
-        lines.append(f"  and {len(found) - MAX_DIFFERENCES} keys more")
+        lines.append(f"  and {counted(len(found) - MAX_DIFFERENCES, 'key')} more")
     return "\n".join(["its configuration differs in what changes the result.", *lines])

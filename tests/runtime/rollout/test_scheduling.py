@@ -5,10 +5,11 @@ from fractions import Fraction
 import pytest
 
 from rollpacker.config.compose import compose
+from rollpacker.core.commands import FailRun
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain
 from rollpacker.core.settings import LengthHistorySettings
-from rollpacker.runtime.rollout.scheduling import scheduler_settings
+from rollpacker.runtime.rollout.scheduling import scheduler_settings, too_few_left
 
 REAL = ("reward=sandbox", "model.path=m", "data.path=d")
 MODELLED = ("backend=sim", "model=qwen2.5-7b")
@@ -90,3 +91,11 @@ def test_a_run_of_no_steps_without_evaluation_has_nothing_to_do():
     for words in ((), ("evaluation.path=e", "evaluation.at_end=false")):
         with pytest.raises(ConfigError, match=r"run\.num_steps=0, and nothing is evaluated"):
             compose(["run.dir=r", *REAL, "run.num_steps=0", *words])
+
+
+def test_equal_rewards_are_named_with_what_drops_their_prompts_and_failures_with_where_they_are_told():
+    command = FailRun(round=0, num_prompts_launched=4, num_prompts_dropped=4, num_prompts_needed=4)
+    error = too_few_left(command, has_environments=True)
+    assert "failed too often, or, with system.dynamic_sampling, all their rewards were equal." in error.problem
+    assert "`The environment of ... failed`" in error.remedy
+    assert "the first observations fill rollout.max_response_tokens" in error.remedy

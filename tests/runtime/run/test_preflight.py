@@ -2,20 +2,31 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 from rollpacker.config.compose import compose
-from rollpacker.core.errors import ConfigError, DataError, ModelError, UserError
+from rollpacker.core.errors import CheckpointError, ConfigError, DataError, ModelError, UserError
 from rollpacker.core.ids import Domain
 from rollpacker.runtime.run.folder_checks import check_creatable
 from rollpacker.runtime.run.preflight import validate, validate_all
-from tests.cli.inputs import CONFIG, NUM_PARAMETERS, tensors_of, tree_of, write_model, write_prompts, write_shards
+from tests.cli.inputs import (
+    CONFIG,
+    NUM_PARAMETERS,
+    tensors_of,
+    tree_of,
+    write_checkpoint,
+    write_model,
+    write_prompts,
+    write_shards,
+)
 
 
 @pytest.fixture
@@ -34,6 +45,18 @@ def test_a_legal_run_is_described_and_nothing_is_created(inputs: list[str], tmp_
     assert resolved.num_prompts_by_domain == {Domain("math"): 30, Domain("code"): 10}
     assert resolved.finished_steps == 0
     assert tree_of(tmp_path) == before
+
+
+def test_where_there_is_no_model_nothing_is_said_of_its_chat_template(inputs: list[str], tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text(
+        json.dumps({"domain": "math", "messages": [{"role": "user", "content": "1"}], "ground_truth": "1"})
+    )
+    words = [*inputs, "rollout.num_prompts=1"]
+    with pytest.raises(ModelError, match="has no chat template"):
+        validate(compose(words))
+    with pytest.raises(ModelError, match="does not exist") as caught:
+        validate(compose([*words, f"model.path={tmp_path}/models"]))
+    assert "template" not in str(caught.value)
 
 
 def test_weights_in_several_files_are_counted_together(inputs: list[str], tmp_path: Path) -> None:
@@ -79,6 +102,32 @@ def test_a_file_with_exactly_one_batch_is_enough(inputs: list[str]) -> None:
     assert validate(compose([*inputs, "rollout.num_prompts=40"]))
     with pytest.raises(DataError, match="40 prompts, fewer than"):
         validate(compose([*inputs, "rollout.num_prompts=41"]))
+
+
+def test_a_run_is_not_resumed_with_other_prompts(inputs: list[str], tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "run", inputs, 10)
+    assert validate(compose([*inputs, "run.resume=auto"])).finished_steps == 10
+    lines = (tmp_path / "prompts.jsonl").read_text().splitlines(keepends=True)
+    for others in ([*lines[1:], lines[0]], lines[1:], [line.replace('"p3"', '"q3"') for line in lines]):
+        (tmp_path / "prompts.jsonl").write_text("".join(others))
+        with pytest.raises(CheckpointError, match=r"data\.path, or their order, are not those of the checkpoint"):
+            validate(compose([*inputs, "run.resume=auto"]))
+
+
+def test_a_run_is_resumed_whose_checkpoint_is_without_prompts_that_are_too_long(
+    inputs: list[str], tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path / "run", inputs, 10)
+    line = {"id": "long", "domain": "math", "prompt": "1 " * 200, "ground_truth": "1"}
+    with (tmp_path / "prompts.jsonl").open("a") as file:
+        file.write(json.dumps(line))
+    for limit, is_resumed in ((199, True), (200, False)):
+        words = [*inputs, "run.resume=auto", f"data.max_prompt_tokens={limit}"]
+        write_checkpoint(tmp_path / f"run-{limit}", [*inputs, f"data.max_prompt_tokens={limit}"], 10)
+        order = tmp_path / "run" / "checkpoints" / "step-000010" / "order.json"
+        shutil.copy(order, tmp_path / f"run-{limit}" / "checkpoints" / "step-000010")
+        with nullcontext() if is_resumed else pytest.raises(CheckpointError, match="not those of the checkpoint"):
+            validate(compose([*words, f"run.dir={tmp_path}/run-{limit}"]))
 
 
 def test_a_safetensors_file_with_a_torn_header_is_a_model_error(inputs: list[str], tmp_path: Path) -> None:
