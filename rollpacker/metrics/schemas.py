@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _STEP = count("step", "Training step, from 0")
 _ROUND = count("round", "Rollout round, from 0, never reused within a run")
-_ROUND_KIND = text("round_kind", "plain (waits for every response), short (they race), long, or async (they outlive steps)")
+_ROUND_KIND = text("round_kind", "plain (waits for all responses), short (they race), long, or async")
 _MODELLED = flag("modelled", "False when measured on real engines, True when computed by a model of them")
 
 STEPS = TableSchema(
@@ -46,7 +46,7 @@ STEPS = TableSchema(
         _ROUND_KIND,
         text("system", "Name of the scheduling policy, as in the configuration"),
         seconds("step_time_s", "From the start of the rollout until every engine holds the new weights"),
-        seconds("rollout_time_s", "From the start of the rollout until its last response; rewards that come later do not count"),
+        seconds("rollout_time_s", "From the start of the rollout until its last response, without rewards after it"),
         replace(
             seconds("exposed_reward_time_s", "From the end of the last response until rewards completed the batch"),
             former_name="reward_time_s",
