@@ -126,18 +126,20 @@ _VALUE = rf"(?:\w{{1,20}}ly\s+|equal\s+to\s+)?(?:{_ANOTHER}|[$\\])"
 _NO_VALUE = re.compile(
     r"(?:(?:no|\w{1,20}ly)[\s*]+)?"
     r"(?:not|never|neither|between|over|under|above|below|up\s+to|at\s+(?:least|most)|anything\s+but"
-    rf"|{_COMPARED}\s+than(?:\s+or)?)[\s*:]+{_VALUE}"
+    rf"|{_COMPARED}\s+than(?:\s+or)?)[\s*]+{_VALUE}"
     rf"|[^\s,;]{{1,60}}\s+(?:or\s+{_COMPARED}|at\s+(?:least|most)\b)",
     re.IGNORECASE,
 )
 """What is said of a number that is not the answer: "not 5", "between 5 and 6", "5 or more"."""
 _DENIAL = re.compile(
-    rf"(?:(?:answer(?:\s+(?:is|are|was)\b|\s*:)|\A)[\s*:]*+(?:{_NO_VALUE.pattern})"
+    rf"(?:answer(?:\s+(?:is|are|was)\b|\s*:)[\s*:]*+(?:{_NO_VALUE.pattern})"
     rf"|answer\s+(?:(?:is|are|was|ca|could)n['\u2019]t|can\s?not)\s+(?:be\s+)?{_VALUE})"
-    r"(?:\$[^$\n]*\$|(?!\bbut\b)[^.,;:!?\n]|[.,:](?=\d))*+",
+    r"(?:\$[^$\n]*\$|(?!\bbut\b)[^.,;:!?\n]|[.,:](?=\d))*+"
+    rf"|\A[\s*:]*+(?:{_NO_VALUE.pattern})(?:(?<=\$)[^$\n]*\$|\S*)(?:\s+and\s+(?:\$[^$\n]*\$|\S+))?"
+    r"(?=\s*(?:[.,;]|\n|\bbut\b|\Z))",
     re.IGNORECASE,
 )
-"""Where it is announced or begins the text, with the rest of its clause."""
+"""Where it is announced, with the rest of its clause, or is the text."""
 
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
 

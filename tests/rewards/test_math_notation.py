@@ -152,6 +152,9 @@ def test_a_denial_is_no_answer(response, truth):
     [
         "The answer is not obvious at first; it is 5.",
         "The answer is 5, not 6.",
+        "The answer is below: $5$",
+        "Below $100$ there are $5$ such primes.",
+        "Between $1$ and $10$ there are $5$ of them.",
         "The answer is $5$ or more precisely 5.",
         "It is at least 5. In fact the answer is 5.",
         "The final answer is 5. Note that the answer is not 6.",

@@ -52,7 +52,8 @@ class RewardSection(Section):
     parameters prompt, response, ground_truth, row (the line's other fields) and is_truncated, by name, and returns a
     number, a number and a reason, or a dict of `score`, perhaps a `reason`, and other numbers, which are logged as
     parts. It may be async. It runs in processes that are killed after `timeout_s`; a response for which it raises
-    scores 0 with a reason. What it prints is in reward.log below run.dir/logs, the first 64 KiB of each process."""
+    scores 0 with a reason. What it prints as it scores is in reward.log below run.dir/logs, the first 64 KiB of each
+    process."""
     url: str | None = None
     """A server that scores, in the place of `name`. It gets POST requests with JSON lists of up to 64 texts, {query:
     prompts with responses, prompts: [...], labels: ground truths}, and answers {rewards: [...]}, as OpenRLHF's remote
