@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import re
 import shlex
@@ -133,12 +134,16 @@ _NAME = re.compile(r"[+~]{0,2}\w+([./@]\w+)*", re.ASCII)
 """The name of a key or a group, with Hydra's prefix that adds or deletes it."""
 
 
+_NEAREST_OPTION = 0.8
+"""There are many: a word as unlike them as another key may be is hardly meant for one."""
+
+
 def grammar_mistake(root: Root[BaseModel], text: str) -> ConfigError:
     """A word that Hydra's grammar does not take."""
     if "=" not in text and not text.startswith("~"):
         choices = {option: f"{name}={option}" for name, group in groups(root).items() for option in group.options}
-        words = {**{key: f"{key}=VALUE" for key in legal_keys(root.schema)}, **choices}
-        close = [words[word] for word in ([text] if text in choices else nearest(text, words))]
+        options = [choices[option] for option in difflib.get_close_matches(text, choices, 1, _NEAREST_OPTION)]
+        close = options or [f"{name}=VALUE" for name in nearest(text, [*groups(root), *legal_keys(root.schema)])]
         remedy = f"Write {close[0]}" if close else "Write key=value."
         return ConfigError(f"`{text}` has no value.", "An argument is key=value or group=option.", remedy)
     name, _, value = text.partition("=")

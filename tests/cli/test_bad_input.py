@@ -21,6 +21,7 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
     "unknown key in a mapping": ([*RUN, "model={pth: x}"], ["`model.pth` is not a key", "`model.path`"]),
     "misspelt group": ([*RUN, "sytem=verl"], ["`sytem` is not a key", "`system`"]),
     "unknown option of a group": ([*RUN, "system=rolpacker"], ["`rolpacker`", "tail,", "system=rollpacker"]),
+    "misspelt group without its option": ([*RUN, "clusters"], ["`clusters` has no value", "Write cluster=VALUE"]),
     "a word in place of a mapping": ([*RUN, "reward.parts={a: x}"], ["reward.parts.a=x is not legal.\n", "weight: "]),
     "misspelt option without its group": ([*RUN, "rolpacker"], ["`rolpacker` has no value", "system=rollpacker"]),
     "option without its group": ([*RUN, "verl"], ["`verl` has no value", "system=verl"]),
