@@ -285,7 +285,8 @@ class Environments:
                 call = self._call(request, Stage.ACTING, now, self._settings.turn_timeout_s)
                 orders.append(StepEnvironment(request=request, call=call))
         self._to_step = []
-        for request in [*self._startable(True), *self._startable(False)]:
+        may_start = now >= self._next_start_s  # else what waits, perhaps much, is not looked through
+        for request in [*self._startable(True), *self._startable(False)] if may_start else ():
             if now < self._next_start_s:
                 break
             if self._settings.starts_per_minute is not None:

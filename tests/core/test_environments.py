@@ -228,6 +228,14 @@ def test_no_more_environments_start_than_a_minute_bears_and_the_timer_opens_the_
     assert player.scheduler.snapshot() == Scheduler.restore(player.settings, player.scheduler.snapshot()).snapshot()
 
 
+def test_what_waits_for_its_minute_is_not_looked_through(monkeypatch):
+    machine = Environments(dataclasses.replace(ROOMY, starts_per_minute=30.0))
+    machine.start([RequestId(0, PromptId(0, f"p{number}"), 0) for number in range(9)])
+    assert len(machine.act(1.0)) == 1 + 1  # one is opened, and the timer is set
+    monkeypatch.setattr(Environments, "_startable", lambda *_: pytest.fail("looked"))
+    machine.act(1.5)
+
+
 def test_held_out_trajectories_start_before_those_of_training_that_wait_for_their_minute():
     machine = Environments(dataclasses.replace(ROOMY, starts_per_minute=30.0))
     held_out = RequestId(1, PromptId(HELD_OUT, "unseen/a"), 0)

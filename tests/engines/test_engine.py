@@ -326,6 +326,33 @@ async def test_a_question_behind_a_cancelled_one_is_answered_when_the_engine_fai
     await engine.close()
 
 
+async def test_a_question_behind_an_order_that_fails_is_answered(
+    model: Any, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TorchEngine(EngineId("engine-3"), model_path, EngineSection(), max_tokens_per_seq=256, dtype="float32")
+    await engine.load_weights(weights_of(model, 0))
+    began, may_go_on = threading.Event(), threading.Event()
+
+    def wait() -> list[Any]:
+        began.set()
+        may_go_on.wait()
+        return []
+
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine._decoder, "step", wait)
+    await engine.generate([make_request()])
+    await asyncio.to_thread(began.wait)
+    engine._order(fail)
+    question = asyncio.create_task(engine.stats())
+    await asyncio.sleep(0)  # it is queued
+    may_go_on.set()
+    with pytest.raises(EngineFailed, match="out of memory"):
+        await asyncio.wait_for(question, 30)
+    await engine.close()
+
+
 async def test_a_diverged_policy_ends_the_engine_with_a_reason(model: Any, model_path: Path) -> None:
     engine = TorchEngine(EngineId("engine-0"), model_path, EngineSection(), max_tokens_per_seq=256, dtype="float32")
     with torch.no_grad():

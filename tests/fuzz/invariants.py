@@ -275,6 +275,8 @@ class InvariantChecker(WorkerObserver):
     def engine_was_told(self, engine: EngineId, order: str, requests: Sequence[RequestId]) -> None:
         if self.is_closed:
             return
+        if order == "generate":
+            self._outdated = [fact for fact in self._outdated if fact[1] not in requests]
         orders = self._orders.get(engine, deque())
         for request in requests:
             require(orders, f"an engine is told to {order} only what was ordered")

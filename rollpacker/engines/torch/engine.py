@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -228,10 +229,14 @@ class TorchEngine:
         """Wait for work and carry out the orders; False when the engine is closing."""
         with self._changed:
             self._changed.wait_for(lambda: self._orders or self._is_closing or self._can_decode)
-            orders, self._orders = self._orders, []
+            orders, self._orders = deque(self._orders), []
             is_closing = self._is_closing
-        for order in orders:
-            order.action()
+        try:
+            while orders:
+                orders.popleft().action()
+        finally:  # behind one that raised there are questions to answer
+            with self._changed:
+                self._orders[:0] = orders
         return not is_closing
 
     @property

@@ -357,7 +357,8 @@ _HOW_THEY_FAILED = (
     "Read the reasons in the lines `The environment of ... failed` that the run printed, or, where environments have "
     "nodes of their own, in logs/attempt-*/environments-*.log; environment.reset_timeout_s, environment.turn_timeout_s "
     "or environment.max_restarts may be too low. If there are no such lines, the first observations fill "
-    "rollout.max_response_tokens: raise it."
+    "rollout.max_response_tokens: raise it. In a modelled run raise workload.environment.turn_timeout_s or "
+    "max_restarts there, or lower its fail_stop_share."
 )
 
 _OR_EQUAL = ", or, with system.dynamic_sampling, all their rewards were equal"
