@@ -110,6 +110,5 @@ def preemption_of(site: Site, partition: Partition, qos: Mapping[str, Qos], name
     modes = clusters if "CLUSTER" in own.preempt_modes else own.preempt_modes
     if not any(name.lower() in other.preempted for other in qos.values()) and "WITHIN" not in clusters | modes:
         return None
-    return Preemption(
-        jobs=f"{partition.name} with qos={name}", mode=",".join(sorted(modes - _NO_MODES)), grace_s=own.grace_time_s
-    )
+    mode = ",".join(sorted((modes - _NO_MODES) or (clusters - _NO_MODES)))
+    return Preemption(jobs=f"{partition.name} with qos={name}", mode=mode, grace_s=own.grace_time_s)

@@ -44,10 +44,10 @@ def _places(config: RunConfig) -> Iterator[str]:
 
 def _file_of(module: str) -> Path | None:
     """Where a module lies, which is also looked for in the working directory."""
-    parts = module.split(".")
     folders, origin = [*sys.path, str(Path.cwd())], None
-    for count in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:count]), folders)
+    for part in module.split("."):
+        # by its own name: of `a.b`, a folder without __init__.py, the locations would be looked up in the imported `a`
+        spec = PathFinder.find_spec(part, folders)
         if spec is None:
             return None
         folders, origin = list(spec.submodule_search_locations or ()), spec.origin

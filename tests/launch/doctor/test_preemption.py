@@ -20,6 +20,7 @@ normal|00:00:00|cluster|spot,slow
 spot|00:01:08|cancel|
 slow|1-01:01:01|within,requeue|
 hard|00:00:05|suspend|
+own|00:02:00|within|
 """
 QOS = parse_qos(RECORDED)
 

@@ -44,6 +44,15 @@ def test_files_and_modules_have_checksums_wherever_they_are_named_and_are_not_im
     assert [place for place in after if after[place] != before[place]] == ["kit.scores"]
 
 
+@pytest.mark.parametrize("packages", [(), ("deep",), ("deep", "deep/er")], ids=len)
+def test_folders_without_init_have_modules_too(folder: Path, packages: tuple[str, ...]) -> None:
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "er" / "score.py").write_text("one = len\n")
+    for package in packages:
+        (folder / package / "__init__.py").touch()
+    assert checksums(compose([*WORDS, "reward.function=deep.er.score:one"])).keys() == {"deep.er.score"}
+
+
 def test_a_resumed_run_tells_once_which_file_was_edited(folder: Path) -> None:
     config = compose([*WORDS, MINE])
     write_checkpoint(Path("run"), [*WORDS, MINE], 10)
