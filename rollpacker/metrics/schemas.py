@@ -83,7 +83,7 @@ STEPS = TableSchema(
         tokens("tokens_generated", "Response tokens, of environments too; not those that were lost with an engine"),
         tokens("tokens_trained", "Response tokens in the trained batch; those of environments have no gradient"),
         tokens("tokens_wasted", "tokens_generated minus tokens_trained: aborted, dropped, or lost with environments"),
-        tokens("tokens_dropped", "Those of tokens_wasted that were generated for dropped prompts"),
+        tokens("tokens_dropped", "Those of tokens_wasted that the responses to dropped prompts had in the end"),
         tokens("tokens_streamed", "Those of tokens_trained that the trainer took in while the rollout still ran"),
         number("tokens_per_second", "tokens_generated over rollout_time_s (async: step_time_s)", unit="tokens/s"),
         count("decode_slot_steps_busy", "Sum over forward passes of the decode slots in use"),
@@ -147,7 +147,7 @@ STEPS = TableSchema(
         ),
         count("num_workers_wished", "Workers that were wished for at the end of the step", is_nullable=True),
         count("num_members_lost", "Engines of workers that went, whatever the reason", is_nullable=True),
-        count("tokens_of_members", "Response tokens that they generated", unit="tokens", is_nullable=True),
+        count("tokens_of_members", "Tokens that they generated, of environments too", unit="tokens", is_nullable=True),
         count(
             "tokens_saved",
             "Those of tokens_recomputed whose engine was lost: it had reported them, so nothing was generated again",
@@ -334,7 +334,7 @@ INTERVALS = TableSchema(
         text("subject", "Of what is about one request, its name as round:prompt@epoch#sample", is_nullable=True),
         count(
             "num_tokens",
-            "Of evicted, lost, turn and failed, those that the engine generated of it, as far as it has said so",
+            "Of evicted, lost, turn and failed: what engine (as far as it has said so) and environment wrote of it",
             unit="tokens",
             is_nullable=True,
         ),

@@ -21,7 +21,7 @@ from rollpacker import __version__
 from rollpacker.paths import real_path
 from rollpacker.report import environments, figures, held_out, workers
 from rollpacker.report.curves import ages_of, curves_of
-from rollpacker.report.story import STAGES, Move, RunStory
+from rollpacker.report.story import STAGES, TOKEN_USES, Move, RunStory
 from rollpacker.report.style import CYCLE_STEPS, OTHER_COLORS, PAGE_COLORS, color_of
 from rollpacker.report.style import STAGES as STAGE_STYLES
 from rollpacker.report.waits import KIND_NAMES
@@ -92,6 +92,7 @@ def render(stories: Sequence[RunStory]) -> str:
         **workers.section(runs),
         **curves_of(runs),
         **ages_of(runs),
+        token_uses=[use for use in TOKEN_USES if any(run.story.waste[use].any() for run in runs)],
         tokens=figures.per_step(
             {run.name: run.story.waste for run in runs},
             _round_notes(runs),

@@ -1,7 +1,7 @@
 """The numbers of a run's page, read from its tables some steps at a time.
 
 Seconds of a step belong to one stage each, so that they add up to the step; what is left over is the driver's. Tokens
-of a round are trained, or wasted by an abort, or wasted although they were finished.
+of a step have one use each, so that they add up to all that were generated.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ from rollpacker.timeline.stretches import (
 
 STAGES = ("rollout", "reward", "hand_over", "train", "suspend", "switch", "weight_sync", "checkpoint", "other")
 """What a second of a step was spent on, in the order of the step."""
+
+TOKEN_USES = ("trained", "aborted", "finished", "discarded")
+"""What became of the generated tokens: all but the first are wasted. Discarded ones are those of responses that began
+again because their environment failed."""
 
 Move = Literal["with its tokens", "before its first token", "began again"]
 """How a request left an engine that did not finish it; it begins again where all its tokens were lost."""
@@ -127,7 +131,7 @@ class RunStory:
     num_cut: dict[str, int] = field(default_factory=dict)
     """Of them, those that ended at the length limit."""
     waste: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """Tokens per step: trained, aborted, finished but not needed."""
+    """Tokens per step and use; the index is the step."""
     reasons: Counter[str] = field(default_factory=Counter)
     """How many trained responses have each reward reason."""
     moves: Counter[Move] = field(default_factory=Counter)
@@ -361,9 +365,10 @@ def _token_uses(part: StepTables) -> pd.DataFrame:
     aborted = responses["finish_reason"] == "aborted"
     kind = np.where(responses["accepted"], "trained", np.where(aborted, "aborted", "finished"))
     tokens = responses["length_tokens"].groupby([responses["step"], kind]).sum().unstack(fill_value=0)
-    return tokens.reindex(columns=["trained", "aborted", "finished"], fill_value=0).reindex(
-        part.steps["step"], fill_value=0
-    )
+    steps = part.steps.set_index("step")
+    uses = tokens.reindex(index=steps.index, columns=list(TOKEN_USES), fill_value=0)
+    uses["discarded"] = steps["tokens_generated"] - uses.sum(axis=1)  # no row of `responses` has them
+    return uses
 
 
 def _typical_step(steps: pd.DataFrame) -> int:

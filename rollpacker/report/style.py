@@ -58,6 +58,7 @@ STAGES: Final = {
     "trained": ("trained", "#1B8F6A", "#35B48C"),
     "aborted": ("aborted", "#8E2A57", "#C25A8B"),
     "finished": ("finished, but not needed", "#DDA9C2", "#7A4763"),
+    "discarded": ("lost with an environment", "#A9703D", "#C98F5C"),
 }
 """What time and tokens were spent on: its name, its colour on a light page and on a dark one."""
 

@@ -12,6 +12,7 @@ from rollpacker import pipeline
 from rollpacker.config.compose import compose
 from rollpacker.metrics.tables import read_frame
 from rollpacker.report import figures
+from rollpacker.report.page import render
 from rollpacker.report.presence import Presence
 from rollpacker.report.story import STAGES, _Gathered, read_story, stage_seconds
 from rollpacker.report.style import STAGES as STAGE_STYLES
@@ -93,10 +94,25 @@ def test_engines_that_others_replaced_are_not_idle_while_the_last_responses_are_
     assert 0 <= num_idle < num_engines == 2
 
 
-def test_tokens_are_trained_or_wasted_in_one_of_two_ways(story):
+def test_tokens_are_trained_or_wasted_in_one_of_two_ways_without_environments(story):
     assert story.waste["trained"].tolist() == story.steps["tokens_trained"].tolist()
     wasted = story.waste["aborted"] + story.waste["finished"]
     assert wasted.tolist() == story.steps["tokens_wasted"].tolist()
+    assert STAGE_STYLES["discarded"][0] not in render([story])
+
+
+def test_tokens_that_were_lost_with_an_environment_are_drawn_so_that_a_steps_uses_add_up(tmp_path):
+    hanging = ("workload.environment.fail_stop_share=0.2", "workload.environment.turn_timeout_s=100")
+    restarts = ("workload.environment.max_restarts=20", "run.num_steps=2")
+    pipeline.run(compose([*RUN, "system=verl", *hanging, *restarts, f"run.dir={tmp_path}"]))
+    story = read_story(tmp_path)
+    steps = story.steps.set_index("step")
+    assert story.waste["discarded"].gt(0).any()
+    assert story.waste.sum(axis=1).tolist() == steps["tokens_generated"].tolist()
+    assert story.waste.drop(columns="trained").sum(axis=1).tolist() == steps["tokens_wasted"].tolist()
+    page = render([story])
+    assert f"</i>{STAGE_STYLES['discarded'][0]}</li>" in page
+    assert f"{STAGE_STYLES['discarded'][0]}: " in page
 
 
 def test_lengths_are_those_of_the_trained_responses_by_domain(story, run_dir):

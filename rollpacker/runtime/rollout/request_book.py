@@ -125,7 +125,14 @@ class Stretch:
     """It kept its tokens; it lost them with its engine; its environment answered, after which it went on; its
     environment failed, and it began again without them."""
     num_tokens: int = 0
-    """That the engine generated of it, as far as it has said so."""
+    """That the engine generated of it, as far as it has said so, with what its environment wrote."""
+
+
+COUNTERS = (
+    *("num_continued", "num_tokens_recomputed", "num_tokens_saved"),
+    *("num_restarts", "num_tokens_discarded", "num_given_up"),
+)
+"""Fields of `RequestBook` that count since the last batch was complete; 0 then."""
 
 
 @dataclass(slots=True)
@@ -205,12 +212,9 @@ class RequestBook:
         """Move to the book of a batch what requests spent on engines that did not finish them, up to now."""
         book.stretches, self.stretches = self.stretches, []
         book.stays, self.stays = self.stays, []
-        book.num_restarts, self.num_restarts = self.num_restarts, 0
-        book.num_tokens_discarded, self.num_tokens_discarded = self.num_tokens_discarded, 0
-        book.num_given_up, self.num_given_up = self.num_given_up, 0
-        book.num_continued, self.num_continued = self.num_continued, 0
-        book.num_tokens_recomputed, self.num_tokens_recomputed = self.num_tokens_recomputed, 0
-        book.num_tokens_saved, self.num_tokens_saved = self.num_tokens_saved, 0
+        for name in COUNTERS:
+            setattr(book, name, getattr(self, name))
+            setattr(self, name, 0)
 
     @property
     def unscored(self) -> list[RequestId]:

@@ -18,7 +18,7 @@ from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.paths import read_bytes
 from rollpacker.protocols.rollout import FinishReason, Response, Turn, Verdict
 from rollpacker.runtime.rollout.episodes import Episode
-from rollpacker.runtime.rollout.request_book import RequestBook, RequestRecord
+from rollpacker.runtime.rollout.request_book import COUNTERS, RequestBook, RequestRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +36,7 @@ def save_rollouts(folder: Path, book: RequestBook) -> None:
         "episodes": [
             [request, [each.turns, each.waited_s, each.num_restarts]] for request, each in book.episodes.items()
         ],
+        "counters": {name: getattr(book, name) for name in COUNTERS},
     }
     (folder / _ROWS).write_text(json.dumps(rows, indent=1) + "\n")
     np.savez(
@@ -56,6 +57,9 @@ def load_rollouts(folder: Path) -> RequestBook:
     rows = json.loads(read_bytes(folder / _ROWS))
     book.dropped = [DropPrompt(round=number, prompt=PromptId(*prompt)) for number, prompt in rows["dropped"]]
     book.episodes = {_request(request): _episode(row) for request, row in rows.get("episodes", ())}
+    counters = rows.get("counters", {})  # older checkpoints have none
+    for name in COUNTERS:
+        setattr(book, name, counters.get(name, 0))
     for row in rows["requests"]:
         end = begin + (row["kept"]["num_tokens"] if row["kept"] else 0)
         record = _record(row, token_ids[begin:end], logprobs[begin:end])

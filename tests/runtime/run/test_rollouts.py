@@ -1,12 +1,14 @@
 """What a checkpoint holds of responses under way comes back as it was."""
 
+import json
+
 import numpy as np
 
 from rollpacker.core.commands import DropPrompt
 from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.protocols.rollout import FinishReason, Response, Verdict
-from rollpacker.runtime.rollout.request_book import RequestBook
+from rollpacker.runtime.rollout.request_book import COUNTERS, RequestBook
 from rollpacker.runtime.run.rollouts import load_rollouts, save_rollouts
 
 ENGINE = EngineId("engine-0")
@@ -60,6 +62,24 @@ def test_a_book_comes_back_as_it_was(tmp_path):
             assert getattr(other, name) == getattr(record, name)
     assert loaded.dropped == book.dropped
     assert loaded.unscored == [NAMES[1]]
+
+
+def test_what_was_counted_since_the_last_batch_comes_back_and_an_older_checkpoint_has_none(tmp_path):
+    book = book_of_everything()
+    for request in NAMES[:2]:
+        book.begin(request)  # with its first environment, which fails
+        book.begin(request)
+    book.num_given_up = 1
+    save_rollouts(tmp_path, book)
+    loaded = load_rollouts(tmp_path)
+    assert [getattr(loaded, name) for name in COUNTERS] == [getattr(book, name) for name in COUNTERS]
+    assert (loaded.num_continued, loaded.num_restarts, loaded.num_tokens_discarded) == (1, 2, 5)
+
+    rows = json.loads((tmp_path / "rollouts.json").read_text())
+    del rows["counters"]
+    (tmp_path / "rollouts.json").write_text(json.dumps(rows))
+    loaded = load_rollouts(tmp_path)
+    assert [getattr(loaded, name) for name in COUNTERS] == [0] * len(COUNTERS)
 
 
 def test_tokens_that_were_kept_survive_the_loss_of_the_engine_that_went_on_with_them(tmp_path):
