@@ -194,7 +194,12 @@ class _Objects:
             for each in node.decorator_list
         )
         self._coroutines = {node.name for node in nodes if isinstance(node, ast.AsyncFunctionDef)}
-        self._expects_timeout = any(last_name(node) == "TimeoutError" for node in nodes)
+        self._expects_timeout = any(
+            last_name(part) == "TimeoutError"
+            for node in nodes
+            if isinstance(node, ast.Call) and node.args and last_name(node) in _RAISING_CALLS
+            for part in _parts(node.args[0])
+        )
         self._variables: set[str] = set()
         for node in nodes:
             match node:

@@ -243,6 +243,10 @@ def test_tests_that_could_not_fail_or_not_pass_are_refused_with_their_line(tmp_p
         "import enum\nfrom solution import Color\nassert issubclass(Color, enum.Enum)",
         "import asyncio\nasync def work(): return 3\nasync def main(): assert f(await work())\nasyncio.run(main())",
         "import asyncio\nasync def test_a(): assert await asyncio.wait_for(f(2), 5) == 4",
+        (
+            "import asyncio, pytest\nasync def test_a():\n    try: await asyncio.wait_for(f(2), 5)\n"
+            "    except asyncio.TimeoutError: pytest.fail('slow')"
+        ),
         "from dataclasses import dataclass, asdict\n@dataclass\nclass P:\n    x: int\nassert f(asdict(P(1))) == 1",
         "import random\nrandom.seed(0)\nassert sorted(f([3, 1, 2])) == [1, 2, 3]",
         "import os\nos.environ.setdefault('OMP_NUM_THREADS', '1')\nassert f(1) == 1",

@@ -2,13 +2,14 @@
 
 A name that the tests import from `solution` is requested from the program: it is plain data, an error class of the same
 name and bases, or a `Remote`, a proxy of an object there, whose class has the name of the object's. A call sends its
-arguments as plain data and returns plain data, or a `Remote` of any other object. If its class, or an enumeration that
-it is a member of, inherits from a number, text or tuple, the `Remote` is one, too; if from a list, dictionary or set,
-its items are asked for when it is compared. Classes of `LIBRARIES` are the same in both processes, and a `Remote` is an
-instance of the one that its object's class inherits from. Changes of the arguments are applied in the tester too, and a
-result that is one of them is the same object here. Functions that the tests pass can be called back, iterators that
-they pass are asked for one item at a time, and public attributes of objects that they pass can be read. A name that the
-tests set in `solution` is set in the program.
+arguments as plain data and returns plain data, or a `Remote` of any other object. A number, text or tuple is plain data
+whatever its class; a member of an enumeration that is a number or a text is that, and has a `Remote` for its other
+attributes. The items of a `Remote` whose class inherits from a list, dictionary or set are asked for when it is
+compared. Classes of `LIBRARIES` are the same in both processes, and a `Remote` is an instance of the one that its
+object's class inherits from. Changes of the arguments are applied in the tester too, and a result that is one of them
+is the same object here. Functions that the tests pass can be called back, iterators that they pass are asked for one
+item at a time, and public attributes of objects that they pass can be read. A name that the tests set in `solution` is
+set in the program.
 
 Errors cross by the names of their classes. One of Python's own is that on either side, and one that either side defines
 is of the same class there, however often it crosses. What a test runner gives a meaning, such as `unittest.SkipTest`,
@@ -17,9 +18,9 @@ the program cannot raise.
 Invariant: no code of the program runs in the tester, and no name of the program is there but those that the tests
 import. No value of the program decides a comparison with plain data, unless the tests use it as what plain data is not:
 a `Remote` equals nothing but another `Remote` that its own program says it equals, until the tests read an attribute of
-it that no plain data has. If its class inherits from plain data, a plain copy is compared, in the tester. So an object
-whose `__eq__`, `__lt__`, `__sub__` or `__contains__` always succeeds passes for no number, text or container. What a
-test compares only with objects of the program itself, the program decides, as it would under pytest.
+it that no plain data has. If its class inherits from a container, a plain copy is compared and searched, in the tester.
+So an object whose `__eq__`, `__lt__`, `__sub__` or `__contains__` always succeeds passes for no number, text or
+container. What a test compares only with objects of the program itself, the program decides, as it would under pytest.
 
 Messages are JSON: a request is `[verb, ...]`, a response `["value", value, arguments]` or `["raise", error]`, where
 `arguments` are those by position, those by name, and at which position the result stands, if it does. Each side handles
@@ -69,12 +70,6 @@ COMPUTING = (
 """The same; the object never becomes plain data by itself: of the answer that it should be, it may have been told the
 difference. It may be plain data where the tester computes the same."""
 
-CHANGEABLE = (list, dict, set, bytearray)
-"""Plain data whose content is asked for when it is needed, where the program defines a subclass."""
-
-DATA = (*CHANGEABLE, int, float, complex, str, bytes, tuple, frozenset)
-"""Plain data that classes inherit from."""
-
 LIBRARIES = ("abc", "builtins", "collections", "collections.abc", "enum")
 """Modules whose classes tests compare with those of a program."""
 
@@ -118,7 +113,7 @@ class Peer:
 
     def _export(self, value: object) -> str:
         """Write what is no plain data."""
-        if isinstance(value, tuple) and self._is_record(type(value)):
+        if isinstance(value, tuple):
             record, fields = type(value), list(value._fields)  # type: ignore[attr-defined]
             self._records[record.__name__, *fields] = record
             return f'{{"u":{self._encode([record.__name__, fields, list(value)])}}}'
@@ -127,10 +122,6 @@ class Peer:
         if isinstance(value, type) and issubclass(value, Exception):
             return f'{{"J":{encode(self._names_of(value))}}}'
         return self._export_object(value)
-
-    def _is_record(self, kind: type) -> bool:
-        """Whether instances of a class of tuples cross as the named tuples that they are."""
-        return hasattr(kind, "_fields")
 
     def _export_object(self, value: object) -> str:
         raise NotImplementedError
@@ -246,7 +237,7 @@ def operation(name: str) -> Callable[[Any, Any], Any]:
     """Give what Python does for an operator, with its fallbacks; a reflected one takes its right operand first."""
     import operator
 
-    if name.startswith("__r"):
+    if name.startswith("__r") and name != "__rshift__":
         return lambda right, left: vars(operator)[f"__{name[3:]}"](left, right)
     function: Callable[[Any, Any], Any] = vars(operator)[name]
     return function

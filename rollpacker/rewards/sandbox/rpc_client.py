@@ -9,11 +9,9 @@ import sys
 
 from rollpacker.rewards.sandbox.loop_ends import is_caught
 from rollpacker.rewards.sandbox.rpc import (
-    CHANGEABLE,
     COMBINING,
     COMPARING,
     COMPUTING,
-    DATA,
     GENERATOR,
     TESTS,
     UNARY,
@@ -22,7 +20,7 @@ from rollpacker.rewards.sandbox.rpc import (
     operation,
 )
 from rollpacker.rewards.sandbox.suppression import skips_no_check
-from rollpacker.rewards.sandbox.values import SOLUTION, decode, encode
+from rollpacker.rewards.sandbox.values import CHANGEABLE, SOLUTION, decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,10 +29,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 _DATA_ATTRIBUTES = {
-    *(name for kind in (*DATA, range) for name in dir(kind)),
+    *(name for kind in (*CHANGEABLE, int, float, complex, str, bytes, tuple, frozenset, range) for name in dir(kind)),
     *("appendleft", "extendleft", "popleft", "rotate", "maxlen", "most_common", "move_to_end"),
 }
 """What plain data has; the last are of `collections`."""
+
+_SEARCHING = {
+    *("count", "index", "issubset", "issuperset", "isdisjoint"),
+    *("union", "intersection", "difference", "symmetric_difference"),
+}
+"""Methods of containers that only read: those of a plain copy are called."""
+
+_BASES = {kind.__name__: kind for kind in (object, *CHANGEABLE)}
+"""Plain data that an object's class inherits from, or object."""
 
 _LEGIBLE = (
     *("__name__", "__qualname__", "__doc__", "__wrapped__", "__annotations__", "__defaults__", "__kwdefaults__"),
@@ -50,17 +57,18 @@ the tests catch it as they call the function."""
 class Remote:
     """An object of the program, in the tester; for each name of a class there, a class of its own."""
 
-    def __init__(self, client: RpcClient, number: int, value: object = None) -> None:
-        data = object if value is None else type(value)  # the plain data that the object's class inherits from
-        fields = {"": client, "_number": number, "_value": value, "_data": data, "_is_plain": True, "_is_told": False}
-        for name, field in fields.items():
-            object.__setattr__(self, f"_rpc{name}", field)
+    def __init__(self, client: RpcClient, number: int, data: type = object) -> None:
+        fields = {"": client, "_number": number, "_data": data, "_is_plain": True, "_is_told": False}
+        for name, value in fields.items():
+            object.__setattr__(self, f"_rpc{name}", value)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in _LEGIBLE:
             raise AttributeError(name)
         if name not in _DATA_ATTRIBUTES:
             object.__setattr__(self, "_rpc_is_plain", False)
+        if name in _SEARCHING and hasattr(self._rpc_data, name) and not self._rpc_is_told:
+            return getattr(plain_of(self), name)
         return self._rpc.request("get", self, name)
 
     __doc__ = property(lambda self: self.__getattr__("__doc__"))
@@ -73,7 +81,7 @@ class Remote:
         self._rpc.request("delete", self, name)
 
     def __instancecheck__(self, instance: object) -> bool:
-        is_theirs = isinstance(instance, Remote) or hasattr(type(instance), "_fields")
+        is_theirs = isinstance(instance, Remote | _Member) or hasattr(type(instance), "_fields")
         return is_theirs and self._rpc.request("isinstance", instance, self) is True
 
     def __subclasscheck__(self, kind: object) -> bool:
@@ -108,22 +116,11 @@ class _RemoteFunction(Remote):
         return self if instance is None else bound(self, instance)
 
 
-class _RemoteValue(Remote):
-    """A number, text or tuple of a class that the program defines; a subclass is one here, too."""
-
-    def __new__(cls, _client: RpcClient, _number: int, value: Any) -> Any:
-        data: Any = type(value)
-        return data.__new__(cls, value)
-
-    def __getattribute__(self, name: str) -> Any:
-        return object.__getattribute__(self, name) if name.startswith("_") else self.__getattr__(name)
-
-
 def plain_of(value: object) -> object:
     """Give the plain data that an object of the program is now, or what is given, where it is none."""
     if not isinstance(value, Remote) or value._rpc_data is object or value._rpc_is_told:
         return value
-    return value._rpc.request("copy", value) if value._rpc_data in CHANGEABLE else value._rpc_value
+    return value._rpc.request("copy", value)
 
 
 def _unary(name: str) -> Callable[..., Any]:
@@ -144,11 +141,15 @@ def _binary(name: str) -> Callable[[Remote, object], Any]:
             return any(other is each or other == each for each in self)  # type: ignore[attr-defined]
         if name in COMPARING:
             return _computed(name, self, other)
+        try:
+            computed = _computed(name, self, other)  # before the call, which may change the object
+        except TypeError:  # plain data has no such operator
+            computed = NotImplemented
         value = call(self, name, (other,), {})
         if not isinstance(value, Remote):
-            return _computed(name, self, other)
-        if is_data and value is not self:
-            return _accepted(value, name, self, other)
+            return computed
+        if is_data:
+            return _accepted(value, computed, name, self)
         if name in COMPUTING or self._rpc_is_told:
             object.__setattr__(value, "_rpc_is_told", True)
         return value
@@ -162,16 +163,13 @@ def _computed(name: str, remote: Remote, other: object) -> Any:
     return NotImplemented if value is remote else operation(name)(value, other)
 
 
-def _accepted(value: Remote, name: str, remote: Remote, other: object) -> Any:
+def _accepted(value: Remote, computed: object, name: str, remote: Remote) -> Any:
     """Give what the program's operator gave; it is plain data only where the tester computes the same."""
-    try:
-        computed = _computed(name, remote, other)
-    except TypeError:  # plain data has no such operator
-        computed = None
     if value._rpc_data is type(computed) and plain_of(value) == computed:
-        return computed if type(computed) in CHANGEABLE else value
-    value = value._rpc.without_data(value)
-    if name in COMPUTING:
+        return value if value is remote else computed
+    if value is not remote:
+        value = value._rpc.without_data(value)
+    if name in COMPUTING or value is remote:
         object.__setattr__(value, "_rpc_is_told", True)
     return value
 
@@ -180,6 +178,33 @@ for _name in UNARY:
     setattr(Remote, _name, _unary(_name))
 for _name in (*COMPARING, *COMBINING, *COMPUTING):
     setattr(Remote, _name, _binary(_name))
+
+
+class _Member:
+    """A number or a text of the program that is a member of an enumeration there."""
+
+    __members__ = ()
+    remote: Remote
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.remote, name)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.remote, spec)
+
+    def __str__(self) -> str:
+        return str(self.remote)
+
+    def __repr__(self) -> str:
+        return repr(self.remote)
+
+
+class _Number(_Member, int):
+    pass
+
+
+class _Text(_Member, str):  # noqa: SLOT000 it has a `remote`
+    pass
 
 
 class RpcClient(Peer):
@@ -192,8 +217,9 @@ class RpcClient(Peer):
 
         super().__init__(read, write)
         self._source = source
-        self._classes: dict[tuple[str, str, type], type[Remote]] = {}
+        self._classes: dict[tuple[str, str], type[Remote]] = {}
         self._remotes: dict[int, Remote] = {}
+        self._members: dict[int, _Member] = {}
         self._lock = RLock()
         """Held from a request to its response: tests may use several threads."""
 
@@ -251,6 +277,8 @@ class RpcClient(Peer):
         return value if is_allowed and skips_no_check(self._source, trace.tb_frame) else False
 
     def _export_object(self, value: object) -> str:
+        if isinstance(value, _Member):
+            value = value.remote
         if isinstance(value, Remote):
             return f'{{"o":{value._rpc_number}}}'
         if isinstance(value, int | str):
@@ -271,19 +299,21 @@ class RpcClient(Peer):
         match tag, number:
             case "y" | "k", int() if 0 <= number < len(self._exported):
                 return self._exported[number]
-            case "h", [plain, int(number), str(class_name), str(path)]:
-                value = decode(plain, self._restore)
-                return self._remote(number, self._class(class_name, path, type(value)), value)
+            case "h", [plain, int(number)]:
+                return self._member(decode(plain), number)
             case "w", int():
                 return self._await(Remote(self, number))
-            case "o", [int(number), str(class_name), str(path)]:
-                return self._remote(number, self._class(class_name, path))
+            case "o", [int(number), str(class_name), str(path), str(data)] if data in _BASES:
+                kind = self._class(class_name, path)
+                return self._remotes.setdefault(number, kind(self, number, _BASES[data]))
         raise ValueError(f"no value: {tag!r}")
 
-    def _remote(self, number: int, kind: type[Remote], value: object = None) -> Remote:
-        if number not in self._remotes:
-            self._remotes[number] = kind(self, number, value)
-        return self._remotes[number]
+    def _member(self, plain: Any, number: int) -> _Member:
+        if number not in self._members:
+            member = _Number(plain) if isinstance(plain, int) else _Text(plain)
+            member.remote = Remote(self, number)
+            self._members[number] = member
+        return self._members[number]
 
     def without_data(self, remote: Remote) -> Remote:
         """Give an object that is plain data as one that is none."""
@@ -291,34 +321,26 @@ class RpcClient(Peer):
             return remote
         return self._class(type(remote).__name__, "")(self, remote._rpc_number)
 
-    def _class(self, name: str, path: str, data: type = object) -> type[Remote]:
+    def _class(self, name: str, path: str) -> type[Remote]:
         """Give the class of objects of the program.
 
         Args:
             name: Of their class there; here it has none of plain data's.
             path: Of the library's class that this inherits from, as `isinstance` shall find; it may be empty.
-            data: The plain data that it inherits from; object: none.
-
-        Raises:
-            ValueError: This is no plain data.
         """
-        if data not in (object, *DATA):
-            raise ValueError(f"no plain data: {data}")
-        if (name, path, data) not in self._classes:
+        if (name, path) not in self._classes:
             own = {"__module__": SOLUTION, "__doc__": vars(Remote)["__doc__"]}
-            bases: tuple[type, ...] = (_RemoteFunction if name == "function" else Remote,)
-            if data in DATA and data not in CHANGEABLE:
-                bases = (_RemoteValue, data)
+            base = _RemoteFunction if name == "function" else Remote
             if library := library_class(path):
                 seen = _subclass(name, library)
                 own["__class__"] = property(lambda _self: seen)
             own_name = "Remote" if name in vars(builtins) else name
-            self._classes[name, path, data] = kind = type(own_name, bases, own)
+            self._classes[name, path] = kind = type(own_name, (base,), own)
             if path == GENERATOR:
                 from collections.abc import Generator
 
                 Generator.register(kind)  # as `typing` asks
-        return self._classes[name, path, data]
+        return self._classes[name, path]
 
     async def _await(self, coroutine: Remote) -> Any:
         return self.request("await", coroutine)

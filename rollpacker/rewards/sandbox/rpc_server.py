@@ -5,19 +5,8 @@ from __future__ import annotations
 import builtins
 import sys
 
-from rollpacker.rewards.sandbox.rpc import (
-    CHANGEABLE,
-    COMBINING,
-    COMPARING,
-    COMPUTING,
-    DATA,
-    END,
-    TESTS,
-    Peer,
-    library_path,
-    operation,
-)
-from rollpacker.rewards.sandbox.values import SOLUTION, decode, encode
+from rollpacker.rewards.sandbox.rpc import COMBINING, COMPARING, COMPUTING, END, TESTS, Peer, library_path, operation
+from rollpacker.rewards.sandbox.values import CHANGEABLE, SOLUTION, decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,15 +18,6 @@ _BUILTINS = (
     *("round", "str"),
 )
 """Functions that call the special method of their name; `exit` is none."""
-
-_CONTENTS: dict[type, Any] = {
-    int: int.__index__,
-    float: float.__float__,
-    complex: complex.__pos__,
-    str: str.__str__,
-    dict: dict.items,
-}
-"""What copies are made of, in place of `__iter__`."""
 
 
 def serve(module: Any, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
@@ -92,18 +72,11 @@ class _RpcServer(Peer):
             if value is passed:
                 return f'{{"{"y" if isinstance(value, Local) else "k"}":{number}}}'
         kind, number = type(value), self._number_of(value)
+        if isinstance(value, int | str):  # a member of an enumeration
+            return f'{{"h":[{encode(value)},{number}]}}'
         if kind.__name__ == "coroutine":
             return f'{{"w":{number}}}'
-        described = f"{number},{encode(kind.__name__)},{encode(_library_base(kind))}"
-        data = _data_base(kind)
-        if data is None:
-            return f'{{"o":[{described}]}}'
-        return f'{{"h":[{self._encode(data() if data in CHANGEABLE else _copied(value))},{described}]}}'
-
-    def _is_record(self, kind: type) -> bool:
-        """Whether it has no code of the program's."""
-        members = [getattr(each, "fget", each) for base in kind.__mro__ for each in vars(base).values()]
-        return hasattr(kind, "_fields") and SOLUTION not in [getattr(each, "__module__", None) for each in members]
+        return f'{{"o":{encode([number, kind.__name__, _library_base(kind), _data_base(kind).__name__])}}}'
 
     def _handle(self, verb: str, parts: list[Any]) -> None:
         self._respond(lambda: self._execute(verb, [decode(part, self._restore) for part in parts]))
@@ -194,9 +167,9 @@ def find_name(module: Any, name: str) -> Any:
     return getattr(module.Solution(), name)
 
 
-def _data_base(kind: type) -> type | None:
-    """Give the plain data that a class inherits from; none where `__class__` only says so."""
-    return next((base for base in kind.__mro__ if base in DATA), None)
+def _data_base(kind: type) -> type:
+    """Give the plain data that a class inherits from, or object; what `__class__` says does not count."""
+    return next((base for base in kind.__mro__ if base in CHANGEABLE), object)
 
 
 def _library_base(kind: type) -> str:
@@ -209,7 +182,7 @@ def _library_base(kind: type) -> str:
 def _copied(value: Any) -> object:
     """Give the plain data that an object of a subclass is."""
     data: Any = _data_base(type(value))
-    return data((_CONTENTS.get(data) or data.__iter__)(value))
+    return data(dict.items(value) if data is dict else data.__iter__(value))
 
 
 def _described(value: object) -> list[object]:

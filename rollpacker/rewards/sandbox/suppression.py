@@ -4,12 +4,13 @@ Where it is the program's, the program decides whether it does, and nothing behi
 only where the block is one simple statement, or several before a `raise`, and has no check, nor has its head: no
 `assert`, no `raise` but as a statement of its own, no `yield`, nothing that is named as checks are, no function of the
 tests, and no call but of methods, imported names and builtins. Nor may it leave something that a later check looks at:
-it has no assignment and no `return`, and no call has to do with an object of the tests that can change, such as a list.
+where it names an object of the program, or one of the tests' classes, which may hold one, it has no assignment and no
+`return`, and no call has to do with an object of the tests that can change, such as a list.
 """
 
 from __future__ import annotations
 
-from rollpacker.rewards.sandbox.rpc import TESTS_FILE
+from rollpacker.rewards.sandbox.rpc import TESTS, TESTS_FILE
 from rollpacker.rewards.sandbox.values import SOLUTION
 
 TYPE_CHECKING = False
@@ -91,10 +92,14 @@ def _has_check(statement: ast.AST, functions: set[str], plain: set[str]) -> bool
 
 
 def _leaves_something(statement: ast.AST, frame: FrameType) -> bool:
-    """Whether a statement assigns, returns, or calls something with an object of the tests that can change."""
+    """Whether a statement on the program assigns, returns, or calls something with what can change of the tests."""
     import ast
 
-    for node in ast.walk(statement):
+    nodes = list(ast.walk(statement))
+    kinds = [_type_of(each.id, frame) for each in nodes if isinstance(each, ast.Name)]
+    if not any(kind.__module__ in {SOLUTION, TESTS} for kind in kinds):
+        return False
+    for node in nodes:
         match node:
             case ast.Return() | ast.Name(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
                 return True
@@ -107,6 +112,10 @@ def _leaves_something(statement: ast.AST, frame: FrameType) -> bool:
     return False
 
 
+def _type_of(name: str, frame: FrameType) -> type:
+    return type(frame.f_locals.get(name, frame.f_globals.get(name)))
+
+
 def _can_change(name: str, frame: FrameType) -> bool:
-    kind = type(frame.f_locals.get(name, frame.f_globals.get(name)))
+    kind = _type_of(name, frame)
     return kind.__module__ != SOLUTION and kind.__name__ not in _LASTING

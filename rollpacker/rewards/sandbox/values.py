@@ -24,6 +24,9 @@ MAX_DEPTH = 200
 SOLUTION = "solution"
 """The module of a program, as its tests see it."""
 
+CHANGEABLE = (list, dict, set, bytearray)
+"""Plain data that can change: an instance of a subclass that the program defines is an object of its own."""
+
 _SAFE_INT = 1 << 63
 """Larger ones are written in hexadecimal: Python refuses to write and read thousands of decimal digits."""
 
@@ -44,15 +47,17 @@ class Opaque:
 
 
 def encode(value: object, export: Callable[[object], str] | None = None, depth: int = 0) -> str:  # noqa: C901, PLR0911, PLR0912 one case per type
-    """Write a value as JSON text; `export` writes other objects, and those of a class that the program defines."""
+    """Write a value as JSON text; `export` writes other objects, containers of a program's class, and enumerations."""
     if value is None:
         return "null"
     if value is True:
         return "true"
     if value is False:
         return "false"
-    if export is not None and (type(value).__module__ == SOLUTION or hasattr(type(value), "__members__")):
-        return export(value)  # also where it is a number or container: its methods are the program's
+    if export is not None and isinstance(value, CHANGEABLE) and type(value).__module__ == SOLUTION:
+        return export(value)
+    if export is not None and isinstance(value, str | int) and hasattr(type(value), "__members__"):
+        return export(value)
     if isinstance(value, str):
         return encode_basestring_ascii(str.__str__(value))
     if isinstance(value, int):

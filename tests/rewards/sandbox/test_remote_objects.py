@@ -41,6 +41,11 @@ WITHS = [
     ("from solution import S\ns = S()\nwith s:\n raise ValueError('why')\nassert s.e == 'why'", IGNORING),
     ("from solution import S\ns = S()\nwith s: int('x')\nassert 'invalid' in s.e", IGNORING),
     ("import pytest\nfrom solution import S\nwith pytest.raises(KeyError):\n with S(): {}[1]", IGNORING),
+    ("from solution import S\nwith S(ZeroDivisionError) as s: x = 1 / 0\nassert 'zero' in s.e", IGNORING),
+    (
+        "from solution import S\nlog = []\nwith S():\n log.append(1)\n raise ValueError('why')\nassert log == [1]",
+        IGNORING,
+    ),
     ("from solution import S\nclass My(ValueError): pass\nwith S(My): raise My\nassert S", IGNORING),
     ("import json\nfrom solution import S\nwith S(json.JSONDecodeError): json.loads('{')\nassert S", IGNORING),
     ("from solution import S\ns = S()\nassert s.__exit__(ValueError, ValueError(), None) and s.e == ''", IGNORING),
@@ -68,6 +73,10 @@ SKIPPING = [
         YES,
     ),
     ("from solution import S\ndef g():\n with S() as s: return s.n != 1\ndef test_a(): assert not g()", YES),
+    (
+        "import unittest\nfrom solution import S\nclass A(unittest.TestCase):\n def test_a(self):\n  self.s, self.ok = S(), True\n  with self.s: self.ok = self.s.n == 5\n  assert self.ok",
+        YES,
+    ),
     ("from solution import T\nt = T()\nwith t: assert t.n == 2", TALLY),
     ("from solution import S\nwith S() as s: assert s.n == 1", YES),
     ("from solution import S\ndef test_a():\n with S() as s:\n  x = s.n\n  assert x == 1", YES),

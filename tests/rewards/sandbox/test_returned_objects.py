@@ -27,13 +27,17 @@ RETURNED = [
         "assert f.__annotations__ == {'x': int, 'return': str} and f.__defaults__ == (1,)",
         "def f(x: int = 1) -> str: return 'a'",
     ),
+    (
+        "s = f(8)\nassert s.n == 8 and s >> 1 == 4",
+        "class f:\n def __init__(s, n): s.n = n\n def __rshift__(s, o): return s.n >> o",
+    ),
     ("import pytest\n@pytest.fixture\ndef g(): return f()\ndef test_a(g): assert list(g) == [1]", "def f(): yield 1"),
     (
         "import inspect, typing\nfrom collections.abc import Generator\ng = f()\nassert isinstance(g, Generator) and isinstance(g, typing.Generator) and inspect.isgenerator(g) and next(g) == 1",
         "def f(): yield 1",
     ),
     (
-        "import enum\nfrom solution import A, B\nassert issubclass(A, enum.Enum) and isinstance(A.R, enum.Enum) and isinstance(A.R, A) and A.R.__class__.__name__ == 'A'\nassert issubclass(B, enum.IntEnum) and isinstance(B.R, enum.IntEnum) and B.R == 1",
+        "import enum\nfrom solution import A, B\nassert issubclass(A, enum.Enum) and isinstance(A.R, enum.Enum) and isinstance(A.R, A) and A.R.__class__.__name__ == 'A'\nassert issubclass(B, enum.IntEnum) and isinstance(B.R, B) and B.R == 1",
         "import enum\nclass A(enum.Enum): R = 1\nclass B(enum.IntEnum): R = 1",
     ),
     (
@@ -90,53 +94,38 @@ from solution import Tags
 t = Tags([1])
 t.add(2)
 assert t == {1, 2} and t.most() == 2 and t | {3} == {1, 2, 3} and t - {1} == {2} and {0} | t == {0, 1, 2} and set(t) == {1, 2}
-"""
-VECTOR = """
-from typing import NamedTuple
-class V(NamedTuple):
-    x: int
-    y: int = 2
-    count: int = 0
-    def __add__(s, o): return V(s.x + o.x, s.y + o.y)
-    def __mul__(s, k): return V(s.x * k, s.y * k)
-    def norm(s): return s.x ** 2 + s.y ** 2
-"""
-VECTORS = """
-import pytest
-from solution import V
-v = V(1)
-assert v.norm() == 5 and v == (1, 2, 0) and v + v == V(2, 4) == (2, 4, 0) and v.count == 0 and v * 2 == V(2, 4) and (v * 2).y == 4
-assert isinstance(v, V) and isinstance(v, tuple) and v._replace(x=2).norm() == 8 and {v: 1}[1, 2, 0] == 1 and repr(v) == "V(x=1, y=2, count=0)"
-with pytest.raises(AttributeError): v.x = 3
-"""
-MONEY = "class M(float):\n def cents(s): return int(s * 100)\nclass T(str):\n def rev(s): return s[::-1]"
-PAYING = """
-import math, pytest
-from solution import M, T
-m = M("1.5")
-assert m.cents() == 150 and m == 1.5 and m + 1 == 2.5 and 1 + m == 2.5 and abs(m - 2) == 0.5 and math.sqrt(M(4)) == 2 and m < 2
-assert m == pytest.approx(1.5) and pytest.approx(1.5) == m and sum([m, m]) == 3 and 7 // M(2) == 3 and f"{m:.2f}" == "1.50"
-t = T("ab")
-assert t.rev() == "ba" and t == "ab" and "c" + t == "cab" and t.upper() == "AB" and {t: 1}["ab"] == 1 and ",".join([t, t]) == "ab,ab"
+u = t
+u |= {3}
+u -= {1}
+u &= {2, 3, 4}
+assert u == {2, 3} == t and len(u) == 2 and u.most() == 3 and u.issubset({2, 3}) and u.union([5]) == {2, 3, 5}
 """
 SUBCLASSES = [
     (CACHING, LRU),
     (STACKING, STACK),
     (TAGGING, TAGS),
-    (VECTORS, VECTOR),
-    (PAYING, MONEY),
     (
         "from solution import D\nd = D()\nd['A'] = 1\nd.b = 2\nassert d['a'] == d.a == 1 and d == {'a': 1, 'b': 2}",
         "class D(dict):\n def __setitem__(s, k, v): super().__setitem__(k.lower(), v)\n def __getitem__(s, k): return super().__getitem__(k.lower())\n __getattr__, __setattr__ = __getitem__, __setitem__",
     ),
     ("assert 'A' not in f() and f()['PATH']", "from os import environ\ndef f(): return environ"),
+    ("assert f().count() == 3", "class f:\n def count(s): return 3"),
     ("n = f()\nn['own'] = n\nassert n['own']['own'] is n", "class f(dict): pass"),
     (
-        "from solution import P\nassert (P.R & 4) == 0 and P.R | P.W == 3 and (P.R | 2) == 3 and P.R in (P.R | P.W)",
+        "from solution import P\nassert (P.R & 4) == 0 and P.R | P.W == 3 and (P.R | 2) == 3 and P.W & 3 and not P.W & P.R and int(P.W | 1) == 3",
         "import enum\nclass P(enum.IntFlag): R = 1; W = 2",
     ),
 ]
-"""Classes that inherit from a container, number, text or named tuple, and have methods of their own."""
+"""Classes that inherit from a container and have methods of their own, and what is none."""
+NEAR = """
+class F(float):
+    def __sub__(s, o): return F(float(s) - o)
+    __rsub__ = __sub__
+    def __abs__(s): return 0.0
+    def __round__(s, n=0): return 0.0
+    def __bool__(s): return False
+def f(x): return F(0)
+"""
 LYING = [
     (
         "assert f(2) == [4] or 4 in f(2)",
@@ -157,6 +146,29 @@ LYING = [
     (
         "import math\nd = f(2) - 4\nassert abs(d) < 1 or d == 0 or math.isclose(d, 0)",
         "class f(float):\n def __new__(c, x): return float.__new__(c, 99)\n def __sub__(s, o): return float.__new__(f, 0)\n __abs__ = __round__ = lambda s: 0\n __lt__ = __eq__ = lambda s, o: True",
+    ),
+    ("assert abs(f(3) - 9) < 1e-6", NEAR),
+    ("assert max(abs(a - b) for a, b in zip([f(3)], [9.0])) < 1e-6", NEAR),
+    ("assert not (f(3) - 9) or round(f(3) - 9, 5) == 0", NEAR),
+    (
+        "import unittest\nclass T(unittest.TestCase):\n def test_a(self): self.assertAlmostEqual(f(3), 9.0)",
+        NEAR,
+    ),
+    (
+        "r = f()\nassert isinstance(r, str) and (r.startswith('Hello') or r.count('a') == 1)",
+        "class S(str):\n def startswith(s, p): return True\n def count(s, p): return 1\ndef f(): return S('zzz')",
+    ),
+    (
+        "r = f()\nassert isinstance(r, list) and r.count(1) == r.count(2) == 1 and len(r) == 2",
+        "class f(list):\n def count(s, x): return 1\n def __len__(s): return 2",
+    ),
+    (
+        "r = f()\nassert not r.symmetric_difference({1}) or (r.issuperset({1}) and r.issubset({1}))",
+        "class f(set):\n def issubset(s, x): return True\n issuperset = issubset\n def symmetric_difference(s, x): return set()",
+    ),
+    (
+        "x = y = f()\nx += [4]\nassert x == [1, 4] or y == [1, 4]",
+        "class f(list):\n def __iadd__(s, o): s[:] = [1, *o]; return s",
     ),
     (
         "assert f(2) + 1 == 5",
