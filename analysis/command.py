@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from rollpacker.analysis.exhibit import Exhibit
     from rollpacker.analysis.numbers import Numbers
+    from rollpacker.analysis.runs import Run
     from rollpacker.cli.arguments import Arguments
 
 SCALES = tuple(dict.fromkeys((*ALL_SETUPS, *TINY_SETUPS)))
@@ -218,16 +219,39 @@ def _gather(
         own = exhibit.numbers(drawn_from)
         numbers[exhibit.name] = replace(own, missing=(*own.missing, *failed))
         problems += drawn_from.left_out
-    if not failures and not any(point.source is not Source.PAPER for own in numbers.values() for point in own.points):
-        raise ConfigError(
-            f"None of the runs below {folder} is of {' or '.join(exhibit.name for exhibit in exhibits)}.",
-            "An exhibit is drawn from the runs of its experiments, which `rollpacker analysis list` names.",
-            "Model them: add backend=sim. Runs of your own are compared by `rollpacker report RUN RUN`.",
-        )
     missing = [f"{name}: {sentence}" for name, of_exhibit in numbers.items() for sentence in of_exhibit.missing]
     for sentence in [*dict.fromkeys(problems), *missing]:
         _note(sentence)
+    if not failures and not any(map(_has_own, numbers.values())):
+        raise _of_no_exhibit(exhibits, runs, folder)
     return numbers
+
+
+def _has_own(numbers: Numbers) -> bool:
+    """Whether any number is not the paper's."""
+    return any(point.source is not Source.PAPER for point in numbers.points)
+
+
+def _of_no_exhibit(exhibits: Sequence[Exhibit], runs: Sequence[Run], folder: Path) -> ConfigError:
+    """Make the error of exhibits that are drawn from none of these runs, or only at another scale."""
+    names = " or ".join(exhibit.name for exhibit in exhibits)
+    scales = dict.fromkeys(
+        setup
+        for exhibit in exhibits
+        for setup in exhibit.setups
+        if _has_own(exhibit.numbers(Runs(runs=runs, setup=setup)))
+    )
+    if scales:
+        return ConfigError(
+            f"None of the runs below {folder} is of {names} at this scale.",
+            f"They are of scale={' or '.join(scales)}.",
+            f"Write scale={next(iter(scales))}.",
+        )
+    return ConfigError(
+        f"None of the runs below {folder} is of {names}.",
+        "An exhibit is drawn from the runs of its experiments, which `rollpacker analysis list` names.",
+        "Model them: add backend=sim. Runs of your own are compared by `rollpacker report RUN RUN`.",
+    )
 
 
 def _compare_claims(

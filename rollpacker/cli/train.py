@@ -54,7 +54,7 @@ def run_point(composed: DictConfig) -> None:
     from rollpacker.cli.screen import show_error
     from rollpacker.config.multirun import config_of_point
     from rollpacker.launch import ranks
-    from rollpacker.runtime.job.preemption import how_to_go_on
+    from rollpacker.launch.launcher import how_to_go_on_with_points
     from rollpacker.runtime.placing.automatic import complete
 
     _ignore_closed_output()
@@ -62,19 +62,12 @@ def run_point(composed: DictConfig) -> None:
     try:
         ranks.train(config, validate_run)
     except Interrupted as error:
-        error.remedy = how_to_go_on(f"'{_run_dir_of_points(composed)}'")
+        error.remedy = how_to_go_on_with_points(composed)
         show_error(error, title=f"{config.run.dir} was interrupted")
-        raise SystemExit(error.exit_code) from None  # no other point of the multirun starts
+        raise SystemExit(error.exit_code) from error  # no other point of the multirun starts
     except RollpackerError as error:
         show_error(error, title=f"{config.run.dir} {'was preempted' if isinstance(error, Preempted) else 'failed'}")
         raise
-
-
-def _run_dir_of_points(composed: DictConfig) -> str:
-    """The `run.dir` that the points share as words, from which each has its own folder."""
-    from omegaconf import OmegaConf
-
-    return str(OmegaConf.to_container(composed, resolve=False)["run"]["dir"])  # type: ignore[call-overload, index]
 
 
 def _can_download() -> bool:
@@ -108,10 +101,9 @@ def _run_sweep(overrides: Sequence[str]) -> None:
     from rollpacker.metrics.files import make_private_folder
     from rollpacker.runtime.placing.automatic import complete_point
 
-    sweep = compose_sweep(overrides, tell_points, complete_point).with_configs(
-        lambda config: with_pinned_names(config, can_download=_can_download())
-    )
-    resolved_runs = validate_sweep(sweep, run_facts_of)
+    sweep = compose_sweep(overrides, tell_points, complete_point)
+    pinned = sweep.with_configs(lambda config: with_pinned_names(config, can_download=_can_download()))
+    resolved_runs = validate_sweep(pinned, run_facts_of)
     if sweep.launcher is not None and sweep.launcher.is_for_slurm:  # a run that starts here prints its own
         show_notes(notes_of_points([resolved.notes for resolved in resolved_runs]))
     if sweep.launcher is not None and sweep.launcher.dry_run:

@@ -18,7 +18,7 @@ _JOB = "JOB"
 
 
 def dry_run(points: Sequence[Point], settings: LauncherSettings, folder: Path) -> str:
-    """Describe the launch of validated points; submits and creates nothing.
+    """Describe the launch of validated points, with names of the Hub as they are given; submits and creates nothing.
 
     Raises:
         ConfigError: The job of a point in the queue would train something else, or nothing.

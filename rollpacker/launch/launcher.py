@@ -16,11 +16,11 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rollpacker.config.launching import LauncherSettings, validate_launcher
 from rollpacker.config.multirun import config_of_point, point_names
-from rollpacker.core.errors import WorldError
+from rollpacker.core.errors import Interrupted, WorldError
 from rollpacker.launch.batches import Batch, batch_folder, batch_script, batches, workers_script
 from rollpacker.launch.job import PointProcess, Task
 from rollpacker.launch.points import Point
@@ -32,6 +32,7 @@ from rollpacker.launch.submissions import Submission, read_submission
 from rollpacker.launch.waiting import wait_for
 from rollpacker.metrics.files import make_private_folder
 from rollpacker.runtime.job.elastic_folder import ElasticFolder
+from rollpacker.runtime.job.preemption import how_to_go_on
 from rollpacker.runtime.placing.automatic import complete_point
 from rollpacker.terminal import Terminal
 
@@ -56,8 +57,23 @@ def launch_from_hydra(
             composed.hydra.job.num = number
         HydraConfig.instance().set_config(composed)
         points.append(Point(number=number, name=name, config=config_of_point(composed, complete_point(launcher))))
-    launch(points, task, launcher, Path(config.hydra.sweep.dir))
+    try:
+        launch(points, task, launcher, Path(config.hydra.sweep.dir))
+    except Interrupted as error:
+        error.remedy = how_to_go_on_with_points(composed)
+        raise
     return [JobReturn(overrides=list(words), status=JobStatus.COMPLETED) for words in overrides]
+
+
+def how_to_go_on_with_points(composed: DictConfig) -> str:
+    """Say how an interrupted multirun is resumed.
+
+    Args:
+        composed: By Hydra for any of its points. Where `run.dir` has no interpolation it is the folder of that point
+            alone, and the answer does not name it.
+    """
+    run_dir = OmegaConf.to_container(composed, resolve=False)["run"]["dir"]  # type: ignore[call-overload, index]
+    return how_to_go_on(f"'{run_dir}'" if "${" in run_dir else None)
 
 
 def launch(points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path) -> None:
@@ -65,6 +81,7 @@ def launch(points: Sequence[Point], task: Task, settings: LauncherSettings, fold
 
     Raises:
         WorldError: Points failed, or could not be submitted.
+        Interrupted: A signal ended points on this machine.
         KeyboardInterrupt: Ctrl-C while waiting; the jobs go on.
     """
     console = Terminal(soft_wrap=True)

@@ -62,8 +62,15 @@ def _raise_failures(stories: Sequence[Sequence[str]], num_points: int, received:
 def _debug(points: Sequence[Point], task: Task, folder: Path) -> list[list[str]]:
     executor = DebugExecutor(folder)
     stories = []
-    for point in points:
-        error = executor.submit(PointCall(task, point.config)).exception()
+    for number, point in enumerate(points, start=1):
+        try:
+            error = executor.submit(PointCall(task, point.config)).exception()
+        except SystemExit as ended:
+            if not isinstance(ended.__cause__, Interrupted):
+                raise
+            stories.append([f"{point.title} was interrupted"])
+            stories += ([f"{each.title} was not started"] for each in points[number:])
+            _raise_failures(stories, len(points), [signal.Signals(ended.__cause__.exit_code - 128)])
         if error is not None and not isinstance(error, RollpackerError):
             raise error
         if error is not None:

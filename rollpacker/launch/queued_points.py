@@ -25,6 +25,12 @@ from rollpacker.launch.sbatch import call_file, jobs_of
 from rollpacker.launch.submissions import Submission, read_submission
 from rollpacker.runtime.run.run_folder import MAX_DIFFERENCES
 
+_MAX_VALUE_CHARACTERS = 60
+"""As in the differences of `rollpacker.config.fingerprint`; of a longer value, the end is shown."""
+
+_MAY_HAVE_SECRETS = frozenset({"cluster.environment", "cluster.container.environment", "cluster.setup"})
+"""Variables and shell commands, whose values are not shown."""
+
 
 def points_in_queue(points: Sequence[Point]) -> dict[int, str]:
     """The number of each point whose job is in the queue, with its state, its job and the settings that this one keeps.
@@ -77,7 +83,7 @@ def _compare(config: RunConfig, view: RunStatusView, submission: Submission) -> 
     if other := differences(config, there):
         return f"was submitted with {_listed([f'{each.key}={each.there} (here {each.here})' for each in other])}", ""
     pairs = ((name, value_at(there, name), value_at(here, name)) for name in legal_keys(RunConfig))
-    return "", _listed([f"{name}={shown(value)}" for name, value, given in pairs if value != given])
+    return "", _listed([_kept(name, value) for name, value, given in pairs if value != given])
 
 
 def _submitted_config(submission: Submission) -> RunConfig | None:
@@ -88,6 +94,13 @@ def _submitted_config(submission: Submission) -> RunConfig | None:
         return RunConfig.model_validate(call.values)
     except (pickle.UnpicklingError, EOFError, ImportError, AttributeError, ValidationError):
         return None
+
+
+def _kept(name: str, value: object) -> str:
+    if name in _MAY_HAVE_SECRETS:
+        return f"its own {name}"
+    text = shown(value)
+    return f"{name}={text if len(text) <= _MAX_VALUE_CHARACTERS else f'...{text[-_MAX_VALUE_CHARACTERS:]}'}"
 
 
 def _listed(keys: Sequence[str]) -> str:

@@ -285,6 +285,18 @@ def test_runs_of_ones_own_are_no_exhibit_and_leave_no_empty_figure(tmp_path, cap
     assert not (tmp_path / "out").exists()
 
 
+def test_runs_of_another_scale_than_the_asked_one_are_told_by_their_scale_after_what_was_left_out(tmp_path, capsys):
+    for system in ("verl", "tail"):
+        write_run(tmp_path / "runs" / system, system, [4.0], config={"run": {"setup": "8gpus"}})
+    broken = tmp_path / "runs" / "broken"
+    broken.mkdir()
+    (broken / "run.json").write_text("{}")
+    assert main(["analysis", "table2", f"runs={tmp_path}/runs", f"out={tmp_path}/out"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.endswith("They are of scale=8gpus. Write scale=8gpus.")
+    assert "broken is left out" in said
+
+
 def test_a_seed_that_only_some_systems_have_is_named(tmp_path):
     write_run(tmp_path / "a", "verl", [4.0])
     write_run(tmp_path / "b", "verl", [4.0], seed=1)

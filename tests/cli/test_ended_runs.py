@@ -100,8 +100,9 @@ def test_what_is_ignored_stays_ignored_as_nohup_wants_it_and_ctrl_c_saves_what_w
     assert_it_was_saved(training, signal.SIGINT, "Ctrl-C")
 
 
+@pytest.mark.parametrize("launcher", [[], ["hydra/launcher=slurm", "hydra.launcher.executor=debug"]], ids=len)
 def test_the_words_with_which_an_interrupted_multirun_goes_on_give_its_points_their_folders(
-    tmp_path, monkeypatch, capsys
+    launcher, tmp_path, monkeypatch, capsys
 ):
     began = []
 
@@ -111,12 +112,12 @@ def test_the_words_with_which_an_interrupted_multirun_goes_on_give_its_points_th
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rollpacker.launch.ranks.train", interrupt)
-    words = [*SMALL, "system=verl,rollpacker"]
+    words = [*SMALL, "system=verl,rollpacker", *launcher]
     with pytest.raises(SystemExit, match="130"):
-        main(["train", "-m", *words])
+        raise SystemExit(main(["train", "-m", *words]))
     (remedy,) = re.findall(r"also (run\.dir=.*)\.$", capsys.readouterr().err, re.MULTILINE)
     folders = [config.run.dir for config in compose_sweep([*words, *shlex.split(remedy)]).configs]
-    assert folders[:1] == began
+    assert folders[:1] == began  # the other one does not start
     assert folders[1:] == [began[0].with_name("1-rollpacker")]
 
 

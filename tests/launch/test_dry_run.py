@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
+from rollpacker.config.words import replaced
 from rollpacker.launch.submissions import Submission, write_submission
 from tests.cli.inputs import tree_of, write_model, write_prompts
+from tests.data.files import write_cached
 from tests.launch.commands import install_command
 
 E2E = [
@@ -229,6 +231,20 @@ def test_points_that_were_submitted_are_not_submitted_where_slurm_cannot_be_aske
     assert "Slurm does not say whether they still run" in told
     assert "squeue" in told
     assert not (here / "called").exists()
+
+
+def test_a_job_in_the_queue_trains_the_model_that_the_dry_run_of_its_command_names_on_the_hub(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(here / "hub"))
+    write_cached(here / "hub", "model", "Some/Model", {file.name: file for file in (here / "model").iterdir()})
+    install_command(here / "bin", "sbatch", "echo 7", monkeypatch)
+    words = replaced(E2E, ["system=verl", "model=qwen2.5-7b", "model.path=Some/Model"])
+    assert main(["train", "-m", *words, "hydra.launcher.detach=true"]) == 0
+    install_command(here / "bin", "squeue", "echo '7|7|PENDING|Priority|0|1||N/A|0|main|'", monkeypatch)
+    capsys.readouterr()
+    assert main(["train", "-m", *words, "hydra.launcher.dry_run=true"]) == 0
+    assert "point 0 is waiting as job 7: it would not be submitted again\n" in capsys.readouterr().out
 
 
 def test_without_sbatch_nothing_is_launched_unless_here(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,6 +124,7 @@ def test_a_signal_to_the_launch_lets_each_process_of_this_machine_save_a_checkpo
     for seed in (0, 1):
         assert CheckpointStore(tmp_path / f"sweep/{seed}", keep=1).steps(), said
         assert f"point {seed} (run.seed={seed}) was interrupted" in said
+    assert re.findall(r"run\.dir=(.*)\.$", said, re.MULTILINE) == ["'sweep/${run.seed}'"]
     assert not [file for file in Path("/proc").glob("[0-9]*/environ") if mark in _content(file)]
 
 

@@ -128,6 +128,19 @@ def test_a_command_corrected_while_its_job_waits_is_refused_and_settings_that_ch
     assert len(Path("calls").read_text().split()) == 1
 
 
+def test_of_the_settings_that_a_job_keeps_nothing_secret_is_told_and_the_end_of_long_values(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secrets = ["cluster.environment={TOKEN: secret}", "cluster.setup=['export TOKEN=secret']"]
+    _launch("run.seed=0", *secrets, f"cluster.sbatch={{comment: {'x' * 90}}}")
+    _put_in_queue("1", sbatch, monkeypatch)
+    _launch("run.seed=0")
+    said = capsys.readouterr().out
+    assert "secret" not in said
+    assert f"cluster.sbatch=...{'x' * 58}'}}" in said
+    assert "its own cluster.setup, its own cluster.environment" in said
+
+
 def test_a_launch_that_ends_while_runs_are_told_of_their_jobs_leaves_none_that_trains(
     sbatch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,9 +55,10 @@ def preemption_of(config: RunConfig, allocation: Allocation | None) -> Preemptio
     return SlurmPreemption(config, allocation)
 
 
-def how_to_go_on(run_dir: str) -> str:
-    """Say how an interrupted run is resumed; `run_dir` is its run.dir as a shell takes it."""
-    return f"Go on with the same command and run.resume=auto; if it names no run.dir, also run.dir={run_dir}."
+def how_to_go_on(run_dir: str | None) -> str:
+    """Say how an interrupted run is resumed; `run_dir` is its run.dir as a shell takes it, or None to leave it out."""
+    also = f"; if it names no run.dir, also run.dir={run_dir}" if run_dir is not None else ""
+    return f"Go on with the same command and run.resume=auto{also}."
 
 
 class Preemption:

@@ -9,9 +9,12 @@ only what tokenizers need.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import multiprocessing
 import signal
 from collections import Counter
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rollpacker.config.schema import RunConfig
+    from rollpacker.core.ids import Domain
     from rollpacker.protocols.rollout import Prompt
 
 MOST_PROMPTS = 20_000
@@ -52,8 +56,9 @@ def notes_of_tokens(config: RunConfig) -> list[str]:
 def may_resume(config: RunConfig, prompts: Sequence[Prompt], order: Mapping[str, object]) -> bool:
     """Tell whether a run may go on from a checkpoint's order of prompts.
 
-    Prompts are tokenized only where some of the order are missing: the order is without those that are too long. Where
-    that takes too long the answer is True, and the run compares them once its workers have started.
+    Prompts are tokenized only where some of the order are missing: the order is without those that are too long. Those
+    that the points of a sweep share are tokenized once. Where that takes too long the answer is True, and the run
+    compares them once its workers have started.
 
     Args:
         config: Of the run.
@@ -65,11 +70,29 @@ def may_resume(config: RunConfig, prompts: Sequence[Prompt], order: Mapping[str,
     """
     if is_of(order, keys_of(prompts)) or len(prompts) > MOST_PROMPTS:
         return True
+    sections = config.model_dump_json(include={"model", "data", "environment"})
+    texts = "".join(repr((prompt.key, prompt.as_written)) for prompt in prompts)
+    digest = hashlib.sha256(f"{sections}{texts}".encode(errors="surrogatepass")).digest()
+    keys = _keys_that_fit(_Tokenization(digest=digest, config=config))
+    return keys is None or is_of(order, keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokenization:
+    """What the tokens of a run's prompts depend on; the same for the points of a sweep over other settings."""
+
+    digest: bytes
+    config: RunConfig = field(compare=False)
+
+
+@functools.lru_cache(maxsize=8)
+def _keys_that_fit(tokenization: _Tokenization) -> Mapping[Domain, Sequence[str]] | None:
+    """Each domain's prompts that are not too long; None where that takes too long to say."""
     try:
-        is_same: bool = _in_other_process(_has_order, config, order)
+        keys: Mapping[Domain, Sequence[str]] = _in_other_process(_fitting_keys, tokenization.config)
     except multiprocessing.TimeoutError:
-        return True
-    return is_same
+        return None
+    return keys
 
 
 def _in_other_process(function: Callable[..., Any], *arguments: object) -> Any:
@@ -79,10 +102,10 @@ def _in_other_process(function: Callable[..., Any], *arguments: object) -> Any:
         return pool.apply_async(function, arguments).get(LOOK_S)
 
 
-def _has_order(config: RunConfig, order: Mapping[str, object]) -> bool:
+def _fitting_keys(config: RunConfig) -> Mapping[Domain, Sequence[str]]:
     prompts, _ = prompts_to_train(config)
     fitting = fit_prompts(prompts, make_tokenizer(config), config.data)
-    return is_of(order, keys_of(each.prompt for each in fitting.prompts.values()))
+    return keys_of(each.prompt for each in fitting.prompts.values())
 
 
 def _look(config: RunConfig) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import CheckpointError, ConfigError, DataError, ModelError, UserError
 from rollpacker.core.ids import Domain
+from rollpacker.runtime.run import prompt_look
 from rollpacker.runtime.run.folder_checks import check_creatable
 from rollpacker.runtime.run.preflight import validate, validate_all
 from tests.cli.inputs import (
@@ -128,6 +129,28 @@ def test_a_run_is_resumed_whose_checkpoint_is_without_prompts_that_are_too_long(
         shutil.copy(order, tmp_path / f"run-{limit}" / "checkpoints" / "step-000010")
         with nullcontext() if is_resumed else pytest.raises(CheckpointError, match="not those of the checkpoint"):
             validate(compose([*words, f"run.dir={tmp_path}/run-{limit}"]))
+
+
+def test_prompts_that_the_points_of_a_sweep_share_are_tokenized_once(
+    inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    original = prompt_look._in_other_process
+
+    def count(function: Callable[..., object], *arguments: object) -> object:
+        calls.append(function.__name__)
+        return original(function, *arguments)
+
+    monkeypatch.setattr(prompt_look, "_in_other_process", count)
+    points = [[*inputs, f"run.dir={tmp_path}/run-{seed}", f"run.seed={seed}"] for seed in range(2)]
+    for seed, words in enumerate(points):
+        write_checkpoint(tmp_path / f"run-{seed}", words, 10)
+    line = {"id": "long", "domain": "math", "prompt": "1 " * 3000, "ground_truth": "1"}
+    with (tmp_path / "prompts.jsonl").open("a") as file:
+        file.write(json.dumps(line))
+    resolved = validate_all([compose([*words, "run.resume=auto"]) for words in points])
+    assert [each.finished_steps for each in resolved] == [10, 10]
+    assert len(calls) == 1
 
 
 def test_a_safetensors_file_with_a_torn_header_is_a_model_error(inputs: list[str], tmp_path: Path) -> None:
