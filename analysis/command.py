@@ -161,7 +161,7 @@ def _answer(question: _Question) -> None:
         )
     for failure in _sentences(failures):
         _note(failure)
-    numbers = _gather(exhibits, question.runs, question.scale, failures)
+    numbers = _gather(exhibits, question, failures)
     if question.what == "verdicts":
         _compare_claims(numbers, question, console, has_failed=bool(failures))
     else:
@@ -200,9 +200,10 @@ def _titled(title: str, *paths: Path) -> Text:
 
 
 def _gather(
-    exhibits: Sequence[Exhibit], folder: Path, scale: str | None, failures: Mapping[str, Sequence[str]]
+    exhibits: Sequence[Exhibit], question: _Question, failures: Mapping[str, Sequence[str]]
 ) -> dict[str, Numbers]:
     """Compute the numbers of every exhibit; what is missing or failed is said, and the rest is computed."""
+    folder, scale = question.runs, question.scale
     runs, problems = read_runs(list(find_runs(folder)))
     if not runs and failures:
         raise _failed(failures)
@@ -222,7 +223,7 @@ def _gather(
     missing = [f"{name}: {sentence}" for name, of_exhibit in numbers.items() for sentence in of_exhibit.missing]
     for sentence in [*dict.fromkeys(problems), *missing]:
         _note(sentence)
-    if not failures and not any(map(_has_own, numbers.values())):
+    if question.what != "verdicts" and not failures and not any(map(_has_own, numbers.values())):
         raise _of_no_exhibit(exhibits, runs, folder)
     return numbers
 

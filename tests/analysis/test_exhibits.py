@@ -406,7 +406,8 @@ def test_a_run_that_failed_marks_the_exhibits_that_needed_it_and_no_other(tmp_pa
     write_run(tmp_path / "verl", "verl", [10.0, 10.0])
     failed = {EXHIBITS["table2"].experiments[0]: ["runs/x failed: Another process is running in run.dir=runs/x."]}
     exhibits = list(EXHIBITS.values())
-    numbers = command._gather(exhibits, tmp_path, None, failed)
+    question = command._parse("all", {**command._defaults(), "runs": str(tmp_path)})
+    numbers = command._gather(exhibits, question, failed)
     assert "runs/x failed: Another process is running in run.dir=runs/x." in numbers["table2"].missing
     marked = {name for name, own in numbers.items() if any("runs/x failed" in sentence for sentence in own.missing)}
     assert marked == {exhibit.name for exhibit in exhibits if set(failed) & set(exhibit.experiments)}
