@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollpacker.analysis.command import _gather
+from rollpacker.analysis import command
 from rollpacker.analysis.exhibits import EXHIBITS, fig06, fig11, fig12, fig13, length_bias, limits, sensitivity, table3
 from rollpacker.analysis.numbers import Source
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
@@ -26,7 +26,8 @@ def test_a_run_that_is_left_out_for_another_is_printed_once_and_leaves_no_exhibi
     for name in ("a", "b"):
         write_run(tmp_path / name, "verl", [4.0], model="Qwen2.5-14B", task="code", modelled=True)
     exhibits = [EXHIBITS["fig07a"], EXHIBITS["table1"]]
-    numbers = _gather(exhibits, tmp_path, None, {})
+    question = command._parse("all", {**command._defaults(), "runs": str(tmp_path)})
+    numbers = command._gather(exhibits, question, {})
     assert not numbers["fig07a"].missing
     assert capsys.readouterr().err.count("b is left out") == 1
 
