@@ -22,6 +22,7 @@ from rollpacker.config.keys import section_of
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import NotInFingerprint
 from rollpacker.config.sections.data import RowSettings
+from rollpacker.config.words import shortened
 from rollpacker.paths import real_path
 
 if TYPE_CHECKING:
@@ -153,16 +154,11 @@ def differences(config: RunConfig, record: Mapping[str, Any] | None) -> list[Dif
     ]
 
 
-_MAX_VALUE_CHARACTERS = 60
-"""Of a value in a message; of a longer path, the end is shown."""
-
-
 def _text(values: Mapping[str, Any], key: str) -> str:
     if key not in values:
         return "not set"
     value = values[key]
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _MAX_VALUE_CHARACTERS else f"...{text[-_MAX_VALUE_CHARACTERS:]}"
+    return shortened(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 @functools.cache

@@ -43,6 +43,14 @@ def in_quotes(text: str) -> str:
     return QuotedString(text=text, quote=Quote.double).with_quotes()
 
 
+_MAX_VALUE_CHARACTERS = 60
+
+
+def shortened(text: str) -> str:
+    """A text for a message; of a longer one, such as a path, the end."""
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else f"...{text[-_MAX_VALUE_CHARACTERS:]}"
+
+
 def counted(number: int, noun: str) -> str:
     """A number with its noun."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

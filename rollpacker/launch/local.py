@@ -30,6 +30,7 @@ from rollpacker.launch.job import PointCall, PointProcess, Task
 from rollpacker.launch.points import Point
 from rollpacker.launch.waiting import failure, log_end
 from rollpacker.runtime.job.preemption import SHELL_SIGNALS
+from rollpacker.runtime.job.signals import handlers_kept
 from rollpacker.terminal import Terminal
 
 _POLL_S = 0.1
@@ -82,15 +83,11 @@ def _debug(points: Sequence[Point], task: Task, folder: Path) -> list[list[str]]
 def _received_signals() -> Iterator[list[signal.Signals]]:
     """Collect the signals that would end this process, in the order in which they come; an ignored one stays so."""
     received: list[signal.Signals] = []
-    handlers = {number: signal.getsignal(number) for number in SHELL_SIGNALS}
-    replaced = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
-    for number in replaced:
-        signal.signal(number, lambda received_number, _: received.append(signal.Signals(received_number)))
-    try:
+    with handlers_kept():
+        for number in SHELL_SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, lambda came, _: received.append(signal.Signals(came)))
         yield received
-    finally:
-        for number, handler in replaced.items():
-            signal.signal(number, handler)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from submitit.core.utils import DelayedSubmission
 from rollpacker.config.fingerprint import differences
 from rollpacker.config.keys import legal_keys, value_at
 from rollpacker.config.schema import RunConfig
-from rollpacker.config.words import counted, shown
+from rollpacker.config.words import counted, shortened, shown
 from rollpacker.core.errors import ConfigError, WorldError
 from rollpacker.launch.collect_status import collect_status
 from rollpacker.launch.job import PointCall
@@ -24,9 +24,6 @@ from rollpacker.launch.run_status_view import RunStatusView
 from rollpacker.launch.sbatch import call_file, jobs_of
 from rollpacker.launch.submissions import Submission, read_submission
 from rollpacker.runtime.run.run_folder import MAX_DIFFERENCES
-
-_MAX_VALUE_CHARACTERS = 60
-"""As in the differences of `rollpacker.config.fingerprint`; of a longer value, the end is shown."""
 
 _MAY_HAVE_SECRETS = frozenset({"cluster.environment", "cluster.container.environment", "cluster.setup"})
 """Variables and shell commands, whose values are not shown."""
@@ -99,8 +96,7 @@ def _submitted_config(submission: Submission) -> RunConfig | None:
 def _kept(name: str, value: object) -> str:
     if name in _MAY_HAVE_SECRETS:
         return f"its own {name}"
-    text = shown(value)
-    return f"{name}={text if len(text) <= _MAX_VALUE_CHARACTERS else f'...{text[-_MAX_VALUE_CHARACTERS:]}'}"
+    return f"{name}={shortened(shown(value))}"
 
 
 def _listed(keys: Sequence[str]) -> str:

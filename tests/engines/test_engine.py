@@ -301,52 +301,35 @@ async def test_an_error_in_the_decode_loop_is_raised_from_collect_and_ends_the_e
     await engine.close()
 
 
-async def test_a_question_behind_a_cancelled_one_is_answered_when_the_engine_fails(
-    model: Any, model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = TorchEngine(EngineId("engine-3"), model_path, EngineSection(), max_tokens_per_seq=256, dtype="float32")
-    await engine.load_weights(weights_of(model, 0))
-    began, may_fail = threading.Event(), threading.Event()
-
-    def fail() -> None:
-        began.set()
-        may_fail.wait()
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(engine._decoder, "step", fail)
-    await engine.generate([make_request()])
-    await asyncio.to_thread(began.wait)
-    questions = [asyncio.create_task(engine.progress()), asyncio.create_task(engine.stats())]
-    await asyncio.sleep(0)  # both are queued
-    questions[0].cancel()
-    await asyncio.sleep(0)
-    may_fail.set()
-    with pytest.raises(EngineFailed, match="out of memory"):
-        await asyncio.wait_for(questions[1], 30)
-    await engine.close()
-
-
-async def test_a_question_behind_an_order_that_fails_is_answered(
-    model: Any, model_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ahead", ["a cancelled question", "an order that fails"])
+async def test_a_question_is_answered_when_the_engine_fails_before_its_turn(
+    model: Any, model_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: str
 ) -> None:
     engine = TorchEngine(EngineId("engine-3"), model_path, EngineSection(), max_tokens_per_seq=256, dtype="float32")
     await engine.load_weights(weights_of(model, 0))
     began, may_go_on = threading.Event(), threading.Event()
 
-    def wait() -> list[Any]:
-        began.set()
-        may_go_on.wait()
-        return []
-
     def fail() -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(engine._decoder, "step", wait)
+    def step() -> list[Any]:
+        began.set()
+        may_go_on.wait()
+        if ahead == "a cancelled question":
+            fail()
+        return []
+
+    monkeypatch.setattr(engine._decoder, "step", step)
     await engine.generate([make_request()])
     await asyncio.to_thread(began.wait)
-    engine._order(fail)
+    if ahead == "an order that fails":
+        engine._order(fail)
+    else:
+        cancelled = asyncio.create_task(engine.progress())
+        await asyncio.sleep(0)  # it is queued
+        cancelled.cancel()
     question = asyncio.create_task(engine.stats())
-    await asyncio.sleep(0)  # it is queued
+    await asyncio.sleep(0)
     may_go_on.set()
     with pytest.raises(EngineFailed, match="out of memory"):
         await asyncio.wait_for(question, 30)
