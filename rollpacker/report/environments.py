@@ -72,5 +72,5 @@ def _sentence(run: ShownRun) -> str:
     return (
         f"A trained response had {turns:.3g} turns and waited {seconds(waited_s)} for its environment, in rollouts of "
         f"{seconds(float(steps['rollout_time_s'].mean()))} on average. Environments failed: {plural(restarts, 'time')} "
-        f"the response began again, and {given_up:,} were given up."
+        f"the response began again, and {given_up:,} {'was' if given_up == 1 else 'were'} given up."
     )
