@@ -36,5 +36,5 @@ class RewardFailures:
         counts = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
         return (
             f"{num_failed} of {len(scored)} rewards of {where} failed: {counts}. A check that fails gives 0, whatever "
-            "the response is. Read why in reward.log under run.dir."
+            "the response is. Read why in reward.log below run.dir/logs."
         )
