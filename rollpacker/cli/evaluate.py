@@ -47,6 +47,8 @@ HELP = CommandHelp(
     ),
     examples=(
         "rollpacker evaluate runs/x at=best evaluation.path=aime24.jsonl \\\n    evaluation.num_samples=32",
+        "rollpacker evaluate runs/x at=start out=start.parquet",
+        "rollpacker evaluate runs/x at=best against=start.parquet",
         "rollpacker evaluate model.path=DIR evaluation.path=test.jsonl reward=math \\\n    require='test>=0.3'",
     ),
 )

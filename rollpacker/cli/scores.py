@@ -27,6 +27,7 @@ _GAP = 2
 """Columns between two of a table."""
 
 _LEGEND = "+-: standard error with other samples of these prompts (with other prompts of their kind)"
+_OF_ONE_SAMPLE = "; ?: unknown, from one sample of each prompt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +58,11 @@ def score_table(run_dirs: Mapping[int, Path], others: Mapping[str, Rewards] | No
     if others is not None:
         mine = {step: rewards_by_set(read_newest_responses(run_dir)) for step, run_dir in run_dirs.items()}
         shown += ["", _differences(rows, mine, others, other, has_steps=has_steps)]
+    is_unknown = any(row["se_given_prompts"] is None for of_step in rows.values() for row in of_step)
+    legend = _LEGEND + _OF_ONE_SAMPLE * is_unknown
     return ScoreTable(
         scores={(step, row["set"]): row["reward_mean"] for step, of_step in rows.items() for row in of_step},
-        shown=[*shown, Text(_LEGEND, style="dim")],
+        shown=[*shown, Text(legend, style="dim")],
     )
 
 

@@ -57,7 +57,8 @@ def write_evaluation(folder: Path, rewards: dict[str, list[list[float]]], step: 
         shape = {"num_prompts": len(prompts), "num_samples": len(prompts[0])}
         mean = sum(map(sum, prompts)) / sum(map(len, prompts))
         tables["evaluations"].append(
-            row("evaluations", step=step, set=name, reward_mean=mean, se_over_prompts=0.05, **shape, **LENGTHS)
+            row("evaluations", step=step, set=name, reward_mean=mean, **shape, **LENGTHS)
+            | {"se_given_prompts": 0.25 if len(prompts[0]) > 1 else None, "se_over_prompts": 0.05}
         )
         tables["pass_at_k"].append(row("pass_at_k", step=step, set=name, k=len(prompts[0]), value=1.0))
         tables["evaluation_responses"] += [
@@ -163,18 +164,18 @@ def printed(table: object) -> str:
 
 
 def test_the_table_fits_80_columns_and_compares_sample_by_sample(tmp_path: Path) -> None:
-    mine = write_evaluation(tmp_path / "a", {"aime24": [[1.0, 0.0], [1.0, 1.0]], "a-longer-set": [[0.5]]})
-    other = write_evaluation(tmp_path / "b", {"aime24": [[0.0, 0.0], [1.0, 0.0]], "a-longer-set": [[0.5], [1.0]]})
+    mine = write_evaluation(tmp_path / "a", {"aime24": [[1.0, 0.0], [1.0, 1.0]], "longer": [[0.5]]})
+    other = write_evaluation(tmp_path / "b", {"aime24": [[0.0, 0.0], [1.0, 0.0]], "longer": [[0.5], [1.0]]})
     others = rewards_by_set(read_newest_responses(other))
     text = printed(score_table({0: mine, 40: mine}, others, other="runs/some-other-run"))
     assert max(map(len, text.splitlines())) <= 80
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "step set n x k reward +- pass@2 truncated length p50/p90"
-    assert lines[1] == "0 aime24 2 x 2 0.750 ? (0.050) 1.000 0.0% 0/0"
-    assert "40 aime24 2 x 2 0.750 ? (0.050) 1.000 0.0% 0/0" in lines
+    assert lines[1] == "0 aime24 2 x 2 0.750 0.250 (0.050) 1.000 0.0% 0/0"
+    assert "40 aime24 2 x 2 0.750 0.250 (0.050) 1.000 0.0% 0/0" in lines
     # differences 1, 0, 0, 1: s^2 = 0.5 within each prompt, whose means are alike
     assert "0 aime24 0.750 0.250 +0.500 0.354 (0.000)" in lines
-    assert "40 a-longer-set 0.500 0.750 other samples" in lines
+    assert "40 longer 0.500 0.750 other samples" in lines
 
 
 def test_where_names_leave_no_room_for_lengths_they_are_a_table_and_neither_steps_nor_sets_are_broken(
@@ -192,13 +193,21 @@ def test_where_names_leave_no_room_for_lengths_they_are_a_table_and_neither_step
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[:7] == [
         "step set n x k reward +- pass@2",
-        f"0 {name} 1 x 2 0.500 ? (0.050) 1.000",
-        f"12000 {name} 1 x 2 0.500 ? (0.050) 1.000",
+        f"0 {name} 1 x 2 0.500 0.250 (0.050) 1.000",
+        f"12000 {name} 1 x 2 0.500 0.250 (0.050) 1.000",
         "",
         "step set truncated length p50/p90",
         f"0 {name} 0.0% 0/0",
         f"12000 {name} 0.0% 0/0",
     ]
+
+
+def test_a_question_mark_is_explained_where_there_is_one(tmp_path: Path) -> None:
+    one, two = (write_evaluation(tmp_path / str(num), {"aime24": [[1.0] * num]}) for num in (1, 2))
+    of_one, of_two = (" ".join(printed(score_table({0: run}, None, other="")).split()) for run in (one, two))
+    assert "1.000 ? (0.050)" in of_one
+    assert of_one.endswith("?: unknown, from one sample of each prompt")
+    assert "?" not in of_two
 
 
 def test_the_file_of_an_evaluation_is_read_as_a_run_is(tmp_path: Path) -> None:
