@@ -36,7 +36,7 @@ HELP = CommandHelp(
 
 
 def run(arguments: Arguments) -> None:
-    """Print the command; raises what `rollpacker check` would for it."""
+    """Print the command; raises what `rollpacker check` would for it, and prints nothing then."""
     from rich.text import Text
 
     from rollpacker.cli.run_facts import run_facts_of
@@ -49,13 +49,14 @@ def run(arguments: Arguments) -> None:
     words = _words(arguments.words)
     chooser = Chooser()
     config = with_pinned_names(compose([word for word, _ in words], chooser.complete), can_download=False)
+    resolved = validate(config, run_facts_of)
     rows = [*words, *((choice.word, choice.reason) for choice in chooser.chosen)]
     command = " \\\n    ".join(["rollpacker train", *(shlex.quote(word) for word, _ in rows)])
     console = output()
     console.print(heading("Train by"), Text(command), "", heading("Why"), sep="\n", soft_wrap=True)
     reasons = [(f"  {word.partition('=')[0]}", reason) for word, reason in rows]  # a value may be wider than a screen
     console.print(facts([*reasons, *_without_choice(config, chooser.gpus)]))
-    show_notes(validate(config, run_facts_of).notes)
+    show_notes(resolved.notes)
 
 
 def _words(given: Sequence[str]) -> list[tuple[str, str]]:

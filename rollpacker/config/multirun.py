@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -34,7 +34,7 @@ from rollpacker.config.compose import (
 )
 from rollpacker.config.given_file import refuse_file
 from rollpacker.config.launching import LAUNCHER, LauncherSettings, is_chosen, launcher_mistakes, validate_launcher
-from rollpacker.config.mistakes import collected, raise_mistakes
+from rollpacker.config.mistakes import SeveralMistakes, collected, raise_mistakes
 from rollpacker.config.optional_sections import with_defaults_of_deleted
 from rollpacker.config.roots import DEFAULT_RUN_DIR, TRAIN, groups
 from rollpacker.config.schema import RunConfig
@@ -79,7 +79,8 @@ class Sweep:
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """List the overrides of every point that a multirun would run, in Hydra's order; does not validate their values."""
     with hydra_session() as session:
-        return _expand(session, _base(session, with_defaults_of_deleted(TRAIN, without_plus(TRAIN, overrides))))
+        base = _base(session, with_defaults_of_deleted(TRAIN, without_plus(TRAIN, overrides)))
+        return _expand(base, _choices(session, base))
 
 
 def point_names(points: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -97,6 +98,29 @@ def notes_of_points(notes: Sequence[Sequence[str]]) -> list[str]:
         for note in own:
             owners.setdefault(note, []).append(number)
     return [note if len(numbers) == len(notes) else f"{_points(numbers)}: {note}" for note, numbers in owners.items()]
+
+
+def mistakes_of_points(mistakes: Sequence[Sequence[UserError]]) -> list[UserError]:
+    """The mistakes of all points, each once; one that not every point has says which ones have it.
+
+    Of the latter, those that differ only in their first lines are one mistake: what follows these lines is said once.
+    """
+    owners: dict[str, tuple[UserError, list[int]]] = {}
+    for number, own in enumerate(mistakes):
+        for found in own:
+            for mistake in found.listed if isinstance(found, SeveralMistakes) else (found,):
+                owners.setdefault(str(mistake), (mistake, []))[1].append(number)
+    of_all = [mistake for mistake, numbers in owners.values() if len(numbers) == len(mistakes)]
+    first_lines: dict[tuple[type[UserError], str, str, str], list[str]] = {}
+    for mistake, numbers in owners.values():
+        if len(numbers) < len(mistakes):
+            first, end, more = mistake.problem.partition("\n")
+            alike = (type(mistake), f"{end}{more}", mistake.allowed, mistake.remedy)
+            first_lines.setdefault(alike, []).append(f"{_points(numbers)}: {first}")
+    of_some = [
+        kind("\n".join(lines) + more, allowed, remedy) for (kind, more, allowed, remedy), lines in first_lines.items()
+    ]
+    return [*of_all, *of_some]
 
 
 def _points(numbers: Sequence[int]) -> str:
@@ -119,19 +143,21 @@ def compose_sweep(
     with hydra_session() as session:
         base = _base(session, overrides)
         launcher = _launcher(base)
-        points = _expand(session, base)
+        choices = _choices(session, base)
+        points = _expand(base, choices)
         _refuse_lost_sweeps(session, base, points, overrides)
         tell(len(points))
-        added = [*_run_dir_overrides(session, points[0], started_at), *_launcher_overrides(launcher, points[0])]
+        run_dir = _run_dir(session, points[0])
+        added = [*_run_dir_overrides(run_dir, started_at), *_launcher_overrides(launcher, points[0])]
         points = [[*point, *added] for point in points]
         configs: list[RunConfig] = []
-        mistakes: list[UserError] = []
-        for number, point in enumerate(points):
-            with collected(mistakes):
+        mistakes: list[list[UserError]] = [[] for _ in points]
+        for number, (point, own) in enumerate(zip(points, mistakes, strict=True)):
+            with collected(own):
                 complete = None if complete_point is None else complete_point(launcher)
                 configs.append(compose_in(session, TRAIN, point, job_num=number, complete=complete))
-        raise_mistakes(mistakes)
-    _refuse_shared_dirs(configs)
+        raise_mistakes(mistakes_of_points(mistakes))
+    _refuse_shared_dirs(configs, points, choices, run_dir)
     shared_folder = _shared_folder([config.run.dir for config in configs])
     return Sweep(
         overrides=(*overrides, *added, f"hydra.sweep.dir={quoted(shared_folder)}"),
@@ -189,7 +215,8 @@ def _launcher_overrides(launcher: LauncherSettings | None, point: Sequence[str])
     return [*resume, *image]
 
 
-def _expand(session: Hydra, base: DictConfig) -> list[list[str]]:
+def _choices(session: Hydra, base: DictConfig) -> dict[str, list[str]]:
+    """The overrides that each key takes in turn, in Hydra's order."""
     if base.hydra.sweeper._target_ != HYDRA_SWEEPER:
         raise ConfigError(
             f"The sweeper {base.hydra.sweeper._target_} chooses its points while they run.",
@@ -197,9 +224,7 @@ def _expand(session: Hydra, base: DictConfig) -> list[list[str]]:
             "Leave out hydra/sweeper=...",
         )
     task_overrides = OmegaConf.to_container(base.hydra.overrides.task, resolve=False)
-    hydra_overrides = OmegaConf.to_container(base.hydra.overrides.hydra, resolve=False)
     assert isinstance(task_overrides, list)
-    assert isinstance(hydra_overrides, list)
     given = [f"{name}={value}" for name, value in (base.hydra.sweeper.params or {}).items()] + task_overrides
     choices: dict[str, list[str]] = {}
     for override in OverridesParser.create(session.config_loader).parse_overrides(given):
@@ -221,6 +246,12 @@ def _expand(session: Hydra, base: DictConfig) -> list[list[str]]:
             f"At most {MOST_POINTS:,}: all points are composed and validated before the first one starts.",
             f"Give {largest} fewer values, or split the multirun.",
         )
+    return choices
+
+
+def _expand(base: DictConfig, choices: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    hydra_overrides = OmegaConf.to_container(base.hydra.overrides.hydra, resolve=False)
+    assert isinstance(hydra_overrides, list)
     return [[*hydra_overrides, *point] for point in itertools.product(*choices.values())]
 
 
@@ -246,26 +277,42 @@ def _refuse_lost_sweeps(
             )
 
 
-def _run_dir_overrides(session: Hydra, point: Sequence[str], started_at: datetime) -> list[str]:
-    """Give each point its own directory when the user named none."""
+def _run_dir(session: Hydra, point: Sequence[str]) -> str:
+    """The `run.dir` of a point, with its interpolations."""
     with translated_errors(TRAIN):
         config = session.config_loader.load_configuration(TRAIN.name, list(point), run_mode=RunMode.RUN)
-    if OmegaConf.to_container(config, resolve=False)["run"]["dir"] != DEFAULT_RUN_DIR:  # type: ignore[call-overload, index]
+    return str(OmegaConf.to_container(config, resolve=False)["run"]["dir"])  # type: ignore[call-overload, index]
+
+
+def _run_dir_overrides(run_dir: str, started_at: datetime) -> list[str]:
+    """Give each point its own directory when the user named none."""
+    if run_dir != DEFAULT_RUN_DIR:
         return []
     return [f"run.dir=runs/{started_at:%Y-%m-%d_%H-%M-%S}/${{hydra:job.num}}-${{system.name}}"]
 
 
-def _refuse_shared_dirs(configs: Sequence[RunConfig]) -> None:
+def _refuse_shared_dirs(
+    configs: Sequence[RunConfig], points: Sequence[Sequence[str]], choices: Mapping[str, list[str]], run_dir: str
+) -> None:
+    """Refuse points that share a folder; `run_dir` is that of the first point, with its interpolations."""
     owners: dict[Path, int] = {}
     for number, config in enumerate(configs):
-        folder = real_path(config.run.dir)
-        if folder in owners:
+        first = owners.setdefault(real_path(config.run.dir), number)
+        if first == number:
+            continue
+        own = f"'{run_dir}{'-${hydra:job.num}' if '${' in run_dir else '/${hydra:job.num}-${system.name}'}'"
+        if points[first] == points[number]:
+            twice = [word for word in points[number] if choices.get(key_of(word), []).count(word) > 1]
             raise ConfigError(
-                f"Points {owners[folder]} and {number} of the multirun would both write into run.dir={config.run.dir}.",
+                f"Points {first} and {number} of the multirun are the same: it lists {' and '.join(twice)} twice.",
                 "Every point has its own run directory.",
-                f"Leave run.dir out, or let it differ: run.dir='{config.run.dir}/${{hydra:job.num}}-${{system.name}}'",
+                f"List each value once, or give the same run another directory: run.dir={own}",
             )
-        owners[folder] = number
+        raise ConfigError(
+            f"Points {first} and {number} of the multirun would both write into run.dir={config.run.dir}.",
+            "Every point has its own run directory.",
+            f"Leave run.dir out, or let it differ: run.dir={own}",
+        )
 
 
 def _shared_folder(run_dirs: Sequence[Path]) -> Path:

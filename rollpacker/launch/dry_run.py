@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollpacker.config.launching import LauncherSettings
+from rollpacker.core.errors import WorldError
 from rollpacker.launch.batches import Batch, batch_script, batches, workers_script
 from rollpacker.launch.points import Point
 from rollpacker.launch.queued_points import points_in_queue
@@ -22,7 +23,6 @@ def dry_run(points: Sequence[Point], settings: LauncherSettings, folder: Path) -
 
     Raises:
         ConfigError: The job of a point in the queue would train something else, or nothing.
-        WorldError: Points were submitted before, and Slurm does not answer.
     """
     to_do = [point for point in points if not point.has_finished]
     blocks = [f"{point.title} has finished: it would be skipped" for point in points if point.has_finished]
@@ -31,7 +31,11 @@ def dry_run(points: Sequence[Point], settings: LauncherSettings, folder: Path) -
             "one after the other in this process" if settings.executor == "debug" else "in processes of this machine"
         )
         return "\n".join([*blocks, *(f"{point.title} would run {where}" for point in to_do)])
-    queued = points_in_queue(to_do)
+    queued: Mapping[int, str] = {}
+    try:
+        queued = points_in_queue(to_do)
+    except WorldError as unknown:
+        blocks.append(f"{unknown.problem} {unknown.allowed}")
     blocks += [
         f"{point.title} is {queued[point.number]}: it would not be submitted again"
         for point in to_do

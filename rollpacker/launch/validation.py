@@ -1,7 +1,8 @@
 """Validates the runs and jobs of a sweep before the first one is submitted.
 
 All mistakes of all points are reported together, and nothing is created. Where there is no scontrol, the jobs are not
-compared with the cluster (`site_mistakes.py`).
+compared with the cluster (`site_mistakes.py`), and a note says so. A dry run takes an unreachable controller for the
+same; without a cluster, it does not look at file systems either: this machine may be none of the cluster's.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from rollpacker.config.launching import LauncherSettings
 from rollpacker.config.mistakes import collected, raise_mistakes
-from rollpacker.config.multirun import Sweep
+from rollpacker.config.multirun import Sweep, mistakes_of_points
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.cluster import ClusterSection
-from rollpacker.core.errors import ConfigError, UserError
+from rollpacker.core.errors import ConfigError, UserError, WorldError
 from rollpacker.launch.batches import batch_folder, batch_script, batches
 from rollpacker.launch.container import check_container
 from rollpacker.launch.elastic_script import OWN_OPTIONS_OF_WORKERS
@@ -25,12 +26,12 @@ from rollpacker.launch.file_systems import FileSystem, file_system_of
 from rollpacker.launch.points import Point, points_of
 from rollpacker.launch.sbatch_script import OWN_OPTIONS, gpus_in_gres
 from rollpacker.launch.shape import JobShape, job_shape, ray_size, workers_shape
-from rollpacker.launch.site import read_site
+from rollpacker.launch.site import Site, read_site
 from rollpacker.launch.site_mistakes import site_mistakes
 from rollpacker.launch.slurm_commands import has_slurm, named_cluster
 from rollpacker.runtime.job.allocation import surrounding_images
 from rollpacker.runtime.placing.actors import ClusterSize
-from rollpacker.runtime.run.preflight import RealRunFacts, ResolvedRun, RunFactsOf, validate_all
+from rollpacker.runtime.run.preflight import RealRunFacts, ResolvedRun, RunFactsOf
 from rollpacker.runtime.run.preflight import validate as validate_run
 
 _SECONDS_PER_MINUTE = 60
@@ -44,38 +45,27 @@ def validate_sweep(sweep: Sweep, run_facts_of: RunFactsOf) -> tuple[ResolvedRun,
     """Validate every point of a sweep for what it would run on: this machine, or jobs when our launcher submits it.
 
     Raises:
-        UserError: Everything that is wrong.
-        WorldError: Slurm is here, but does not answer.
+        UserError: Everything that is wrong, what points share once.
+        WorldError: Slurm is here, but does not answer; a dry run goes on without it.
     """
-    if sweep.launcher is None:
-        return validate_all(sweep.configs, run_facts_of)
-    return validate_launch(points_of(sweep), sweep.launcher, sweep.folder, run_facts_of)
-
-
-def validate_launch(
-    points: Sequence[Point], settings: LauncherSettings, folder: Path, run_facts_of: RunFactsOf
-) -> tuple[ResolvedRun, ...]:
-    """Validate every point as a run and as a job; raises all mistakes together, those that points share once.
-
-    Raises:
-        UserError: What is wrong.
-        WorldError: Slurm is here, but does not answer.
-    """
-    mistakes: list[UserError] = []
+    points, settings = points_of(sweep), sweep.launcher
+    are_jobs = settings is not None and settings.is_for_slurm
+    of_points: list[list[UserError]] = [[] for _ in points]
     resolved_runs: list[ResolvedRun] = []
-    for point in points:
-        with collected(mistakes):
-            resolved_runs.append(
-                validate_run(point.config, _in_jobs(run_facts_of) if settings.is_for_slurm else run_facts_of)
-            )
-    if settings.is_for_slurm:
-        mistakes.extend(_pattern_mistakes(folder))
-        mistakes.extend(_job_mistakes(points))
+    for point, own in zip(points, of_points, strict=True):
+        with collected(own):
+            resolved_runs.append(validate_run(point.config, _in_jobs(run_facts_of) if are_jobs else run_facts_of))
+    mistakes = mistakes_of_points(of_points)
+    if settings is None or not are_jobs:
+        raise_mistakes(mistakes)
+        return tuple(resolved_runs)
+    site, unchecked = _site(is_dry_run=settings.dry_run)
+    mistakes.extend(_pattern_mistakes(sweep.folder))
+    mistakes.extend(_launch_mistakes(points, site, is_dry_run=settings.dry_run))
     raise_mistakes(mistakes)
-    if settings.is_for_slurm:
-        for batch in batches(points):
-            batch_script(batch, settings, folder)  # refuses what cannot be bound into a container
-    return tuple(resolved_runs)
+    for batch in batches(points):
+        batch_script(batch, settings, sweep.folder)  # refuses what cannot be bound into a container
+    return tuple(replace(resolved, notes=(*unchecked, *resolved.notes)) for resolved in resolved_runs)
 
 
 class _JobFacts(RealRunFacts):
@@ -97,17 +87,38 @@ def _in_jobs(run_facts_of: RunFactsOf) -> RunFactsOf:
     )
 
 
-def _job_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
-    if shutil.which("sbatch") is None:
+def _site(*, is_dry_run: bool) -> tuple[Site | None, tuple[str, ...]]:
+    """Ask Slurm for this cluster; None where it cannot be asked, with a note of what is not checked then."""
+    if any(_other_cluster_mistakes(os.environ)):
+        return None, ()
+    reason = "sbatch, scontrol and squeue are not all here."
+    if has_slurm():
+        try:
+            return read_site(), ()
+        except WorldError as error:
+            if not is_dry_run:
+                raise
+            reason = error.problem
+    unchecked = "partitions, their limits and nodes" + (", and whether every node sees run.dir" if is_dry_run else "")
+    return None, (f"The jobs were not checked against a cluster ({unchecked}): {reason}",)
+
+
+def _launch_mistakes(points: Sequence[Point], site: Site | None, *, is_dry_run: bool) -> Iterator[UserError]:
+    if not is_dry_run and shutil.which("sbatch") is None:
         yield ConfigError(
             "There is no command `sbatch` here.",
             "hydra/launcher=slurm submits by it; a container has to bind it.",
-            "Go to a login node, load the module of Slurm, or choose hydra.launcher.executor=local.",
+            "Go to a login node, load the module of Slurm, or choose hydra.launcher.executor=local; "
+            "hydra.launcher.dry_run=true prints the scripts here.",
         )
-    yield from (elsewhere := list(_other_cluster_mistakes(os.environ)))
+    yield from _other_cluster_mistakes(os.environ)
+    if site is not None or not is_dry_run:
+        yield from _folder_mistakes([point.config for point in points])
+    yield from _job_mistakes(points, site)
+
+
+def _job_mistakes(points: Sequence[Point], site: Site | None) -> Iterator[UserError]:
     image = next(iter(surrounding_images(os.environ).values()), None)
-    yield from _folder_mistakes([point.config for point in points])
-    site = read_site() if has_slurm() and not elsewhere else None
     for point in points:
         config, cluster = point.config, point.config.cluster
         if cluster is None:

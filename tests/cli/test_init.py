@@ -94,10 +94,16 @@ def test_an_environment_keeps_the_reward_that_it_chooses(workdir, capsys):
         (["model=model"], "has no data"),
         (["model=model", "data=nothing.jsonl"], "nothing.jsonl"),
         (["model=model", "data=prompts.jsonl", "rollout.num_promts=8"], "rollout.num_prompts"),
+        (
+            ["model=model", "data=prompts.jsonl", "rollout.max_response_tokens=100000"],
+            "Set rollout.max_response_tokens=",
+        ),
         (["model=model", "model.path=other", "data=prompts.jsonl"], "`model.path` is given twice"),
     ],
     ids=str,
 )
 def test_a_mistake_is_answered_as_check_does(workdir, capsys, words, said):
     assert main(["init", *words]) == 2
-    assert said in capsys.readouterr().err
+    answer = capsys.readouterr()
+    assert said in answer.err
+    assert not answer.out

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
 
-from rollpacker.config.multirun import compose_sweep, config_of_point, expand_sweep, notes_of_points, run_sweep
+from rollpacker.config.mistakes import combined
+from rollpacker.config.multirun import (
+    compose_sweep,
+    config_of_point,
+    expand_sweep,
+    mistakes_of_points,
+    notes_of_points,
+    run_sweep,
+)
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError, StorageFailed
 
@@ -102,6 +111,25 @@ def test_two_points_in_one_directory_are_refused() -> None:
         compose_sweep([*INPUTS, "run.dir=x,./x"])
 
 
+def test_a_value_that_is_listed_twice_makes_equal_points_which_are_refused_by_its_name() -> None:
+    words = [*INPUTS, "run.dir=runs/${system.name}-${run.seed}", "system=verl,rollpacker", "run.seed=0,1,1"]
+    with pytest.raises(ConfigError, match=r"Points 1 and 2 .* are the same: it lists run\.seed=1 twice"):
+        compose_sweep(words)
+
+
+@pytest.mark.parametrize("run_dir", ["runs", "runs/${system.name}"])
+@pytest.mark.parametrize("seeds", ["0,1", "1,1"])
+def test_the_directories_that_are_offered_to_points_which_share_one_keep_their_pattern(
+    run_dir: str, seeds: str
+) -> None:
+    words = [*INPUTS, "system=verl,rollpacker", f"run.seed={seeds}"]
+    with pytest.raises(ConfigError, match=r"^Points 0 and 1") as caught:
+        compose_sweep([*words, f"run.dir={run_dir}"])
+    offered = shlex.split(caught.value.remedy)[-1]
+    assert offered.startswith(f"run.dir={run_dir}")
+    assert len({config.run.dir for config in compose_sweep([*words, offered]).configs}) == 4
+
+
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
@@ -120,6 +148,23 @@ def test_one_bad_point_refuses_the_sweep_and_is_said_once(override: str, problem
     with pytest.raises(ConfigError) as caught:
         compose_sweep([*INPUTS, override])
     assert str(caught.value).count(problem) == 1
+
+
+def test_mistakes_of_some_points_that_differ_in_their_first_lines_share_the_others() -> None:
+    def mistake(folder: str) -> ConfigError:
+        return ConfigError(f"run.dir={folder} holds another run:\n  run.seed: 1 here", "Allowed.", "Do.")
+
+    of_all = ConfigError("No model.", "Allowed.", "Do.")
+    points = [[combined([of_all, mistake("x")])], [of_all], [mistake("y"), of_all], [combined([of_all, mistake("x")])]]
+    shared, own = mistakes_of_points(points)
+    assert shared is of_all
+    assert str(own).splitlines() == [
+        "points 0, 3: run.dir=x holds another run:",
+        "point 2: run.dir=y holds another run:",
+        "  run.seed: 1 here",
+        "Allowed.",
+        "Do.",
+    ]
 
 
 MODELLED = ["backend=sim", "model=qwen2.5-7b", "workload=math"]

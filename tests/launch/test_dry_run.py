@@ -260,6 +260,51 @@ def test_without_sbatch_nothing_is_launched_unless_here(
     assert tree_of(here) == before
 
 
+@pytest.mark.parametrize("has_commands", [False, True])
+def test_a_dry_run_without_a_cluster_prints_the_scripts_and_says_what_was_not_checked(
+    has_commands: bool, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "sbatch, scontrol and squeue are not all here."
+    if has_commands:
+        for name in ("scontrol", "squeue"):
+            install_command(here / "bin", name, "echo 'Unable to contact slurm controller' >&2; exit 1", monkeypatch)
+        reason = "`scontrol show config` failed: Unable to contact slurm controller"
+    else:
+        (here / "bin/sbatch").unlink()
+    words = [word for word in E2E if not word.startswith("cluster.has_shared_files")]
+    assert main(["train", "-m", *words, "system=verl", "hydra.launcher.dry_run=true"]) == 0
+    printed = capsys.readouterr()
+    assert "#SBATCH --nodes=" in printed.out
+    assert printed.err.count("not checked against a cluster (partitions, their limits and nodes, and whether") == 1
+    assert reason in printed.err
+
+
+def test_a_dry_run_of_submitted_points_without_a_cluster_says_that_they_may_be_in_the_queue(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submission = Submission(job_id="7", folder=here / "sweep/.submitit", num_nodes=2, submitted_at=0.0)
+    write_submission(here / "sweep/verl-qwen2.5-7b", submission)
+    assert main(["train", "-m", *E2E, "system=verl", "model=qwen2.5-7b", "hydra.launcher.dry_run=true"]) == 0
+    first, _, scripts = capsys.readouterr().out.partition("\n")
+    assert "submitted before, and Slurm does not say whether they still run" in first
+    assert "#SBATCH --nodes=" in scripts
+
+
+@pytest.mark.parametrize(
+    "launcher", [["hydra/launcher=slurm", "cluster=h800", "cluster.has_shared_files=true"], []], ids=["jobs", "here"]
+)
+def test_what_is_wrong_with_some_points_names_them_and_says_the_rest_once(
+    launcher: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["model.path=model", "data.path=prompts.jsonl", "run.dir=sweep/${rollout.num_prompts}", *launcher]
+    assert main(["check", "-m", *words, "rollout.num_prompts=64,256,512"]) == 2
+    assert capsys.readouterr().err.splitlines()[1:4] == [
+        "point 1: prompts.jsonl has 128 prompts, fewer than rollout.num_prompts=256.",
+        "point 2: prompts.jsonl has 128 prompts, fewer than rollout.num_prompts=512.",
+        "A prompt is in a batch once per epoch, so the data fills at least one batch.",
+    ]
+
+
 def test_who_launches_from_inside_an_image_must_name_it_for_the_nodes(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

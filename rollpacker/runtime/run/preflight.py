@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rollpacker.config.effects import keys_without_effect
-from rollpacker.config.mistakes import collected, raise_mistakes
+from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.schema import MOST_RESPONSES, RunConfig
 from rollpacker.core.errors import ConfigError, ModelError, UserError
 from rollpacker.core.ids import Domain
@@ -205,17 +205,6 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
     )
 
 
-def validate_all(configs: Sequence[RunConfig], run_facts_of: RunFactsOf = RealRunFacts) -> tuple[ResolvedRun, ...]:
-    """Judge every point of a multirun; a mistake that several points share is said once."""
-    resolved_runs: list[ResolvedRun] = []
-    mistakes: list[UserError] = []
-    for config in configs:
-        with collected(mistakes):
-            resolved_runs.append(validate(config, run_facts_of))
-    raise_mistakes(mistakes)
-    return tuple(resolved_runs)
-
-
 def _try_own_functions(config: RunConfig) -> tuple[str, ...] | None:
     """Dynamic sampling drops groups of equal rewards, before over-long shaping: that may make rewards equal again."""
     drops_equal_groups = config.system.dynamic_sampling and config.reward.overlong_buffer_tokens is None
@@ -244,14 +233,11 @@ def _model_facts(config: RunConfig) -> ModelFacts:
     key = "rollout" if longest == config.rollout.max_response_tokens else "evaluation"
     needed = config.data.max_prompt_tokens + longest
     if max_positions is not None and needed > max_positions:
-        remaining = max_positions - longest
         raise ConfigError(
             f"data.max_prompt_tokens={config.data.max_prompt_tokens} and {key}.max_response_tokens={longest} add up to "
             f"{needed} tokens.",
             f"The model in {path} has {max_positions} positions.",
-            f"Set data.max_prompt_tokens={remaining} or lower; longer prompts are dropped."
-            if remaining > 0
-            else f"Set {key}.max_response_tokens below {max_positions}.",
+            _lengths_that_fit(config, max_positions),
         )
     tensors = read_tensors(path)
     return ModelFacts(
@@ -260,6 +246,22 @@ def _model_facts(config: RunConfig) -> ModelFacts:
         num_weight_bytes=sum(file.stat().st_size for file in weight_files(path)),
         max_positions=max_positions,
     )
+
+
+def _lengths_that_fit(config: RunConfig, max_positions: int) -> str:
+    """Say which lengths fit: shorter prompts, or both shorter where a response alone fills the model's positions."""
+    remaining = max_positions - config.longest_response_tokens
+    if remaining > 0:
+        return f"Set data.max_prompt_tokens={remaining} or lower; longer prompts are dropped."
+    prompt = min(config.data.max_prompt_tokens, max_positions // 2)
+    held_out = max((rule.max_response_tokens or 0 for rule in config.evaluation.rules), default=0)
+    given = {
+        "data.max_prompt_tokens": (config.data.max_prompt_tokens, prompt),
+        "rollout.max_response_tokens": (config.rollout.max_response_tokens, max_positions - prompt),
+        "evaluation.max_response_tokens": (held_out, max_positions - prompt),
+    }
+    fitting = [f"{key}={fits}" for key, (value, fits) in given.items() if value > fits]
+    return f"Set {' and '.join(fitting)}, or lower."
 
 
 def _check_drafts(config: RunConfig, description: Mapping[str, Any]) -> None:

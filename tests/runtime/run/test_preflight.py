@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -13,11 +14,12 @@ import pytest
 import torch
 
 from rollpacker.config.compose import compose
+from rollpacker.config.words import replaced
 from rollpacker.core.errors import CheckpointError, ConfigError, DataError, ModelError, UserError
 from rollpacker.core.ids import Domain
 from rollpacker.runtime.run import prompt_look
 from rollpacker.runtime.run.folder_checks import check_creatable
-from rollpacker.runtime.run.preflight import validate, validate_all
+from rollpacker.runtime.run.preflight import validate
 from tests.cli.inputs import (
     CONFIG,
     NUM_PARAMETERS,
@@ -87,6 +89,27 @@ def test_lengths_may_fill_the_models_positions_exactly(inputs: list[str]) -> Non
         validate(compose([*inputs, "rollout.max_response_tokens=1025"]))
 
 
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        ["rollout.max_response_tokens=1500"],
+        ["rollout.max_response_tokens=4096"],
+        ["data.max_prompt_tokens=64", "rollout.max_response_tokens=2048"],
+        ["rollout.max_response_tokens=3000", "evaluation.max_response_tokens=4096"],
+        ["evaluation.max_response_tokens=4096"],
+    ],
+    ids=" ".join,
+)
+def test_lengths_that_the_model_has_no_positions_for_are_refused_with_some_that_fit(
+    inputs: list[str], tmp_path: Path, lengths: list[str]
+) -> None:
+    words = [*inputs, held_out(tmp_path, "Never trained?"), *lengths]
+    with pytest.raises(ConfigError, match="add up to") as caught:
+        validate(compose(words))
+    fitting = re.findall(r"[a-z_.]+_tokens=\d+", caught.value.remedy)
+    assert validate(compose(replaced(words, fitting)))
+
+
 def test_every_domain_of_the_file_needs_a_weight_or_none_has_one(inputs: list[str]) -> None:
     with pytest.raises(ConfigError, match="no weight for code"):
         validate(compose([*inputs, "data.domain_weights.math=1"]))
@@ -148,7 +171,7 @@ def test_prompts_that_the_points_of_a_sweep_share_are_tokenized_once(
     line = {"id": "long", "domain": "math", "prompt": "1 " * 3000, "ground_truth": "1"}
     with (tmp_path / "prompts.jsonl").open("a") as file:
         file.write(json.dumps(line))
-    resolved = validate_all([compose([*words, "run.resume=auto"]) for words in points])
+    resolved = [validate(compose([*words, "run.resume=auto"])) for words in points]
     assert [each.finished_steps for each in resolved] == [10, 10]
     assert len(calls) == 1
 
@@ -158,14 +181,6 @@ def test_a_safetensors_file_with_a_torn_header_is_a_model_error(inputs: list[str
     shard.write_bytes(shard.read_bytes()[:40])
     with pytest.raises(ModelError, match="not a safetensors file"):
         validate(compose(inputs))
-
-
-def test_a_mistake_that_points_share_is_said_once(inputs: list[str], tmp_path: Path) -> None:
-    (tmp_path / "prompts.jsonl").unlink()
-    configs = [compose([*inputs, f"run.seed={seed}"]) for seed in range(3)]
-    with pytest.raises(UserError) as caught:
-        validate_all(configs)
-    assert str(caught.value).count("does not exist") == 1
 
 
 def test_a_run_without_megatron_core_is_refused_unless_an_image_has_it(
