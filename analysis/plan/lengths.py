@@ -41,8 +41,8 @@ class LengthFacts:
     """In the source."""
     limit: int
     """`rollout.max_response_tokens`."""
-    names_prompts: bool
-    """True when the source knows which lengths belong to one prompt."""
+    has_groups: bool
+    """True when the source knows several lengths of one prompt."""
     drawn: dict[str, list[int]]
     """By domain: lengths as a run draws them, cut at the limit."""
     share_at_limit: float
@@ -73,13 +73,13 @@ def length_facts(config: RunConfig) -> LengthFacts:
     workload = Workload(config)
     drawn = _draw(workload, limit)
     everything = [length for of_domain in drawn.values() for length in of_domain]
-    num_samples, longest, names_prompts = _size(path)
+    num_samples, longest, has_groups = _size(path)
     return LengthFacts(
         source=str(path) if path else "the paper's quantiles (Fig 2a)",
         num_samples=num_samples,
         longest=longest,
         limit=limit,
-        names_prompts=names_prompts,
+        has_groups=has_groups,
         drawn=drawn,
         share_at_limit=sum(length >= limit for length in everything) / len(everything),
         is_extrapolated=max(everything) > longest,
@@ -109,10 +109,12 @@ def _draw(workload: Workload, limit: int) -> dict[str, list[int]]:
 
 
 def _size(path: Path | None) -> tuple[int | None, float, bool]:
-    """How many lengths there are, where they are single ones; the largest; and whether they name their prompts."""
+    """How many lengths there are, where they are single ones; the largest; and whether some are of one prompt."""
     if path is None:
         return None, max(float(row["tokens"]) for row in read_packaged("response_lengths.csv")), False
     frame = read_length_rows(path)
     if "length_tokens" not in frame.columns:
         return None, float(frame["tokens"].max()), False
-    return len(frame), float(frame["length_tokens"].max()), "prompt" in frame.columns
+    names = frame.columns.intersection(["prompt", "domain"])
+    has_groups = "prompt" in names and bool(frame.duplicated(names).any())
+    return len(frame), float(frame["length_tokens"].max()), has_groups

@@ -198,7 +198,7 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Sp
         num_gpus=num_gpus,
         degrees_by_gpus=_degrees_by_gpus(first, num_gpus, is_fixed=DEGREE_KEY in keys),
         rho=first.workload.rho,
-        varies_rho=not lengths.names_prompts,
+        varies_rho=not lengths.has_groups,
         num_seeds=question.num_seeds,
     )
     if space.baseline in space.racing or not space.racing:

@@ -136,7 +136,7 @@ def _uncertainty(
     varied, ranges = speedup_by_rho(outcomes, space.num_gpus)
     yield "model", _cost_model(space.bases[space.baseline], space.num_gpus)
     yield "lengths", _about_lengths(lengths)
-    if lengths.names_prompts:
+    if lengths.has_groups:
         yield "correlation", "Lengths are correlated within a prompt as the file has them."
     elif len(ranges) > 1:
         said = ", ".join(f"{speedup:.2f} x at {rho:g}" for rho, speedup in ranges.items())

@@ -15,6 +15,7 @@ import bisect
 import csv
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,7 @@ class Lengths:
     prompts: Mapping[str, tuple[Domain, int | None]] = field(default_factory=dict)
     """The prompts that it knows by name, with the length of each where it knows that."""
     by_prompt: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Lengths of responses that ended by themselves, ascending."""
+    """Lengths of responses that ended by themselves, ascending; by `domain-prompt` where domains share the name."""
     exact: Mapping[tuple[int, int, str, int], float] = field(default_factory=dict)
     """By step, epoch, prompt and sample, for the responses of a recorded run that ended by themselves."""
     at_least: Mapping[tuple[int, int, str, int], float] = field(default_factory=dict)
@@ -135,7 +136,8 @@ class Lengths:
             return self.exact[key]
         if key in self.at_least:
             return self._longer_than(self.at_least[key], domain, uniforms.of_sample)
-        lengths = self.by_prompt.get(request.prompt.key)
+        prompt = request.prompt.key
+        lengths = self.by_prompt.get(prompt) or self.by_prompt.get(f"{domain}-{prompt}")
         if lengths:
             return lengths[int(uniforms.of_sample * len(lengths))]
         return self.distribution(domain).value(uniforms.correlated)
@@ -181,7 +183,8 @@ def read_lengths(path: Path) -> Lengths:
         return _recorded(frame)
     if {"p", "tokens"} <= set(frame.columns):
         checked = _checked(path, frame, ("p", "tokens"))
-        return _of_quantiles(zip(_domains(checked), checked["p"], checked["tokens"], strict=True))
+        _refuse_falling(path, checked)
+        return _of_quantiles(zip(checked["domain"], checked["p"], checked["tokens"], strict=True))
     if "length_tokens" in frame.columns:
         return _samples(_checked(path, frame, ("length_tokens",)))
     raise DataError(
@@ -201,7 +204,7 @@ def read_length_rows(path: Path) -> pd.DataFrame:
         return read_frame(path, "responses")
 
     readers = {
-        ".csv": lambda: pd.read_csv(path, comment="#", dtype={"prompt": str, "domain": str}),
+        ".csv": lambda: _read_csv(path),
         ".parquet": lambda: pd.read_parquet(path),
         ".jsonl": lambda: pd.read_json(path, lines=True, dtype={"prompt": str, "domain": str}),
     }
@@ -224,22 +227,51 @@ def read_length_rows(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _checked(path: Path, frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+def _read_csv(path: Path) -> pd.DataFrame:
+    """Read the table below the comments at the top of a file; further down, a `#` is part of a name."""
     import pandas as pd
 
+    with path.open(encoding="utf-8") as lines:
+        num_comments = sum(1 for _ in itertools.takewhile(lambda line: line.startswith("#"), lines))
+    return pd.read_csv(path, skiprows=num_comments, skipinitialspace=True, dtype={"prompt": str, "domain": str})
+
+
+def _checked(path: Path, frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Give the rows with these columns as numbers, prompts as strings and a domain; refuse what is none."""
+    import pandas as pd
+
+    frame = frame.reset_index(drop=True)
     for column in columns:
         least, most = (0, 1) if column == "p" else (1, MOST_TOKENS)
         numbers = pd.to_numeric(frame[column], errors="coerce")
-        bad = ~numbers.between(least, most)
-        if bad.any():
-            row = int(bad.to_numpy().argmax())
-            raise DataError(
-                f"workload.lengths={path}, row {row + 1}: {column} is `{frame[column].iloc[row]}`.",
-                f"It is a number from {least} to {most:,}.",
-                "Correct the row, or delete it.",
-            )
+        allowed = f"It is a number from {least} to {most:,}."
+        _refuse(path, frame[column], ~numbers.between(least, most), allowed, "Correct the row, or delete it.")
         frame[column] = numbers
+    for column in frame.columns.intersection(["prompt", "domain"]):
+        names = frame[column].astype(str)
+        is_empty = frame[column].isna() | (names == "")
+        _refuse(path, frame[column], is_empty, "Every row has one, or none has.", "Fill it in, or delete the column.")
+        frame[column] = names
+    if "domain" not in frame.columns:
+        frame["domain"] = ANY_DOMAIN
     return frame
+
+
+def _refuse_falling(path: Path, frame: pd.DataFrame) -> None:
+    """Refuse a quantile that is less than one of a smaller p."""
+    rising = frame.sort_values(["p", "tokens"])
+    is_less = (rising.groupby("domain")["tokens"].diff() < 0).sort_index()
+    allowed = "Within a domain tokens do not fall as p rises, the share of the responses that have at most so many."
+    remedy = "Correct the row; where p is the share of longer responses, write 1 - p for it."
+    _refuse(path, frame["tokens"], is_less, allowed, remedy)
+
+
+def _refuse(path: Path, values: pd.Series, is_wrong: pd.Series, allowed: str, remedy: str) -> None:
+    """Raise `DataError` for the first wrong value of a column."""
+    if is_wrong.any():
+        row = int(is_wrong.to_numpy().argmax())
+        fault = f"workload.lengths={path}, row {row + 1}: {values.name} is `{values.iloc[row]}`."
+        raise DataError(fault, allowed, remedy)
 
 
 def _of_quantiles(rows: Iterable[tuple[str, float, float]]) -> Lengths:
@@ -251,19 +283,29 @@ def _of_quantiles(rows: Iterable[tuple[str, float, float]]) -> Lengths:
 
 
 def _samples(frame: pd.DataFrame) -> Lengths:
-    domains, lengths = _domains(frame), [float(length) for length in frame["length_tokens"]]
+    domains, lengths = frame["domain"].tolist(), frame["length_tokens"].astype(float).tolist()
     by_domain = _pooled(zip(domains, lengths, strict=True))
     if "prompt" not in frame.columns:
         return Lengths(by_domain=by_domain)
-    keys = [str(key) for key in frame["prompt"]]
+    keys = _prompt_keys(frame)
     by_prompt: dict[str, list[float]] = {}
     for key, length in zip(keys, lengths, strict=True):
         by_prompt.setdefault(key, []).append(length)
+    if len(by_prompt) == len(keys):
+        by_prompt = {}  # one response to each, as an evaluation writes, tells nothing of the others
     return Lengths(
         by_domain=by_domain,
         prompts={key: (domain, None) for key, domain in zip(keys, domains, strict=True)},
         by_prompt={key: sorted(of_prompt) for key, of_prompt in by_prompt.items()},
     )
+
+
+def _prompt_keys(frame: pd.DataFrame) -> list[str]:
+    """The prompt of each row; after its domain where domains share the name, as when each numbers its own from 0."""
+    prompts = frame["prompt"]
+    named = frame[["prompt", "domain"]].drop_duplicates()
+    is_shared = prompts.isin(named.loc[named["prompt"].duplicated(), "prompt"])
+    return prompts.mask(is_shared, frame["domain"] + "-" + prompts).tolist()
 
 
 def _recorded(frame: pd.DataFrame) -> Lengths:
@@ -306,10 +348,10 @@ def _pooled(lengths: Iterable[tuple[Domain, float]]) -> dict[Domain, Quantiles]:
 
 def _steps(values: Sequence[float]) -> list[tuple[float, float]]:
     """Quantiles of a sample: the k-th of n values stands at (k - 1/2) / n; of equal values the first and the last."""
-    ranked = [((rank + 0.5) / len(values), value) for rank, value in enumerate(sorted(values))]
-    runs = (list(run) for _, run in itertools.groupby(ranked, key=lambda point: point[1]))
-    return [point for run in runs for point in dict.fromkeys((run[0], run[-1]))]
-
-
-def _domains(frame: pd.DataFrame) -> list[Domain]:
-    return [Domain(str(name)) for name in frame["domain"]] if "domain" in frame.columns else [ANY_DOMAIN] * len(frame)
+    points: list[tuple[float, float]] = []
+    num_before = 0
+    for value, count in sorted(Counter(values).items()):
+        ranks = (0, count - 1) if count > 1 else (0,)
+        points += [((num_before + rank + 0.5) / len(values), value) for rank in ranks]
+        num_before += count
+    return points

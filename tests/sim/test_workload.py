@@ -31,6 +31,17 @@ def with_lengths(file: Path) -> Workload:
     return Workload(config.model_copy(update={"workload": config.workload.model_copy(update={"lengths": file})}))
 
 
+def written(frame: pd.DataFrame, file: Path) -> Path:
+    match file.suffix:
+        case ".csv":
+            frame.to_csv(file)
+        case ".parquet":
+            frame.to_parquet(file)
+        case ".jsonl":
+            frame.to_json(file, orient="records", lines=True)
+    return file
+
+
 def length(source: Workload, key: str, sample: int, *, step: int = 0, limit: int = 16384):
     name = RequestId(step, PromptId(0, key), sample)
     return source.length_of(
@@ -122,10 +133,7 @@ def test_without_a_limit_the_largest_value_is_the_largest():
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
 def test_a_users_lengths_come_back(tmp_path, suffix):
     frame = pd.DataFrame({"length_tokens": [100, 200, 300, 400] * 25})
-    file = tmp_path / f"lengths{suffix}"
-    writers = {".csv": "to_csv", ".parquet": "to_parquet", ".jsonl": "to_json"}
-    getattr(frame, writers[suffix])(file, **({"orient": "records", "lines": True} if suffix == ".jsonl" else {}))
-    source = with_lengths(file)
+    source = with_lengths(written(frame, tmp_path / f"lengths{suffix}"))
     assert source.num_prompts_by_domain == {Domain("any"): 4096}
     drawn = flat(many(source, 500, 2))
     assert min(drawn) >= 100
@@ -146,6 +154,56 @@ def test_lengths_of_named_prompts_stay_with_their_prompt(tmp_path):
     assert source.num_prompts_by_domain == {Domain("math"): 1, Domain("code"): 1}
     assert {length(source, "7", sample).num_tokens for sample in range(20)} == {10, 12}
     assert {length(source, "long", sample).num_tokens for sample in range(5)} == {5000}
+
+
+def test_one_response_to_each_prompt_tells_nothing_of_the_others(tmp_path):
+    file = tmp_path / "lengths.csv"
+    file.write_text("prompt,length_tokens\n" + "".join(f"{number},{number + 1}\n" for number in range(500)))
+    source = workload(f"workload.lengths={file}")
+    assert len(source.prompts) == 500
+    assert len({length(source, "7", sample).num_tokens for sample in range(20)}) > 10
+
+
+def test_domains_that_number_their_prompts_alike_keep_all_of_them(tmp_path):
+    file = tmp_path / "lengths.csv"
+    file.write_text("prompt,domain,length_tokens\n0,math,10\n1,math,20\n0,code,3000\nlast,code,4000\nlast,code,4000\n")
+    source = workload(f"workload.lengths={file}")
+    assert list(source.prompts) == ["math-0", "1", "code-0", "last"]
+    assert source.num_prompts_by_domain == {Domain("math"): 2, Domain("code"): 2}
+    assert flat(many(source, 4, 1)) == [10, 20, 3000, 4000]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "0", "domain": "code", "prompt": "1 + 1", "ground_truth": "2"}) + "\n")
+    assert flat(many(workload(f"workload.lengths={file}", f"data.path={prompts}"), 1, 3)) == [3000] * 3
+
+
+def test_a_table_may_have_comments_above_it_blanks_between_its_columns_and_number_signs_in_its_names(tmp_path):
+    file = tmp_path / "lengths.csv"
+    file.write_text(
+        "# Of an\n# evaluation.\nlength_tokens, domain, prompt\n10, math, q#1\n10, math, q#1\n3000, math, q#2\n"
+    )
+    source = workload(f"workload.lengths={file}")
+    assert source.num_prompts_by_domain == {Domain("math"): 2}
+    assert list(source.prompts) == ["q#1", "q#2"]
+    assert flat(many(source, 2, 2)) == [10, 10, 3000, 3000]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+@pytest.mark.parametrize("column", ["prompt", "domain"])
+@pytest.mark.parametrize("empty", [None, ""])
+def test_a_row_without_its_prompt_or_domain_is_refused(tmp_path, suffix, column, empty):
+    frame = pd.DataFrame({"prompt": ["a", "b"], "domain": ["math", "math"], "length_tokens": [5, 6]})
+    frame.loc[1, column] = empty
+    with pytest.raises(DataError, match=f"row 2: {column} is `(nan|None|)`"):
+        with_lengths(written(frame, tmp_path / f"lengths{suffix}"))
+
+
+def test_quantiles_may_come_in_any_order_of_rows_but_do_not_fall(tmp_path):
+    file = tmp_path / "lengths.csv"
+    file.write_text("domain,p,tokens\nmath,1,90\ncode,0.5,7\nmath,0,10\ncode,1,7\nmath,0.5,40\nmath,0.5,50\n")
+    assert with_lengths(file).num_prompts_by_domain == {Domain("math"): 4096, Domain("code"): 4096}
+    file.write_text("domain,p,tokens\ncode,0.1,9000\nmath,0.9,200\nmath,0.1,4000\ncode,0.9,9000\n")
+    with pytest.raises(DataError, match=r"row 2: tokens is `200`\.\n.*\n.* 1 - p"):
+        with_lengths(file)
 
 
 def test_the_prompts_of_a_file_are_used_by_name_and_domain(tmp_path):

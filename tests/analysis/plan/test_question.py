@@ -35,3 +35,16 @@ def test_degrees_that_are_not_given_are_searched_for_the_engines_and_chosen_for_
     found = space(tmp_path, "rollout.max_response_tokens=4096")
     assert found.degrees_by_gpus[4] == (1, 2, 4)
     assert {config.trainer.tensor_parallel for config in found.bases.values()} == {2}
+
+
+@pytest.mark.parametrize(("num_responses", "varies_rho"), [(1, True), (2, False)])
+def test_the_correlation_within_a_prompt_is_a_guess_where_the_file_does_not_tell_it(
+    tmp_path, num_responses, varies_rho
+):
+    file = tmp_path / "lengths.csv"
+    rows = [f"{prompt},{100 + prompt}\n" for prompt in range(16)] * num_responses
+    file.write_text(f"prompt,length_tokens\n{''.join(rows)}")
+    words = [word for word in WORDS if not word.startswith("workload")]
+    words += [f"workload.lengths={file}", "rollout.max_response_tokens=256"]
+    question, keys = split_arguments(words)
+    assert space_of(question, keys, tmp_path / "plan")[0].varies_rho is varies_rho
