@@ -40,7 +40,7 @@ HELP = CommandHelp(
     arguments=(
         ("RUN", "The run.dir of a run with real engines."),
         ("at", "Which policy of RUN: last, best, start, all of them, or the number of finished steps. Default: last"),
-        ("against", "A run (its newest evaluation) or a file that out= wrote: prints paired differences."),
+        ("against", "A run (its newest evaluation) or a file of out=: paired differences, and prompts that lost most."),
         ("require", "Exits with 1 unless each SET>=N, separated by commas, holds of the set's mean reward."),
         ("out", "A Parquet file for all rewards, with the columns of the table evaluation_responses."),
         KEYS_OF_TRAIN,

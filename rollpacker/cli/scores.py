@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rollpacker.evaluation.comparison import Rewards, paired_difference, rewards_by_set
+from rollpacker.evaluation.comparison import Rewards, differences_by_prompt, paired_difference, rewards_by_set
 from rollpacker.metrics.evaluation_files import read_newest_responses
 from rollpacker.metrics.tables import read_table
+from rollpacker.protocols.rollout import FinishReason
+from rollpacker.report.words import plural
+from rollpacker.runtime.run.environment_failures import is_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import RenderableType
@@ -28,6 +33,13 @@ _GAP = 2
 
 _LEGEND = "+-: standard error with other samples of these prompts (with other prompts of their kind)"
 _OF_ONE_SAMPLE = "; ?: unknown, from one sample of each prompt"
+_OF_FAILED = "; failed: their environment failed, so they are not among the truncated"
+
+_FAILED = "failed"
+"""How a response ended whose environment failed: a column, and beside finish reasons."""
+
+_NUM_DROPS = 3
+"""Prompts that are named of each set: the first to look at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,26 +65,43 @@ def score_table(run_dirs: Mapping[int, Path], others: Mapping[str, Rewards] | No
         for step, run_dir in run_dirs.items()
         for row in read_table(run_dir, "pass_at_k").to_pylist()
     }
+    ends = {step: _ends(run_dir) for step, run_dir in run_dirs.items()}
+    has_failed = any(end == _FAILED for of_step in ends.values() for _, end in of_step)
     has_steps = len(run_dirs) > 1
-    shown = _scores(rows, of_pass, has_steps=has_steps)
+    shown = _scores(rows, of_pass, ends, has_steps=has_steps, has_failed=has_failed)
     if others is not None:
         mine = {step: rewards_by_set(read_newest_responses(run_dir)) for step, run_dir in run_dirs.items()}
-        shown += ["", _differences(rows, mine, others, other, has_steps=has_steps)]
+        shown += ["", *_differences(rows, mine, others, other, has_steps=has_steps)]
     is_unknown = any(row["se_given_prompts"] is None for of_step in rows.values() for row in of_step)
-    legend = _LEGEND + _OF_ONE_SAMPLE * is_unknown
+    legend = _LEGEND + _OF_ONE_SAMPLE * is_unknown + _OF_FAILED * has_failed
     return ScoreTable(
         scores={(step, row["set"]): row["reward_mean"] for step, of_step in rows.items() for row in of_step},
         shown=[*shown, Text(legend, style="dim")],
     )
 
 
+def _ends(run_dir: Path) -> Counter[tuple[str, str]]:
+    """How many responses of each set ended how: by its name, and their finish reason or `_FAILED`."""
+    columns = read_table(run_dir, "evaluation_responses").select(["set", "reward_reason", "finish_reason"]).to_pydict()
+    return Counter(
+        (name, _FAILED if is_failure(reason) else end) for name, reason, end in zip(*columns.values(), strict=True)
+    )
+
+
 def _scores(
-    rows: Mapping[int, Sequence[Mapping[str, Any]]], of_pass: Mapping[tuple[int, str, int], float], *, has_steps: bool
+    rows: Mapping[int, Sequence[Mapping[str, Any]]],
+    of_pass: Mapping[tuple[int, str, int], float],
+    ends: Mapping[int, Counter[tuple[str, str]]],
+    *,
+    has_steps: bool,
+    has_failed: bool,
 ) -> list[RenderableType]:
     """One table, or a second one with the lengths where the names leave no room for them."""
     k = max((k for _, _, k in of_pass), default=1)
     names = [*(["step"] if has_steps else []), "set"]
-    scores, lengths = ["n x k", "reward", "+-", f"pass@{k}"], ["truncated", "length p50/p90"]
+    scores = ["n x k", "reward", "+-", f"pass@{k}"]
+    kinds = {"truncated": FinishReason.LENGTH.value} | ({_FAILED: _FAILED} if has_failed else {})
+    lengths = [*kinds, "length p50/p90"]
     named, scored, long = [], [], []
     for step, of_step in rows.items():
         for row in of_step:
@@ -86,7 +115,9 @@ def _scores(
                     "" if passed is None else f"{passed:.3f}",
                 ]
             )
-            long.append([f"{row['truncated_share']:.1%}", f"{row['length_p50_tokens']}/{row['length_p90_tokens']}"])
+            num_responses = row["num_prompts"] * row["num_samples"]
+            shares = [f"{ends[step][row['set'], end] / num_responses:.1%}" for end in kinds.values()]
+            long.append([*shares, f"{row['length_p50_tokens']}/{row['length_p90_tokens']}"])
     whole = [[*first, *second, *third] for first, second, third in zip(named, scored, long, strict=True)]
     if _width([[*names, *scores, *lengths], *whole]) <= _WIDTH:
         return [_table(names, [*scores, *lengths], whole)]
@@ -104,31 +135,51 @@ def _differences(
     other: str,
     *,
     has_steps: bool,
-) -> Table:
-    compared = []
+) -> list[RenderableType]:
+    """A table, and in words the prompts of each set whose samples are the same."""
+    compared: list[list[str]] = []
+    of_prompts: list[RenderableType] = []
+    has_drops = False
     for step, of_step in rows.items():
         for row in of_step:
             if (theirs := others.get(row["set"])) is None:
                 continue
             difference = paired_difference(mine[step][row["set"]], theirs)
+            found = ["other samples", ""]
+            if difference is not None:
+                found = [f"{difference.value:+.3f}", _errors(difference.se_given_prompts, difference.se_over_prompts)]
+                name = f"step {step}, {row['set']}" if has_steps else row["set"]
+                changes = differences_by_prompt(mine[step][row["set"]], theirs)
+                of_prompts += _prompts(name, changes, other)
+                has_drops |= min(changes.values()) < 0
             compared.append(
                 [
                     *([str(step)] if has_steps else []),
                     row["set"],
                     f"{row['reward_mean']:.3f}",
                     f"{sum(theirs.values()) / len(theirs):.3f}",
-                    *(
-                        ("other samples", "")
-                        if difference is None
-                        else (
-                            f"{difference.value:+.3f}",
-                            _errors(difference.se_given_prompts, difference.se_over_prompts),
-                        )
-                    ),
+                    *found,
                 ]
             )
     names = [*(["step"] if has_steps else []), f"against {other}"]
-    return _table(names, ["reward", "its reward", "difference", "+-"], compared)
+    table = _table(names, ["reward", "its reward", "difference", "+-"], compared)
+    folder = f"DIR/step-{max(rows):06d}" if has_steps else "DIR"
+    hint = (
+        f"With run.dir=DIR evaluation.num_texts=N, `rollpacker show {folder} kind=evaluation prompt=ID` prints the "
+        "first answer to each of the first N prompts of a set."
+    )
+    return [table, *([""] if of_prompts else []), *of_prompts, *([Text(hint, style="dim")] if has_drops else [])]
+
+
+def _prompts(name: str, changes: Mapping[str, float], other: str) -> Iterator[RenderableType]:
+    """How many prompts of a set are better, and those that lost most."""
+    drops = sorted((change, prompt) for prompt, change in changes.items() if change < 0)
+    num_better = sum(change > 0 for change in changes.values())
+    num_same = len(changes) - num_better - len(drops)
+    yield f"{name}: {plural(num_better, 'prompt')} better than {other}, {len(drops):,} worse, {num_same:,} the same"
+    if drops:
+        named = ", ".join(f"{prompt} {change:+.3f}" for change, prompt in drops[:_NUM_DROPS])
+        yield Padding(Text(f"lost most: {named}"), (0, 0, 0, 2))
 
 
 def _table(names: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from rollpacker.cli.arguments import Arguments
+    from rollpacker.report.cuts import Cuts
     from rollpacker.terminal import Terminal
 
 SETTINGS = ("step", "prompt", "kind", "sort", "num", "lines")
@@ -63,9 +64,9 @@ def run(arguments: Arguments) -> None:
     if sort:
         column = {"length": "length_tokens"}.get(sort.lstrip("-"), sort.lstrip("-"))
         chosen = chosen.sort_values(column, ascending=not sort.startswith("-"), kind="stable")
-    console = output()
+    console, cuts = output(), _cuts_of(run_dir)
     for row in chosen.head(num).to_dict("records"):
-        console.print(_heading(row))
+        console.print(_heading(row, cuts.of({**row, "num_turns": _num_turns(row)})))
         for text, is_policys in parts_of(row):
             for line in _lines(console, text, num_lines):
                 console.print(f"    {line}", style="" if is_policys else "dim", soft_wrap=True)
@@ -116,8 +117,25 @@ def _some(values: list[object]) -> str:
     return ", ".join(shown) if len(shown) <= 6 else f"{', '.join(shown[:3])} ... {', '.join(shown[-2:])}"  # noqa: PLR2004
 
 
-def _heading(row: Mapping[Any, Any]) -> Text:
-    """Which response it is, its reward and its length."""
+def _cuts_of(run_dir: Path) -> Cuts:
+    """What cut the responses of a run, as far as its record can be read."""
+    from rollpacker.config.record import read_record
+    from rollpacker.report.cuts import Cuts
+
+    try:
+        return Cuts(read_record(run_dir) or {})
+    except DataError:
+        return Cuts({})
+
+
+def _num_turns(row: Mapping[Any, Any]) -> int:
+    """How many turns the policy wrote, as far as its environment answered them; 0 without one."""
+    turns = row["response_turns"]
+    return 0 if turns is None or isinstance(turns, float) else sum(map(bool, turns[::2]))
+
+
+def _heading(row: Mapping[Any, Any], cut: str) -> Text:
+    """Which response it is, its reward, its length and what cut it."""
     from rich.text import Text
 
     is_training, step = row["kind"] == "training", row["step"]
@@ -125,12 +143,11 @@ def _heading(row: Mapping[Any, Any]) -> Text:
     is_scored = not math.isnan(row["reward"])
     reward = f"reward {row['reward']:g}, {row['reward_reason']}" if is_scored else "no reward"
     fate = ", not trained" if is_training and not row["accepted"] else ""
-    cut = ", cut at the limit" if row["finish_reason"] == "length" else ""
     return Text.assemble(
         (f"{when}  ", "bold"),
         (f"{row['group']} {row['prompt']} #{row['sample']}  ", "cyan"),
         (reward, "green" if is_scored and row["reward"] > 0 else "red"),
-        (f", {plural(row['length_tokens'], 'token')}{cut}{fate}", "dim"),
+        (f", {plural(row['length_tokens'], 'token')}{cut and f', {cut}'}{fate}", "dim"),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.evaluation.statistics import Estimate, mean_difference
@@ -29,6 +31,18 @@ def paired_difference(rewards: Rewards, others: Rewards) -> Estimate | None:
     theirs = _by_prompt(others)
     mine = _by_prompt(rewards)
     return mean_difference([*mine.values()], [theirs[prompt] for prompt in mine])
+
+
+def differences_by_prompt(rewards: Rewards, others: Rewards) -> dict[str, float]:
+    """By how much the mean of each prompt's samples, which are the same in both, is better in the first ones.
+
+    Means that differ by rounding alone differ by 0.
+    """
+    theirs = {prompt: fmean(of_prompt) for prompt, of_prompt in _by_prompt(others).items()}
+    mine = {prompt: fmean(of_prompt) for prompt, of_prompt in _by_prompt(rewards).items()}
+    return {
+        prompt: 0.0 if math.isclose(mean, theirs[prompt]) else mean - theirs[prompt] for prompt, mean in mine.items()
+    }
 
 
 def _by_prompt(rewards: Rewards) -> dict[str, list[float]]:

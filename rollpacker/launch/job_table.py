@@ -158,7 +158,7 @@ def _step(view: RunStatusView) -> str:
 
 
 def _time(view: RunStatusView, now: float) -> str:
-    """The time of the last attempt of a job; of a run without a job, of all its steps."""
+    """How long the last attempt of a job ran; of a run without a job, how long its steps took in all attempts."""
     if (span := view.started_and_ended(now)) is not None:
         return duration(span[1] - span[0])
     if view.job is None and view.progress is not None:

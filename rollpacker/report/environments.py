@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from rollpacker.report.cuts import AT_LIMIT
 from rollpacker.report.words import count, plural, seconds
 from rollpacker.timeline.stretches import ENVIRONMENT
 
 if TYPE_CHECKING:
     from rollpacker.report.page import ShownRun
+    from rollpacker.report.story import RunStory
     from rollpacker.timeline.run_tables import StepTables
 
 NUM_LONGEST = 5
@@ -69,8 +72,39 @@ def _sentence(run: ShownRun) -> str:
         float(np.average(steps[name], weights=weights)) for name in ("num_turns_mean", "environment_time_mean_s")
     )
     restarts, given_up = (int(steps[name].sum()) for name in ("num_environment_restarts", "num_episodes_given_up"))
-    return (
-        f"A trained response had {turns:.3g} turns and waited {seconds(waited_s)} for its environment, in rollouts of "
-        f"{seconds(float(steps['rollout_time_s'].mean()))} on average. Environments failed: {plural(restarts, 'time')} "
-        f"the response began again, and {given_up:,} {'was' if given_up == 1 else 'were'} given up."
+    said = (
+        f"A trained response had {plural(turns, 'turn')} and waited {seconds(waited_s)} for its environment, in "
+        f"rollouts of {seconds(float(steps['rollout_time_s'].mean()))} on average. Environments failed: "
+        f"{plural(restarts, 'time')} the response began again, and {given_up:,} {_were(given_up)} given up."
     )
+    return " ".join([said, *_dropped(run.story), *_cut(run.story)])
+
+
+def _dropped(story: RunStory) -> Iterator[str]:
+    """Prompts that left the batches, and how small these became."""
+    config, steps = story.config, story.steps
+    num_dropped = int(steps["num_prompts_dropped"].sum())
+    if not num_dropped or not steps["num_episodes_given_up"].any():
+        return
+    has_sampling = (config.get("system") or {}).get("dynamic_sampling")
+    why = "environments failed or rewards were equal" if has_sampling else "environments failed"
+    yield f"{plural(num_dropped, 'prompt')} {_were(num_dropped)} dropped because {why}."
+    num_needed = (config.get("rollout") or {}).get("num_prompts") or 0
+    if num_smaller := int((steps["num_prompts"] < num_needed).sum()):
+        yield (
+            f"{num_smaller:,} of {plural(len(steps), 'step')} trained fewer than {plural(num_needed, 'prompt')}, the "
+            f"smallest batch {steps['num_prompts'].min():,}."
+        )
+
+
+def _cut(story: RunStory) -> Iterator[str]:
+    """Trained responses that were cut, and not by the limit of tokens."""
+    cut: Counter[str] = Counter()
+    for of_domain in story.num_cut.values():
+        cut.update(of_domain)
+    if parts := [f"{number:,} {what}" for what, number in cut.most_common() if what != AT_LIMIT]:
+        yield f"Trained responses: {', '.join(parts)}."
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"

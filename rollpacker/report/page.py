@@ -21,6 +21,7 @@ from rollpacker import __version__
 from rollpacker.paths import real_path
 from rollpacker.report import environments, figures, held_out, workers
 from rollpacker.report.curves import ages_of, curves_of
+from rollpacker.report.cuts import AT_LIMIT
 from rollpacker.report.story import STAGES, TOKEN_USES, Move, RunStory
 from rollpacker.report.style import CYCLE_STEPS, OTHER_COLORS, PAGE_COLORS, color_of
 from rollpacker.report.style import STAGES as STAGE_STYLES
@@ -378,14 +379,14 @@ def _lengths(runs: Sequence[ShownRun]) -> dict[str, Any]:
     rows = []
     for domain in domains:
         for run in [run for run in runs if domain in run.story.lengths]:
-            values, cut = run.story.lengths[domain], run.story.num_cut.get(domain, 0)
+            values, cut = run.story.lengths[domain], run.story.num_cut[domain][AT_LIMIT]
             quantiles = np.quantile(values, (0.5, 0.9, 0.99), method="inverted_cdf")
             cells = [count(value) for value in (len(values), values.mean(), *quantiles, values[-1])]
             rows.append((run, domain, [*cells, f"{cut:,} ({share(cut / len(values))})"]))
     limits = [(run.story.config.get("rollout") or {}).get("max_response_tokens") for run in runs]
     drawn = {name: {run.name: run.story.lengths[name] for run in runs if name in run.story.lengths} for name in domains}
     return {
-        "length_titles": ("responses", "mean", "median", "P90", "P99", "longest", "cut at the limit"),
+        "length_titles": ("responses", "mean", "median", "P90", "P99", "longest", AT_LIMIT),
         "length_rows": rows,
         "lengths": figures.lengths(
             drawn, {run.name: run.color for run in runs}, max(filter(None, limits), default=None)

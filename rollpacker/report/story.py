@@ -20,6 +20,7 @@ from rollpacker.config.record import CONFIG_FILE, read_record
 from rollpacker.core.errors import DataError
 from rollpacker.launch.accounts import Accounts, accounts_of
 from rollpacker.paths import real_path
+from rollpacker.report.cuts import CUT_COLUMNS, Cuts
 from rollpacker.report.environments import EnvironmentWaits
 from rollpacker.report.held_out import HeldOut, read_held_out
 from rollpacker.report.presence import Presence, Spans
@@ -128,8 +129,8 @@ class RunStory:
     engines: dict[str, EngineUse] = field(default_factory=dict)
     lengths: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     """Of each domain's trained responses, ascending."""
-    num_cut: dict[str, int] = field(default_factory=dict)
-    """Of them, those that ended at the length limit."""
+    num_cut: dict[str, Counter[str]] = field(default_factory=dict)
+    """Of them, how many were cut, by what cut them."""
     waste: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Tokens per step and use; the index is the step."""
     reasons: Counter[str] = field(default_factory=Counter)
@@ -201,7 +202,9 @@ def read_story(run_dir: Path, step: int | None = None) -> RunStory:
         tables = open_run(run_dir, (step, step))  # raises with the steps that there are
     accounts = accounts_of(tables)
     presence = Presence(tables.logged, accounts)
-    waits, environments, gathered = Waits(presence), EnvironmentWaits(), _Gathered(presence)
+    config, config_problem = _record_of(run_dir)
+    cuts = Cuts(config)
+    waits, environments, gathered = Waits(presence, cuts), EnvironmentWaits(), _Gathered(presence, cuts)
     for part in tables.parts():
         stretches = stretches_of(part)
         gathered.take(part, stretches, chosen)
@@ -209,7 +212,6 @@ def read_story(run_dir: Path, step: int | None = None) -> RunStory:
         environments.add(part)
     waits.add_lost_engines(tables)
     assert gathered.picture is not None
-    config, config_problem = _record_of(run_dir)
     return RunStory(
         name=real_path(run_dir).name,
         tables=tables,
@@ -244,14 +246,15 @@ def _record_of(run_dir: Path) -> tuple[Mapping[str, Any], str]:
 
 
 class _Gathered:
-    def __init__(self, presence: Presence) -> None:
+    def __init__(self, presence: Presence, cuts: Cuts) -> None:
         self._presence = presence
+        self._cuts = cuts
         self.stages: list[pd.DataFrame] = []
         self.domains: list[pd.DataFrame] = []
         self.waste: list[pd.DataFrame] = []
         self.engines: dict[str, EngineUse] = {}
         self.lengths: dict[str, list[npt.NDArray[np.int64]]] = {}
-        self.num_cut: dict[str, int] = {}
+        self.num_cut: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.picture: RoundPicture | None = None
         self.reasons: Counter[str] = Counter()
         self.moves: Counter[Move] = Counter()
@@ -266,8 +269,8 @@ class _Gathered:
         self.reasons.update(trained["reward_reason"].dropna())
         for domain, rows in trained.groupby("domain"):
             self.lengths.setdefault(str(domain), []).append(rows["length_tokens"].to_numpy(dtype=np.int64))
-            num_cut = int((rows["finish_reason"] == "length").sum())
-            self.num_cut[str(domain)] = self.num_cut.get(str(domain), 0) + num_cut
+            cut = rows.loc[rows["finish_reason"] == "length", [*CUT_COLUMNS]]
+            self.num_cut[str(domain)].update(map(self._cuts.of, cut.to_dict("records")))
         self.count_moves(part.intervals)
         if chosen in set(part.steps["step"]):
             self.picture = _picture(part, stretches, chosen)

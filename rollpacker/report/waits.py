@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from rollpacker.core.ids import EngineId, worker_of
+from rollpacker.report.cuts import Cuts
 from rollpacker.report.words import plural, seconds, size, tokens
 from rollpacker.timeline.run_tables import ASYNC
 from rollpacker.timeline.stretches import ENVIRONMENT, MIGRATIONS, MOVES, covered, request_names
@@ -111,8 +112,9 @@ class Wait:
 class Waits:
     """Collects waits step by step."""
 
-    def __init__(self, presence: Presence) -> None:
+    def __init__(self, presence: Presence, cuts: Cuts) -> None:
         self._presence = presence
+        self._cuts = cuts
         self._found: dict[Kind, list[Wait]] = defaultdict(list)
 
     def add(self, part: StepTables, stretches: pd.DataFrame) -> None:
@@ -137,9 +139,9 @@ class Waits:
             during = stages.get(step, part.intervals.iloc[:0])
             found = [*_stages(row, during)]
             if step in responses:
-                mine = responses[step]
+                mine, at_engines = responses[step], of_engines.get(step, stretches.iloc[:0])
                 found += [
-                    *_tail(row, mine, of_engines.get(step, stretches.iloc[:0]), during, self._presence),
+                    *_tail(row, mine, at_engines, during, self._presence, cuts=self._cuts),
                     *_rewards(row, mine, during),
                     *([] if part.is_async else _first_pass(row, mine)),
                 ]
@@ -200,7 +202,13 @@ def _worst_first(wait: Wait) -> tuple[float, int, str]:
 
 
 def _tail(
-    step: Row, accepted: pd.DataFrame, stretches: pd.DataFrame, intervals: pd.DataFrame, presence: Presence
+    step: Row,
+    accepted: pd.DataFrame,
+    stretches: pd.DataFrame,
+    intervals: pd.DataFrame,
+    presence: Presence,
+    *,
+    cuts: Cuts,
 ) -> Iterator[Wait]:
     began_s = float(step["finished_at_s"]) - float(step["step_time_s"])
     ended_s = accepted["ended_s"].clip(lower=began_s)
@@ -210,10 +218,11 @@ def _tail(
     row: Any = accepted.loc[last]
     median = float(accepted["length_tokens"].median())
     ratio = f", {row['length_tokens'] / median:.0f} times the median" if row["length_tokens"] > 1.5 * median else ""
-    cut = ", cut at the limit" if row["finish_reason"] == "length" else ""
+    cut = cuts.of(row)
+    end = cut and f", {cut}"
     if row["environment_time_s"] > 0:
         turns = plural(int(row["num_turns"]), "turn")
-        cut += f"; it waited {seconds(row['environment_time_s'])} for its environment, in {turns}"
+        end += f"; it waited {seconds(row['environment_time_s'])} for its environment, in {turns}"
     resting = intervals[(intervals["role"] == "engine") & (intervals["activity"] == "asleep")]
     asleep = resting[resting["started_at_s"] < last_s]
     num_lent = asleep["actor"].nunique()
@@ -231,7 +240,7 @@ def _tail(
         duration_s=last_s - most_s,
         who="trainer and idle engines" if num_engines > 1 else "trainer",
         why=f"95 % of the batch was complete {seconds(most_s - began_s)} into the step. The last was {row['prompt']} "
-        f"#{row['sample']} on {row['engine']}: {tokens(int(row['length_tokens']))}{ratio}{cut}.{standing}",
+        f"#{row['sample']} on {row['engine']}: {tokens(int(row['length_tokens']))}{ratio}{end}.{standing}",
     )
 
 

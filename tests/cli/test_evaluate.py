@@ -16,11 +16,12 @@ from rollpacker.cli.scores import score_table
 from rollpacker.config.compose import compose
 from rollpacker.config.record import to_yaml
 from rollpacker.config.schema import RunConfig
-from rollpacker.core.errors import ConfigError, ModelError
-from rollpacker.evaluation.comparison import rewards_by_set
+from rollpacker.core.errors import CheckpointError, ConfigError, ModelError
+from rollpacker.evaluation.comparison import differences_by_prompt, rewards_by_set
 from rollpacker.metrics.evaluation_files import read_newest_responses, write_responses
 from rollpacker.metrics.schemas import EVALUATION_TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
+from rollpacker.runtime.run.exporting import checkpoint_of
 from rollpacker.runtime.run.policies import policies_at, policy_name
 from rollpacker.terminal import Terminal
 from tests.cli.inputs import tree_of
@@ -46,11 +47,26 @@ def run_dir(workdir: Path) -> Path:
     return run_dir
 
 
-LENGTHS = {"truncated_share": 0.0, "length_p50_tokens": 0, "length_p90_tokens": 0}
+LENGTHS = {"length_p50_tokens": 0, "length_p90_tokens": 0}
 
 
-def write_evaluation(folder: Path, rewards: dict[str, list[list[float]]], step: int = 0) -> Path:
-    """A run's evaluation with these rewards of each set, by prompt and sample."""
+def write_evaluation(
+    folder: Path,
+    rewards: dict[str, list[list[float]]],
+    step: int = 0,
+    *,
+    prompt: str = "p",
+    ends: Sequence[tuple[str, str]] = (("stop", ""),),
+) -> Path:
+    """A run's evaluation with these rewards of each set, by prompt and sample.
+
+    Args:
+        folder: Of the run.
+        rewards: Those.
+        step: After which it was.
+        prompt: Begins the ids of prompts.
+        ends: Finish reasons and reasons of rewards, in turn by sample.
+    """
     writer = MetricsWriter(folder / "evaluation", EVALUATION_TABLES)
     tables: dict[str, list[dict[str, object]]] = {name: [] for name in EVALUATION_TABLES}
     for name, prompts in rewards.items():
@@ -62,8 +78,9 @@ def write_evaluation(folder: Path, rewards: dict[str, list[list[float]]], step: 
         )
         tables["pass_at_k"].append(row("pass_at_k", step=step, set=name, k=len(prompts[0]), value=1.0))
         tables["evaluation_responses"] += [
-            row("evaluation_responses", step=step, set=name, prompt=f"p{prompt}", sample=sample, reward=reward)
-            for prompt, samples in enumerate(prompts)
+            row("evaluation_responses", step=step, set=name, prompt=f"{prompt}{number}", sample=sample, reward=reward)
+            | dict(zip(("finish_reason", "reward_reason"), ends[sample % len(ends)], strict=True))
+            for number, samples in enumerate(prompts)
             for sample, reward in enumerate(samples)
         ]
     writer.write_step(step, tables)
@@ -138,9 +155,16 @@ def test_each_name_of_a_policy_is_that_checkpoint(run_dir: Path) -> None:
     assert policies_at(run_dir, "best") == policies_at(run_dir, "4") == best
     assert policies_at(run_dir, "start") == {0: None}
     assert policies_at(run_dir, "all") == {0: None} | best | last
-    (folder / "best").unlink()
-    with pytest.raises(ConfigError, match=r"at=best: .* has no such checkpoint"):
+
+
+def test_no_best_policy_is_explained_as_by_export(run_dir: Path) -> None:
+    (run_dir / "checkpoints" / "best").unlink()
+    with pytest.raises(ConfigError, match="marked as the best") as evaluated:
         policies_at(run_dir, "best")
+    with pytest.raises(CheckpointError) as exported:
+        checkpoint_of(run_dir, "best")
+    assert evaluated.value.allowed == exported.value.allowed
+    assert evaluated.value.remedy == "Write at=6."
 
 
 def test_a_policy_of_a_checkpoint_is_told_by_its_run_and_step(run_dir: Path, tmp_path: Path) -> None:
@@ -176,6 +200,47 @@ def test_the_table_fits_80_columns_and_compares_sample_by_sample(tmp_path: Path)
     # differences 1, 0, 0, 1: s^2 = 0.5 within each prompt, whose means are alike
     assert "0 aime24 0.750 0.250 +0.500 0.354 (0.000)" in lines
     assert "40 longer 0.500 0.750 other samples" in lines
+
+
+def test_prompts_are_counted_by_their_means_and_those_that_lost_most_are_named(tmp_path: Path) -> None:
+    drops = [[0.5, 0.0], [0.25, 0.0], [0.0, 0.0], [0.25, 0.5]]
+    mine = write_evaluation(tmp_path / "a", {"aime24": [[1.0, 0.0], [0.1, 0.2], *drops], "same": [[1.0]]})
+    before = [[1.0, 0.5]] * len(drops)
+    other = write_evaluation(tmp_path / "b", {"aime24": [[0.0, 0.0], [0.15, 0.15], *before], "same": [[1.0]]})
+    others = rewards_by_set(read_newest_responses(other))
+    name = "runs/some-other-run"
+    text = printed(score_table({0: mine}, others, other=name))
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"aime24: 1 prompt better than {name}, 4 worse, 1 the same" in text
+    assert "  lost most: p4 -0.750, p3 -0.625, p2 -0.500\n" in text
+    assert f"same: 0 prompts better than {name}, 0 worse, 1 the same" in text
+    assert text.count("`rollpacker show DIR kind=evaluation") == 1
+    assert f"step 40, aime24: 1 prompt better than {name}" in printed(
+        score_table({0: mine, 40: mine}, others, other=name)
+    )
+    nothing_lost = printed(score_table({0: mine}, rewards_by_set(read_newest_responses(mine)), other=name))
+    assert "0 worse" in nothing_lost
+    assert "rollpacker show" not in nothing_lost
+
+
+def test_long_ids_of_prompts_that_lost_are_folded(tmp_path: Path) -> None:
+    runs = (write_evaluation(tmp_path / each, {"aime24": [[float(each)]]}, prompt="x" * 100) for each in "01")
+    mine, other = (rewards_by_set(read_newest_responses(run)) for run in runs)
+    assert differences_by_prompt(mine["aime24"], other["aime24"]) == {"x" * 100 + "0": -1.0}
+    text = printed(score_table({0: tmp_path / "0"}, other, other="runs/y"))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "x" * 100 + "0 -1.000" in "".join(line.removeprefix("  ") for line in text.splitlines())
+
+
+def test_a_response_whose_environment_failed_is_failed_and_not_truncated(tmp_path: Path) -> None:
+    ends = [("length", "environment_error"), ("length", "environment_timeout"), ("length", "truncated"), ("stop", "")]
+    run = write_evaluation(tmp_path / "a", {"games": [[0.0] * 4, [0.0] * 4]}, ends=ends)
+    lines = [" ".join(line.split()) for line in printed(score_table({0: run}, None, other="")).splitlines()]
+    assert lines[0].endswith("truncated failed length p50/p90")
+    assert lines[1].endswith("25.0% 50.0% 0/0")
+    assert "failed: their environment failed" in " ".join(lines)
+    without = write_evaluation(tmp_path / "b", {"games": [[0.0] * 2]}, ends=ends[2:])
+    assert "failed" not in printed(score_table({0: without}, None, other=""))
 
 
 def test_where_names_leave_no_room_for_lengths_they_are_a_table_and_neither_steps_nor_sets_are_broken(
@@ -271,4 +336,6 @@ def test_check_describes_a_run_of_no_steps(run_dir: Path, capsys: pytest.Capture
     text = capsys.readouterr().out
     assert "aime24 1 x 1: 1 responses, once; nothing is trained" in text
     assert "trainer" not in text[text.index("actors") : text.index("writes")]
-    assert "batch " not in text[text.index("What it will do") :]
+    described = text[text.index("What it will do") :]
+    assert "batch " not in described
+    assert "loss" not in described

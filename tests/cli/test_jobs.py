@@ -132,6 +132,13 @@ def test_a_word_that_cannot_be_meant_is_refused(
     assert remedy in printed.err
 
 
+def test_help_says_of_what_a_time_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "jobs"]) == 0
+
+    said = " ".join(capsys.readouterr().out.split())
+    assert "`time` is how long the last attempt of its job ran; of a run without a job, how long its steps took" in said
+
+
 def test_watch_ends_by_itself_when_nothing_is_at_work(workdir: Path) -> None:
     _write_run(workdir / "runs/a", "finished")
     ours, theirs = pty.openpty()

@@ -174,3 +174,33 @@ def test_what_an_environment_answered_stands_apart_from_what_the_policy_wrote(
     assert said(capsys, str(tmp_path)).splitlines()[1:] == [
         *("    What is maze?", "    You see a door.", "    open it", "    It is open.", "    walk", "")
     ]
+
+
+def cut_response(config: str, turns: list[str] | None, reason: str) -> tuple[str, Any]:
+    cut = {"finish_reason": "length", "reward_reason": reason}
+    return config, response(0, "maze", 0, 0.5, "text", response_turns=turns) | cut
+
+
+@pytest.mark.parametrize(
+    ("written", "cut"),
+    [
+        (
+            cut_response("environment: {max_turns: 2}", ["open it", "It is open.", "walk"], "limit"),
+            "ended at environment.max_turns",
+        ),
+        (cut_response("environment: {max_turns: 2}", ["", "A door.", "walk"], "limit"), "cut at the limit"),
+        (cut_response("reward: {name: environment}", ["walk"], "truncated"), "ended by the environment"),
+        (cut_response("reward: {name: math}", None, "truncated"), "cut at the limit"),
+        (cut_response("reward: {name: environment}", ["walk"], "environment_timeout"), "its environment failed"),
+        (cut_response("no mapping", ["walk"], "truncated"), "cut at the limit"),
+    ],
+)
+def test_what_cut_a_response_is_the_limit_of_tokens_or_its_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: tuple[str, Any], cut: str
+) -> None:
+    config, of_response = written
+    (tmp_path / "config.yaml").write_text(config)
+    writer = MetricsWriter(tmp_path / "metrics")
+    writer.write_step(0, {"steps": [row("steps")], "domains": [], "responses": [of_response], "intervals": []})
+    writer.close()
+    assert f"0 tokens, {cut} What is maze?" in " ".join(said(capsys, str(tmp_path)).split())

@@ -1,10 +1,12 @@
 """Who waited for environments, as the page says it."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
+from rollpacker.report.cuts import AT_LIMIT, AT_MAX_TURNS, BY_ENVIRONMENT
 from rollpacker.report.environments import NUM_LONGEST, EnvironmentWaits, section
 
 
@@ -28,27 +30,57 @@ def test_the_longest_waits_are_named_over_all_steps_the_longest_first(waits):
     assert len(waits.longest) == NUM_LONGEST
 
 
-def test_each_kind_of_wait_has_a_row_and_the_sentence_counts_responses(waits):
+def run_of(waits, *, num_cut=(), config=None, **columns):
     steps = pd.DataFrame(
         {
             "num_turns_mean": [4.0, 8.0],
             "environment_time_mean_s": [1.0, 3.0],
             "num_responses": [3, 1],
+            "num_prompts": [3, 1],
+            "num_prompts_dropped": [0, 0],
             "rollout_time_s": [10.0, 20.0],
             "num_environment_restarts": [0, 1],
             "num_episodes_given_up": [0, 2],
         }
+        | columns
     )
-    run = SimpleNamespace(story=SimpleNamespace(environments=waits, steps=steps))
-    shown = section([run])
-    assert [(activity, cells[0]) for _, activity, cells in shown["environment_rows"]] == [
+    story = SimpleNamespace(environments=waits, steps=steps, config=config or {}, num_cut=dict(num_cut))
+    return SimpleNamespace(story=story)
+
+
+def sentence_of(run):
+    ((_, sentence),) = section([run])["environment_sentences"]
+    return sentence
+
+
+def test_each_kind_of_wait_has_a_row_and_the_sentence_counts_responses(waits):
+    run = run_of(waits)
+    assert [(activity, cells[0]) for _, activity, cells in section([run])["environment_rows"]] == [
         ("environment timeout", "1"),
         ("reset", "1"),
         ("step", "8"),
     ]
-    ((_, sentence),) = shown["environment_sentences"]
+    sentence = sentence_of(run)
     assert "had 5 turns and waited 1.5 s" in sentence
-    assert "1 time the response began again, and 2 were given up" in sentence
+    assert sentence.endswith("1 time the response began again, and 2 were given up.")
+
+
+def test_prompts_that_were_dropped_and_batches_that_shrank_are_named(waits):
+    config = {"rollout": {"num_prompts": 3}}
+    sentence = sentence_of(run_of(waits, config=config, num_prompts_dropped=[0, 2]))
+    assert sentence.endswith(
+        "2 prompts were dropped because environments failed. 1 of 2 steps trained fewer than 3 prompts, the smallest "
+        "batch 1."
+    )
+    config["system"] = {"dynamic_sampling": True}
+    sentence = sentence_of(run_of(waits, config=config, num_prompts_dropped=[0, 1]))
+    assert "1 prompt was dropped because environments failed or rewards were equal." in sentence
+
+
+def test_what_cut_trained_responses_is_told_unless_it_was_the_limit_of_tokens(waits):
+    num_cut = {"a": Counter({AT_LIMIT: 7, AT_MAX_TURNS: 1}), "b": Counter({AT_MAX_TURNS: 2, BY_ENVIRONMENT: 1})}
+    sentence = sentence_of(run_of(waits, num_cut=num_cut))
+    assert sentence.endswith("Trained responses: 3 ended at environment.max_turns, 1 ended by the environment.")
 
 
 def test_a_run_without_environments_shows_nothing():

@@ -12,6 +12,7 @@ from rollpacker import pipeline
 from rollpacker.config.compose import compose
 from rollpacker.metrics.tables import read_frame
 from rollpacker.report import figures
+from rollpacker.report.cuts import AT_LIMIT, Cuts
 from rollpacker.report.page import render
 from rollpacker.report.presence import Presence
 from rollpacker.report.story import STAGES, _Gathered, read_story, stage_seconds
@@ -121,7 +122,7 @@ def test_lengths_are_those_of_the_trained_responses_by_domain(story, run_dir):
     for domain, lengths in story.lengths.items():
         mine = trained[trained["domain"] == domain]
         assert lengths.tolist() == sorted(mine["length_tokens"])
-        assert story.num_cut[domain] == (mine["finish_reason"] == "length").sum()
+        assert story.num_cut[domain][AT_LIMIT] == (mine["finish_reason"] == "length").sum()
     assert sum(map(len, story.lengths.values())) == len(trained)
 
 
@@ -150,7 +151,7 @@ def test_what_is_waited_for_after_the_last_turn_is_environments_unless_they_had_
         assert wait.duration_s == story.steps.set_index("step").loc[wait.step, "exposed_reward_time_s"] > 0
 
     for part in story.tables.parts():
-        early, waits = part.intervals.copy(), Waits(Presence(story.tables.logged, story.accounts))
+        early, waits = part.intervals.copy(), Waits(Presence(story.tables.logged, story.accounts), Cuts({}))
         early.loc[early["role"] == "environment", "ended_at_s"] -= 1000
         waits.add(replace(part, intervals=early), stretches_of(part))
         kinds = {wait.kind for wait in waits.worst(1.0)}
@@ -165,7 +166,7 @@ def test_a_wait_for_requests_in_flight_is_a_stage_and_a_wait_and_drawn(story):
     before, after = stage_seconds(part), stage_seconds(longer)
     assert (after["suspend"] == 7.0).all()
     assert after["other"].tolist() == pytest.approx(before["other"].tolist())
-    waits = Waits(Presence(story.tables.logged, story.accounts))
+    waits = Waits(Presence(story.tables.logged, story.accounts), Cuts({}))
     waits.add(longer, stretches_of(longer))
     assert {wait.duration_s for wait in waits.worst(1.0) if wait.kind == "suspend"} == {7.0}
     spans = (("driver", "quiesce", story.picture.began_s, story.picture.ended_s),)
@@ -206,8 +207,22 @@ def test_a_response_waited_for_a_place_only_where_those_that_came_with_it_had_on
     assert said in wait.why
 
 
+@pytest.mark.parametrize(
+    ("config", "cut"), [({}, ", cut at the limit"), ({"reward": {"name": "environment"}}, ", ended by the environment")]
+)
+def test_the_last_response_and_the_lengths_say_what_cut_it(story, config, cut):
+    part = next(story.tables.parts())
+    part = replace(part, responses=part.responses.assign(finish_reason="length", reward_reason="truncated"))
+    presence, stretches = Presence(story.tables.logged, story.accounts), stretches_of(part)
+    waits, gathered = Waits(presence, Cuts(config)), _Gathered(presence, Cuts(config))
+    waits.add(part, stretches)
+    gathered.take(part, stretches, chosen=-1)
+    assert all(cut in wait.why for wait in waits.worst(1.0) if wait.kind == "tail")
+    assert {what for of_domain in gathered.num_cut.values() for what in of_domain} == {cut.removeprefix(", ")}
+
+
 def test_a_change_of_engines_is_no_wait_for_weights(story):
-    part, waits = next(story.tables.parts()), Waits(Presence(story.tables.logged, story.accounts))
+    part, waits = next(story.tables.parts()), Waits(Presence(story.tables.logged, story.accounts), Cuts({}))
     switched = part.steps.assign(switch_time_s=3.0, weight_sync_time_s=part.steps["weight_sync_time_s"] + 3.0)
     waits.add(replace(part, steps=switched), stretches_of(part))
     found = {wait.kind: wait for wait in waits.worst(1.0)}
@@ -251,7 +266,7 @@ def test_only_a_request_whose_tokens_are_all_lost_begins_again():
     moves = [("a", "evicted", 5, 1.0), ("a", "lost", 0, 2.0), ("b", "lost", 0, 1.0), ("c", "evicted", 0, 1.0)]
     moves += [("d", "turn", 7, 1.0), ("d", "lost", 0, 2.0), ("e", "start", None, 1.0)]
     moves += [("f", "turn", 7, 1.0), ("f", "failed", 3, 2.0), ("f", "lost", 0, 3.0)]
-    gathered = _Gathered(Presence.__new__(Presence))
+    gathered = _Gathered(Presence.__new__(Presence), Cuts({}))
     gathered.count_moves(pd.DataFrame(moves, columns=["subject", "activity", "num_tokens", "ended_at_s"]))
     assert gathered.moves == {"with its tokens": 3, "began again": 2, "before its first token": 1}
 
@@ -259,7 +274,7 @@ def test_only_a_request_whose_tokens_are_all_lost_begins_again():
 def test_an_engine_that_had_no_request_in_a_step_is_idle_in_its_tail(escalated):
     (part,) = escalated.tables.parts()
     stretches = stretches_of(part)
-    waits = Waits(Presence(escalated.tables.logged, None))
+    waits = Waits(Presence(escalated.tables.logged, None), Cuts({}))
     waits.add(part, stretches[(stretches["step"] == 0) & (stretches["engine"] == "engine-tp2-0")])
     (tail,) = (wait for wait in waits.worst(1.0) if wait.kind == "tail" and wait.step == 0)
     assert "1 of 2 engines were idle then" in tail.why

@@ -6,6 +6,7 @@ import pytest
 
 from rollpacker.launch.accounts import accounts_of
 from rollpacker.metrics.tables import read_frame
+from rollpacker.report.cuts import Cuts
 from rollpacker.report.page import render
 from rollpacker.report.presence import Presence
 from rollpacker.report.story import read_story
@@ -62,7 +63,7 @@ def test_an_engine_of_a_worker_is_there_while_it_serves_and_its_fetches_are_not_
 def test_an_engine_of_a_worker_that_had_no_request_in_a_step_is_idle_in_its_tail(run_dir):
     tables = open_run(run_dir)
     (part,) = tables.parts()
-    stretches, waits = stretches_of(part), Waits(Presence(tables.logged, accounts_of(tables)))
+    stretches, waits = stretches_of(part), Waits(Presence(tables.logged, accounts_of(tables)), Cuts({}))
     waits.add(part, stretches[~stretches["engine"].str.startswith("e0_1-r0.")])
     (why,) = (wait.why for wait in waits.worst(1.0) if wait.kind == "tail" and wait.step == 3)
     assert "on e0_0-r1.0: " in why

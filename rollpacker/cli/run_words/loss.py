@@ -8,6 +8,7 @@ from rollpacker.config.sections.losses import LOSSES, TURN_ADVANTAGES
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
+    from rollpacker.config.sections.trainer import TrainerSection
 
 _NORMALISATIONS = {
     "sequence": "every response counts the same, so a token of a long one counts less",
@@ -15,12 +16,22 @@ _NORMALISATIONS = {
     "token_mean": "every token of a batch counts the same; known after the last response, so nothing streams",
 }
 
+_ADVANTAGES = {
+    "group_std": "the reward less its group's mean, over the group's standard deviation",
+    "group_mean": "the reward less its group's mean",
+    "rloo": "the reward less the mean of the others in its group",
+    "batch_std": "the reward less its group's mean, over the batch's standard deviation",
+    "reinforce_pp": "the reward, whitened over the batch's tokens",
+    "reinforce_pp_baseline": "the reward less its group's mean, whitened over the batch's tokens",
+}
+"""Those of responses, by their values of `trainer.advantage`."""
+
 _CLIPPING_HOLDS = 2
 """Versions: up to there clipping by the behaviour policy's ratio was seen to learn what synchronous training does."""
 
 
 def loss_words(config: RunConfig) -> str:
-    """How tokens are weighted, what corrects the engines' log-probabilities, and how sampling is tested."""
+    """How tokens are weighted, by which advantage, what corrects the engines' log-probabilities, what is tested."""
     trainer, objective = config.trainer, config.objective
     high, low = f"{trainer.mismatch_high:g}", f"{trainer.mismatch_low:g}"
     loss = LOSSES.get(objective.loss or "")
@@ -41,13 +52,9 @@ def loss_words(config: RunConfig) -> str:
         f"{_NORMALISATIONS[trainer.loss_normalisation]} (loss_normalisation={trainer.loss_normalisation})",
         f"{loss.words if loss else 'a function of your own'} (loss={objective.loss}"
         + (")" if trainer.loss is not None else ", by default)"),
+        f"advantage: {_advantage_words(trainer)} (advantage={trainer.advantage})",
         f"gap between trainer and engines: {corrections[mismatch]} (mismatch={mismatch}{source})",
     ]
-    if trainer.advantage in TURN_ADVANTAGES:
-        lines.append(
-            f"each turn has an advantage of its own, from returns that are discounted by {trainer.turn_discount:g} per "
-            f"turn (advantage={trainer.advantage})"
-        )
     if objective.loss == "ppo_behaviour" and config.system.max_staleness > _CLIPPING_HOLDS:
         lines.append(
             f"tokens may be {config.system.max_staleness} versions old: in a small run of up to 8, cispo held the "
@@ -67,3 +74,10 @@ def loss_words(config: RunConfig) -> str:
     if limits:
         lines.append(f"do engines draw from the policy? surprisal against entropy: {', '.join(limits)}")
     return "\n".join(lines)
+
+
+def _advantage_words(trainer: TrainerSection) -> str:
+    """What a response, or each of its turns, has of its reward."""
+    if trainer.advantage in TURN_ADVANTAGES:
+        return f"each turn has its own, from returns that are discounted by {trainer.turn_discount:g} per turn"
+    return _ADVANTAGES.get(trainer.advantage, "a function of your own")

@@ -70,8 +70,9 @@ def _rounds(config: RunConfig, settings: SchedulerSettings) -> str:
     if not num_deferred:
         return f"{config.system.name}: {short}; no prompt is deferred, so there are no long rounds"
     ratio = Fraction(num_prompts, num_deferred)
+    slower = "slowest prompt is" if num_deferred == 1 else f"{num_deferred} slower prompts are"
     return (
-        f"{config.system.name}: {short}; the {num_deferred} slower prompts are deferred\n"
+        f"{config.system.name}: {short}; the {slower} deferred\n"
         f"long rounds run {num_prompts} deferred prompts x {num_responses} responses to their end\n"
         f"expected: {_number(ratio)} short rounds per long round"
     )
@@ -95,6 +96,12 @@ def _rounds_by_history(
 ) -> str:
     num_prompts, num_responses = settings.num_prompts, settings.num_responses
     num_drawn = scale_up(num_launched, 1 / (1 - history.share))
+    num_waiting = num_drawn - num_launched
+    waiting = (
+        "one with the longest responses so far waits"
+        if num_waiting == 1
+        else f"{num_waiting} with the longest responses so far wait"
+    )
     if history.races_at_first:
         at_first = (
             f"launch {scale_up(num_prompts, history.first_eta_prompts)} prompts x "
@@ -104,8 +111,7 @@ def _rounds_by_history(
         at_first = "wait for every response"
     text = (
         f"{config.system.name}: {short}\n"
-        f"{num_drawn} prompts are drawn for one, and the {num_drawn - num_launched} with the longest responses so far "
-        "wait for a long round at once\n"
+        f"{num_drawn} prompts are drawn for one, and the {waiting} for a long round at once\n"
         f"long rounds run {num_prompts} prompts x {num_responses} responses to their end\n"
         f"rounds whose prompts are not all known, as in the first epoch, {at_first} (system.first_epoch)\n"
         f"expected: {_number(Fraction(num_prompts, num_drawn - num_prompts))} short rounds per long round once they are"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rollpacker.runtime.run.preflight import ResolvedRun
 
 
-_OF_TRAINING = ("prompts", "batch", "rollout", "techniques", "workers", "split", "steps", "start")
+_OF_TRAINING = ("prompts", "batch", "rollout", "techniques", "workers", "split", "loss", "steps", "start")
 """Parts that a run of no steps, an evaluation alone, does not have."""
 
 

@@ -22,6 +22,7 @@ from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.runtime.job.allocation import Allocation
+from rollpacker.runtime.placing.actors import planned_actors
 from rollpacker.runtime.placing.fleets import costs_of, degrees_of
 from rollpacker.runtime.placing.planning import cluster_size
 from rollpacker.runtime.ray.cluster import RayCluster
@@ -62,7 +63,7 @@ class RayBackend:
             tokenizer, prompts, held_out, notes = await reading
             for note in notes:
                 context.note(note)
-            context.stage("starting engines, trainer and reward")
+            context.stage(f"starting {_actors_in_words(config)}")
             size = cluster_size(config, self._allocation)
             actors = await start_actors(config, size, context)
             nodes = nodes_of_environments(config, self._allocation, size.num_nodes)
@@ -118,6 +119,14 @@ class RayBackend:
             start_deadline_s=config.backend.deadlines.start_s,
             stage=context.stage,
         )
+
+
+def _actors_in_words(config: RunConfig) -> str:
+    """The kinds of actors that a run has: `engines and trainer`, `engines, trainer, reward and judges`."""
+    names = {"engine": "engines", "trainer": "trainer", "reward": "reward", "judge": "judges"}
+    roles = {actor.role for actor in planned_actors(config)}
+    *first, last = (name for role, name in names.items() if role in roles)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _weight_sync(config: RunConfig, actors: Actors) -> WeightSync | None:

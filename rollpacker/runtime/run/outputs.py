@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rollpacker.config.words import counted
+from rollpacker.runtime.run.environment_failures import EnvironmentFailures
 from rollpacker.runtime.run.reward_failures import RewardFailures
 from rollpacker.runtime.run.texts import TextKeeper, with_texts
 
@@ -41,6 +42,7 @@ class RunOutputs:
     status: StatusBoard
     interval_log: IntervalLog
     reward_failures: RewardFailures = field(default_factory=RewardFailures)
+    environment_failures: EnvironmentFailures = field(default_factory=EnvironmentFailures)
 
     def record(self, recorder: StepRecorder, batch: Batch, result: StepResult) -> int:
         """Write a step's metrics and show them; returns the number of finished steps."""
@@ -62,7 +64,8 @@ class RunOutputs:
         self.callbacks.on_step(step_row)
         self.progress.step_finished(step_row, domain_rows)
         num_finished: int = step_row["step"] + 1
-        self._note_failures(f"step {num_finished}", batch.requests.values())
+        where = f"step {num_finished}"
+        self._note_failures(where, batch.requests.values(), self.environment_failures.of_step(where, batch))
         self.status.step_finished(num_finished)
         return num_finished
 
@@ -72,12 +75,15 @@ class RunOutputs:
         rows, responses, is_best = self.evaluations.record(record)
         self.trackers.log_evaluation(rows, with_texts(responses))
         self.callbacks.on_evaluation(rows)
-        self._note_failures(f"the evaluation after {counted(record.begin.step, 'step')}", record.requests.values())
+        step = record.begin.step
+        where = f"the evaluation after {counted(step, 'step')}" if step else "the evaluation before training"
+        of_environments = self.environment_failures.of_evaluation(where, record)
+        self._note_failures(where, record.requests.values(), of_environments)
         return is_best
 
-    def _note_failures(self, where: str, requests: Iterable[RequestRecord]) -> None:
+    def _note_failures(self, where: str, requests: Iterable[RequestRecord], of_environments: str) -> None:
         verdicts = (request.verdict for request in requests if request.verdict)
-        if text := self.reward_failures.describe(where, verdicts):
+        for text in filter(None, (self.reward_failures.describe(where, verdicts), of_environments)):
             self.progress.note(text)
 
     def make_durable(self) -> None:

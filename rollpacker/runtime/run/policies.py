@@ -39,11 +39,17 @@ def policies_at(run_dir: Path, at: str) -> dict[int, Path | None]:
         "best": {best: kept[best]} if best in kept else {},
     }
     found = named[at] if at in named else {int(at): kept[int(at)]} if at.isdecimal() and int(at) in kept else {}
-    if not found:
-        steps = ", ".join(map(str, kept)) or "none"
+    if found:
+        return found
+    remedy = f"Write at={[*kept][-1] if kept else 'start'}."
+    if at == "best" and best is None:
         raise ConfigError(
-            f"at={at}: {run_dir} has no such checkpoint.",
-            f"`at` is {', '.join(AT)}, or a step whose checkpoint was kept: {steps}. `best` needs run.keep_best=true.",
-            f"Write at={[*kept][-1] if kept else 'start'}.",
+            f"No checkpoint of {run_dir} is marked as the best.",
+            "A run with run.keep_best=true and evaluation.path keeps it, once a score is better than the first.",
+            remedy,
         )
-    return found
+    raise ConfigError(
+        f"at={at}: {run_dir} has no such checkpoint.",
+        f"`at` is {', '.join(AT)}, or a step whose checkpoint was kept: {', '.join(map(str, kept)) or 'none'}.",
+        remedy,
+    )

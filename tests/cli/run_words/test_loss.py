@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rollpacker.cli.run_words.loss import loss_words
+from rollpacker.cli.run_words.loss import _advantage_words, loss_words
 from rollpacker.config.compose import compose
+from rollpacker.config.sections.losses import BATCH_ADVANTAGES, STREAMED_ADVANTAGES
+from rollpacker.config.sections.trainer import TrainerSection
 
 REAL = ["model.path=m", "data.path=d", "run.dir=r", "placement=none"]
 
@@ -50,6 +52,28 @@ def test_the_correction_follows_the_engine_unless_it_is_named(words, said):
 )
 def test_it_says_which_loss_it_is_and_what_that_does(words, said):
     assert said in words_of(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "advantage: the reward less its group's mean, over the group's standard deviation (advantage=group_std)"),
+        (["trainer.advantage=rloo"], "advantage: the reward less the mean of the others in its group (advantage=rloo)"),
+        (["trainer.advantage=mine.py:adv"], "advantage: a function of your own (advantage=mine.py:adv)"),
+        (
+            ["trainer.advantage=gigpo", "trainer.turn_discount=0.9", "environment=gym", "environment.env=my.py:Maze"],
+            "advantage: each turn has its own, from returns that are discounted by 0.9 per turn (advantage=gigpo)",
+        ),
+    ],
+)
+def test_it_says_which_advantage_it_is_and_what_that_is_made_of(words, said):
+    assert said in words_of(*words).splitlines()
+
+
+def test_every_advantage_has_words_of_its_own():
+    words = {_advantage_words(TrainerSection(advantage=name)) for name in (*STREAMED_ADVANTAGES, *BATCH_ADVANTAGES)}
+    assert len(words) == len(STREAMED_ADVANTAGES) + len(BATCH_ADVANTAGES)
+    assert _advantage_words(TrainerSection(advantage="mine.py:adv")) not in words
 
 
 def test_it_says_where_sampling_is_not_tested():

@@ -1,0 +1,83 @@
+"""What a person is told of environments that fail: prompts leave the batch for it, and held-out responses score 0."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rollpacker.config.words import counted
+from rollpacker.runtime.rollout.episodes import ENVIRONMENT_ACTOR
+from rollpacker.runtime.run.failure_news import FailureNews
+
+if TYPE_CHECKING:
+    from rollpacker.runtime.rollout.batch import Batch
+    from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
+
+_WHY = (
+    "Read why in the lines `The environment of ... failed` that a real run prints, or, where environments run on other "
+    "nodes than the first, in environments-*.log below run.dir/logs."
+)
+
+
+def is_failure(end: str) -> bool:
+    """Whether a call or a trajectory that ended so had an environment that failed."""
+    return end.startswith("environment_")
+
+
+class EnvironmentFailures:
+    """Describes failed environments where they, or what training or a score lost by them, are news."""
+
+    def __init__(self) -> None:
+        self._failures, self._dropped, self._held_out = FailureNews(), FailureNews(), FailureNews()
+
+    def of_step(self, where: str, batch: Batch) -> str:
+        """Give what is to be shown of a step; empty where that is nothing."""
+        reasons = Counter(stay.activity for stay in batch.book.stays if is_failure(stay.activity))
+        num_failures, num_dropped = reasons.total(), _num_dropped(batch)
+        num_attempts = num_failures + len(batch.requests)
+        are_news = (
+            self._failures.has(num_failures / max(num_attempts, 1), reasons),
+            self._dropped.has(num_dropped / max(num_dropped + len(batch.accepted), 1)),
+        )
+        if not any(are_news):
+            return ""
+        head, why = f"Environments failed {counted(num_failures, 'time')} in {where} ({_listed(reasons)})", _WHY
+        if not reasons:  # each was given up before its policy's first turn
+            head, why = f"First observations of {where} fill rollout.max_response_tokens", "Raise it."
+        return f"{': '.join(filter(None, (head, _came_of(batch, num_dropped))))}. {why}"
+
+    def of_evaluation(self, where: str, record: EvaluationRecord) -> str:
+        """Give what is to be shown of an evaluation; empty where that is nothing."""
+        verdicts = [request.verdict for request in record.requests.values() if request.verdict]
+        by_environment = (verdict.reason for verdict in verdicts if verdict.scorer == ENVIRONMENT_ACTOR)
+        reasons = Counter(filter(is_failure, by_environment))
+        if not self._held_out.has(reasons.total() / max(len(verdicts), 1), reasons):
+            return ""
+        return (
+            f"{reasons.total()} of {len(verdicts)} responses of {where} score 0, whatever the policy wrote, because "
+            f"their environments failed: {_listed(reasons)}. {_WHY}"
+        )
+
+
+def _num_dropped(batch: Batch) -> int:
+    """Dropped prompts that lacked a reward; with dynamic sampling others are dropped that have all of them."""
+    scored = Counter(name.prompt for name, request in batch.requests.items() if request.verdict)
+    return sum(scored[prompt] < batch.begin.num_responses_needed for prompt in batch.dropped)
+
+
+def _came_of(batch: Batch, num_dropped: int) -> str:
+    """What became of trajectories whose environments failed."""
+    book, begin = batch.book, batch.begin
+    num_trained = sum(map(len, batch.accepted.values()))
+    num_needed = begin.num_prompts_needed * begin.num_responses_needed
+    parts = [
+        counted(book.num_restarts, "restart") if book.num_restarts else "",
+        f"{counted(book.num_given_up, 'response')} given up" if book.num_given_up else "",
+        f"{counted(num_dropped, 'prompt')} dropped" if num_dropped else "",
+        f"{num_trained} of {num_needed} responses trained" if num_dropped and num_trained < num_needed else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _listed(reasons: Counter[str]) -> str:
+    return ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())

@@ -1,0 +1,168 @@
+"""What a person is told of environments that fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rollpacker import pipeline
+from rollpacker.core.commands import BeginEvaluation, BeginRound, RoundKind
+from rollpacker.core.ids import EngineId, PromptId, RequestId
+from rollpacker.metrics.tables import read_frame
+from rollpacker.protocols.rollout import Verdict
+from rollpacker.runtime.rollout.batch import Batch
+from rollpacker.runtime.rollout.episodes import ENVIRONMENT_ACTOR, EnvironmentStay
+from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
+from rollpacker.runtime.rollout.request_book import RequestBook, RequestRecord
+from rollpacker.runtime.run import opening
+from rollpacker.runtime.run.environment_failures import EnvironmentFailures
+from rollpacker.runtime.run.progress import Progress
+from tests.sim.composed import config_of
+from tests.sim.test_environment import RUN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WHY = (
+    " Read why in the lines `The environment of ... failed` that a real run prints, or, where environments run on "
+    "other nodes than the first, in environments-*.log below run.dir/logs."
+)
+
+
+def record(prompt: str, sample: int, reason: str | None, scorer: str = ENVIRONMENT_ACTOR) -> RequestRecord:
+    name = RequestId(0, PromptId(0, prompt), sample)
+    verdict = None if reason is None else Verdict(request=name, reward=0.0, reason=reason, time_s=0.0, scorer=scorer)
+    engine = EngineId("engine-0")
+    return RequestRecord(request=name, engine=engine, launched_at_s=0.0, placed_at_s=0.0, verdict=verdict)
+
+
+def book(*records: RequestRecord, activities: Mapping[str, int] | None = None, **counts: int) -> RequestBook:
+    stays = [
+        EnvironmentStay(request=RequestId(0, PromptId(0, "a"), 0), activity=activity, began_at_s=0.0, ended_at_s=1.0)
+        for activity, number in (activities or {}).items()
+        for _ in range(number)
+    ]
+    return RequestBook(requests={each.request: each for each in records}, stays=stays, **counts)
+
+
+def batch(
+    *, scored: Mapping[str, int], dropped: tuple[str, ...] = (), activities: Mapping[str, int], **counts: int
+) -> Batch:
+    """Of prompts that need two responses each, as many of which have a reward; the others began."""
+    begin = BeginRound(
+        round=0,
+        step=0,
+        kind=RoundKind.PLAIN,
+        num_prompts_launched=len(scored),
+        num_prompts_needed=len(scored),
+        num_responses_launched=2,
+        num_responses_needed=2,
+    )
+    records = [
+        record(key, sample, "done" if sample < number else None) for key, number in scored.items() for sample in (0, 1)
+    ]
+    names: dict[str, list[RequestId]] = {
+        key: [each.request for each in records if each.request.prompt.key == key] for key in scored
+    }
+    return Batch(
+        begin=begin,
+        policy_version=0,
+        began_at_s=0.0,
+        prompts={},
+        book=book(*records, activities=activities, **counts),
+        accepted={PromptId(0, key): tuple(of_prompt) for key, of_prompt in names.items() if key not in dropped},
+        dropped=dict.fromkeys(PromptId(0, key) for key in dropped),
+    )
+
+
+def test_a_step_is_told_what_failed_and_what_it_lost_by_it() -> None:
+    failing = batch(
+        scored={"a": 2, "b": 1, "c": 0},
+        dropped=("b", "c"),
+        activities={"step": 9, "environment_error": 5, "environment_timeout": 1, "stopped": 3, "start": 2},
+        num_restarts=4,
+        num_given_up=2,
+    )
+    assert EnvironmentFailures().of_step("step 1", failing) == (
+        "Environments failed 6 times in step 1 (5 environment_error, 1 environment_timeout): 4 restarts, 2 responses "
+        f"given up, 2 prompts dropped, 2 of 6 responses trained.{WHY}"
+    )
+
+
+def test_prompts_whose_rewards_were_equal_are_not_of_environments_that_failed() -> None:
+    told = EnvironmentFailures()
+    assert not told.of_step("step 1", batch(scored={"a": 2, "b": 2}, dropped=("b",), activities={"step": 4}))
+    both = batch(scored={"a": 2, "b": 2}, dropped=("b",), activities={"environment_crashed": 1}, num_restarts=1)
+    said = told.of_step("step 2", both)
+    assert said == f"Environments failed 1 time in step 2 (1 environment_crashed): 1 restart.{WHY}"
+
+
+def test_a_failure_of_a_trajectory_that_is_stopped_has_no_consequence() -> None:
+    said = EnvironmentFailures().of_step("step 1", batch(scored={"a": 2}, activities={"environment_error": 1}))
+    assert said == f"Environments failed 1 time in step 1 (1 environment_error).{WHY}"
+
+
+def test_first_observations_that_are_too_long_are_told_without_a_failure() -> None:
+    silent = batch(scored={"a": 2, "b": 0}, dropped=("b",), activities={"reset": 3}, num_restarts=2, num_given_up=1)
+    assert EnvironmentFailures().of_step("step 1", silent) == (
+        "First observations of step 1 fill rollout.max_response_tokens: 2 restarts, 1 response given up, 1 prompt "
+        "dropped, 2 of 4 responses trained. Raise it."
+    )
+
+
+def test_it_is_said_again_for_a_new_reason_when_four_times_as_much_fails_and_when_prompts_are_dropped() -> None:
+    told = EnvironmentFailures()
+    whole = {str(number): 2 for number in range(50)}
+    steps = [
+        batch(scored=whole, activities={"step": 100}),
+        batch(scored=whole, activities={"environment_error": 2}),
+        batch(scored=whole, activities={"environment_error": 3}),
+        batch(scored=whole, activities={"environment_timeout": 1}),
+        batch(scored=whole, activities={"environment_error": 20}),
+        batch(scored=whole | {"b": 0}, dropped=("b",), activities={"environment_error": 9}),
+        batch(scored=whole | {"b": 0}, dropped=("b",), activities={"environment_error": 9}),
+        batch(scored=whole | dict.fromkeys("bcdef", 0), dropped=tuple("bcdef"), activities={"environment_error": 9}),
+    ]
+    is_said = [bool(told.of_step("a step", each)) for each in steps]
+    assert is_said == [False, True, False, True, True, True, False, True]
+
+
+def test_held_out_responses_whose_environments_failed_are_told_apart_from_wrong_ones() -> None:
+    records = [
+        *(record("a", sample, "environment_error") for sample in range(3)),
+        record("b", 0, "environment_lost"),
+        record("b", 1, "terminated"),
+        record("b", 2, "environment_word", scorer="reward-0"),
+    ]
+    begin = BeginEvaluation(step=3, num_requests=6)
+    evaluation = EvaluationRecord(begin=begin, policy_version=3, began_at_s=0.0, prompts={}, book=book(*records))
+    told = EnvironmentFailures()
+    assert told.of_evaluation("the evaluation after 3 steps", evaluation) == (
+        "4 of 6 responses of the evaluation after 3 steps score 0, whatever the policy wrote, because their "
+        f"environments failed: 3 environment_error, 1 environment_lost.{WHY}"
+    )
+    assert not told.of_evaluation("the evaluation after 4 steps", evaluation)
+
+
+class Notes(Progress):
+    """Keeps what a person is shown."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_a_run_names_what_its_batch_lost_with_its_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notes()
+    monkeypatch.setattr(opening, "make_progress", lambda *_, **__: notes)
+    words: list[Any] = [*RUN, "system=verl", "workload.environment.turn_timeout_s=100"]
+    words += ["workload.environment.fail_stop_share=0.05", "workload.environment.max_restarts=0", "run.num_steps=1"]
+    pipeline.run(config_of(tmp_path, words))
+    ((_, step),) = read_frame(tmp_path, "steps").iterrows()
+    assert (step["num_prompts_dropped"], step["num_responses"]) == (1, 12)
+    (note,) = [line for line in notes.lines if line.startswith("Environments failed")]
+    assert "1 response given up, 1 prompt dropped, 12 of 16 responses trained." in note
