@@ -38,14 +38,14 @@ def load_causal_model(model_path: Path, dtype: torch.dtype) -> Any:
     refuse_difference(
         model_path, missing=sorted(report["missing_keys"]), unread=sorted(report["unexpected_keys"]), misshapen=[]
     )
-    return model.eval()
+    return _with_its_attention(model).eval()
 
 
 def make_causal_skeleton(model_path: Path, dtype: torch.dtype) -> Any:
     """Build what `load_causal_model` would load without its weights, on the meta device; raises `ModelError`."""
     with _refused_as_model_error(model_path), quiet(), torch.device("meta"):
         config = transformers.AutoConfig.from_pretrained(model_path, local_files_only=True)
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        return _with_its_attention(transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)).eval()
 
 
 def max_positions(config: Any) -> int | None:
@@ -67,6 +67,13 @@ def quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if has_bars:
             transformers_logging.enable_progress_bar()
+
+
+def _with_its_attention(model: Any) -> Any:
+    """Choose an implementation that caps attention scores where the model does, as Gemma 2: `sdpa` ignores the cap."""
+    if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")
+    return model
 
 
 @contextlib.contextmanager

@@ -147,10 +147,7 @@ def _has_tied_embeddings(folder: Path, sizes: Mapping[str, Any]) -> bool:
 
 
 def num_experts_of(description: Mapping[str, Any]) -> int:
-    """Experts in a layer of the model that a `config.json` describes, by the names of Qwen, DeepSeek and Mixtral.
-
-    0 for a dense one.
-    """
+    """Experts in a layer of the model that a `config.json` describes; 0 for a dense one."""
     text_model = description.get("text_config")
     sizes = text_model if isinstance(text_model, dict) else description
     return next((number for name in _NUM_EXPERTS if type(number := sizes.get(name)) is int), 0)
@@ -161,6 +158,7 @@ def _experts(sizes: Mapping[str, Any]) -> dict[str, int]:
     num_experts = num_experts_of(sizes)
     if not num_experts:
         return {}
+    sizes = {_NAMES_OF_ERNIE.get(name, name): size for name, size in sizes.items()}
     size, num_layers = sizes.get("moe_intermediate_size") or sizes["intermediate_size"], sizes["num_hidden_layers"]
     first, step, dense = (
         sizes.get(name) for name in ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
@@ -178,4 +176,13 @@ def _experts(sizes: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-_NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+_NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+"""By the names of Qwen, DeepSeek, Mixtral and ERNIE, which is Aria's, too."""
+_NAMES_OF_ERNIE = {
+    "moe_k": "num_experts_per_tok",
+    "moe_topk": "num_experts_per_tok",
+    "moe_num_shared_experts": "n_shared_experts",
+    "moe_layer_start_index": "first_k_dense_replace",
+    "moe_layer_interval": "decoder_sparse_step",
+}
+"""Its names of sizes, and Aria's, with those of the others."""

@@ -32,7 +32,9 @@ def make_trainer(config: RunConfig, rank: TrainerRank | None = None) -> TensorTr
 
 
 def _make_policy(config: RunConfig, rank: TrainerRank | None) -> Policy:
-    timeout_s = config.backend.deadlines.train_s
+    deadlines = config.backend.deadlines
+    # Ranks wait for rank 0 as long as any call of the trainer may take: to load, train, publish or save.
+    timeout_s = max(deadlines.start_s, deadlines.train_s, deadlines.weight_sync_s, deadlines.checkpoint_s)
     model: _Model = {
         "model_dtype": config.model.dtype,
         "temperature": config.rollout.temperature,

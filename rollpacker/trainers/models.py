@@ -95,9 +95,11 @@ def safetensors_errors_are_os_errors() -> Iterator[None]:
 
 
 def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The modules that the architecture calls indivisible."""
+    """The modules that the architecture calls indivisible; of nested ones, a Mamba block and its mixer, the outer."""
     names = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    inside = {inner for layer in layers for inner in layer.modules() if inner is not layer}
+    return [layer for layer in layers if layer not in inside]
 
 
 def recompute_activations(model: torch.nn.Module) -> None:

@@ -2,8 +2,9 @@
 
 A group whose rewards are all equal has advantage 0 and hence no policy gradient. It passes forward only, which saves
 two thirds of its work and keeps the metrics over the whole batch; the constants of the normalisation count it. With a
-KL penalty or an entropy bonus it has a gradient and is trained like any other. With `mask_truncated` a truncated
-response passes forward only, too, whatever its group's rewards are: over-long filtering.
+KL penalty, an entropy bonus or a loss of the user's own, which may have terms without the advantage, it has a gradient
+and is trained like any other. With `mask_truncated` a truncated response passes forward only, too, whatever its group's
+rewards are: over-long filtering.
 
 Source: GRPO (arXiv 2402.03300), clip bounds and over-long filtering of DAPO (arXiv 2503.14476).
 """
@@ -178,7 +179,7 @@ class Objective:
         ]
 
     def has_gradient(self, sample: Sample) -> bool:
-        has_more = self.has_reference or self._section.entropy_coefficient > 0
+        has_more = self.has_reference or self._section.entropy_coefficient > 0 or is_own(self._section.loss)
         return not sample.is_masked and (sample.has_advantage or has_more)
 
     def divisors(self, shape: BatchShape, samples: Sequence[Sample]) -> Divisors:

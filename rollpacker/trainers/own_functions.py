@@ -7,8 +7,8 @@
 A loss takes any of `LOSS_PARAMETERS`, by name: tensors with a number per response token of several responses, one after
 the other, of which only `current` has a gradient; and `num_tokens`, a list of how many tokens each response has. It
 returns the loss of each token; or a pair of that and where it was clipped, true or false. It is weighted, corrected and
-summed as any other, and a token's loss depends on nothing but its own response: what is in one call is not for it to
-know. An advantage takes the list of a group's rewards and returns as many numbers.
+summed as any other, of responses whose advantage is 0, too; and a token's loss depends on nothing but its own response:
+what is in one call is not for it to know. An advantage takes the list of a group's rewards and returns as many numbers.
 
 What a loss reads follows from its parameters. Run as `python -m rollpacker.trainers.own_functions LOSS ADVANTAGE`, each
 perhaps empty, it tries them on a few numbers, and prints `{"problem": ..., "reads": [...]}` as its last line. A third

@@ -1,7 +1,8 @@
 """The process group of a trainer's ranks, and small collectives beside tensors.
 
 Invariant: a process belongs to one trainer; its default process group is that trainer's ranks. Every collective has
-the deadline of a call of the trainer, so a rank that fails takes the others with it instead of leaving them waiting.
+the longest deadline of the trainer's calls, so a rank that fails takes the others with it instead of leaving them
+waiting; the driver keeps the shorter ones.
 """
 
 from __future__ import annotations

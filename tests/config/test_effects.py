@@ -17,6 +17,10 @@ BASE = ["model.path=m", "data.path=p.jsonl", "run.dir=r"]
 DRAFTS = ["engine=vllm", "system.speculative_decoding=true"]
 SIM = ["backend=sim", "hardware=h800", "workload=math", "reward=modelled", "model=qwen2.5-7b"]
 
+MINIBATCHES = ["system=verl", "trainer.num_minibatches=2"]
+STALE = ["system=one-step-off"]
+TRUNCATED = ["trainer.mismatch=token_truncate"]
+
 
 def test_a_warm_up_that_ends_with_the_run_has_its_effect() -> None:
     assert keys_without_effect(compose([*BASE, "run.num_steps=5", "trainer.warmup_steps=5"])) == ()
@@ -39,6 +43,14 @@ def test_a_warm_up_that_ends_with_the_run_has_its_effect() -> None:
         (["trainer.warmup_steps=1000", "run.num_steps=2"], "trainer.warmup_steps=1000"),
         (["trainer.shard_gradients=true"], "trainer.shard_gradients=true"),
         (["trainer.min_lr_ratio=0.5"], "trainer.min_lr_ratio=0.5"),
+        (["trainer.clip_ratio_low=0.3"], "trainer.clip_ratio_low=0.3"),
+        (["trainer.clip_ratio_high=0.3", *STALE, "trainer.loss=ppo", *TRUNCATED], "trainer.clip_ratio_high=0.3"),
+        (["trainer.clip_ratio_high=0.3", *MINIBATCHES, "trainer.loss=reinforce"], "trainer.clip_ratio_high=0.3"),
+        (["trainer.clip_ratio_low=0.3", *MINIBATCHES, "trainer.loss=mine.py:loss"], "trainer.clip_ratio_low=0.3"),
+        (["trainer.dual_clip=3"], "trainer.dual_clip=3.0"),
+        (["trainer.mismatch_high=3"], "trainer.mismatch_high=3.0"),
+        (["trainer.mismatch_high=3", "engine=vllm", "trainer.loss=tis"], "trainer.mismatch_high=3.0"),
+        (["trainer.mismatch_high=3", "engine=vllm", "trainer.mismatch=k3_mask"], "trainer.mismatch_high=3.0"),
         (["tracker.wandb_project=mine"], "tracker.wandb_project=mine"),
         (["reward.sandbox.max_case_s=3"], "reward.sandbox.max_case_s=3.0"),
         (["reward.overlong_penalty=3"], "reward.overlong_penalty=3.0"),
@@ -64,6 +76,21 @@ def test_a_warm_up_that_ends_with_the_run_has_its_effect() -> None:
 def test_a_key_that_nothing_looks_at_is_named(words: list[str], named: str) -> None:
     (note,) = keys_without_effect(compose([*BASE, *words]))
     assert note.startswith(named)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer.clip_ratio_low=0.3", "trainer.clip_ratio_high=0.3", "trainer.dual_clip=3", *MINIBATCHES],
+        ["trainer.clip_ratio_low=0.3", "trainer.clip_ratio_high=0.3", "trainer.dual_clip=3", *STALE],
+        ["trainer.clip_ratio_low=0.3", "trainer.clip_ratio_high=0.3", "trainer.loss=cispo"],
+        ["trainer.mismatch_high=3", "engine=vllm"],
+        ["trainer.mismatch_high=3", "trainer.loss=mine.py:loss", *TRUNCATED],
+        ["trainer.mismatch_high=3", "trainer.mismatch=sequence_mask"],
+    ],
+)
+def test_bounds_that_the_loss_may_reach_are_not_named(words: list[str]) -> None:
+    assert keys_without_effect(compose([*BASE, *words])) == ()
 
 
 def test_the_keys_of_vllm_and_of_the_trainer_that_a_modelled_run_follows_are_not_named() -> None:

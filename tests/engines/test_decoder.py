@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from rollpacker.core.errors import ImpossibleEvent, ModelError
 from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.engines.torch.attention import NAME, use_grouped_attention
+from rollpacker.engines.torch.model_files import load_model
 from rollpacker.engines.torch.sequences import Generation
 from rollpacker.protocols.rollout import FinishReason, Response
 from tests.engines.tiny import (
@@ -39,6 +41,18 @@ def test_logprobs_are_those_of_a_forward_pass(architecture: str) -> None:
     requests = mixed_requests(14)
     ended = run_all(make_decoder(model, max_num_seqs=6), requests)
     assert len(ended) == 14
+    for request in requests:
+        generation = ended[request.request.prompt.key]
+        expected = reference_logprobs(reference, request, generation.token_ids)
+        torch.testing.assert_close(torch.from_numpy(generation.logprobs), expected, rtol=0, atol=1e-4)
+
+
+def test_logprobs_of_a_model_that_caps_its_attention_scores_are_those_of_the_capped_ones(tmp_path: Path) -> None:
+    make_model("gemma2").save_pretrained(tmp_path)
+    eager: dict[str, Any] = {"attn_implementation": "eager", "dtype": torch.float64}
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **eager).eval()
+    requests = mixed_requests(14)
+    ended = run_all(make_decoder(load_model(tmp_path, "float32", "cpu"), max_num_seqs=6), requests)
     for request in requests:
         generation = ended[request.request.prompt.key]
         expected = reference_logprobs(reference, request, generation.token_ids)

@@ -45,6 +45,15 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "gemma3": lambda: transformers.Gemma3TextConfig(
         **_SIZES, head_dim=16, sliding_window=7, layer_types=["sliding_attention", "full_attention"]
     ),
+    # attention scores that are capped, far below what they are
+    "gemma2": lambda: transformers.Gemma2Config(
+        **_SIZES,
+        head_dim=16,
+        sliding_window=7,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=1.0,
+        initializer_range=0.1,
+    ),
     # learned positions, no rotary embedding, no grouped heads
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=512, bos_token_id=0, eos_token_id=EOS

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, FalconMambaConfig, Gemma2Config
 
+from rollpacker.config.compose import compose
 from rollpacker.protocols.tensors import checksum_of_tensors
+from rollpacker.trainers.factory import make_trainer
 from rollpacker.trainers.process_group import join, leave
 from tests.trainers import fsdp_scenarios as scenarios
+from tests.trainers.conftest import Bench
 from tests.trainers.fsdp_scenarios import Outcome, Work
 from tests.trainers.giving_up import GivenUp
 from tests.trainers.streaming import NUM_BATCHES_OF_RANKS, STALE, random_rewards, require_rounding_only, stale
@@ -362,6 +366,38 @@ def test_ranks_give_a_step_up_before_the_same_pass_though_one_of_them_is_not_tol
     assert outcomes == 2 * [GivenUp(num_passes=2, is_dropped=True, is_unchanged=True)]
     (checksum, *_) = two_ranks.run(scenarios.train, replace(work, load_from=tmp_path))
     assert checksum.checksum == reference(bench, Work(model_path=bench.model_path)).checksum
+
+
+@pytest.mark.parametrize("name", ["start_s", "train_s", "weight_sync_s", "checkpoint_s"])
+def test_ranks_wait_for_each_other_as_long_as_any_call_of_the_trainer_may_take(bench, name):
+    words = [f"model.path={bench.model_path}", "data.path=p.jsonl", "run.dir=r", "trainer=fsdp"]
+    make_trainer(compose([*words, f"backend.deadlines.{name}=9000"]))
+    try:
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        assert backend.options._timeout.total_seconds() == 9000
+    finally:
+        leave()
+
+
+_TINY = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "eos_token_id": 1, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FalconMambaConfig(**_TINY, state_size=4),  # whose mixers lie in blocks, both of them indivisible
+        Gemma2Config(**_TINY, head_dim=8, num_attention_heads=2, num_key_value_heads=1, attn_logit_softcapping=0.5),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_other_architectures_are_trained_as_by_one_process(two_ranks, tmp_path, config):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    bench = Bench(model_path=tmp_path)
+    section = {"max_grad_norm": 1e9, "recompute_activations": True}
+    work = Work(model_path=tmp_path, section=section, batches=[bench.groups(REWARDS)])
+    found, _ = two_ranks.run(scenarios.train, work)
+    require_close(gradients(found), gradients(reference(bench, work)))
 
 
 def test_groups_of_copies_have_the_trainers_deadline(bench, two_ranks):

@@ -15,6 +15,8 @@ from rollpacker.trainers.own_functions import own_advantage
 from rollpacker.trainers.policy_losses import make_policy_loss
 from rollpacker.trainers.tokens import Tokens
 from rollpacker.trainers.trial import try_own_functions
+from tests.trainers.test_objectives import naive_gradients, require_close
+from tests.trainers.test_torch_trainer import gradients
 
 MODULE = """
     import torch
@@ -27,6 +29,9 @@ MODULE = """
     def plain(current, advantages, num_tokens, scale=2.0):
         assert sum(num_tokens) == len(current)
         return -scale * advantages * current
+
+    def imitating(current, advantages):
+        return -advantages * current - 0.1 * current
 
     def stranger(current, rewards):
         return current
@@ -89,6 +94,14 @@ def test_a_loss_of_ones_own_is_called_with_what_its_parameters_name(source):
     assert not is_clipped_N.any()
 
 
+@pytest.mark.parametrize("rewards", [(1, 1, 1, 1), (0, 0.5, 1)], ids=["equal", "of advantage 0"])
+async def test_a_term_of_ones_own_loss_without_the_advantage_trains_responses_that_have_none(bench, source, rewards):
+    groups = bench.groups([rewards])
+    expected = naive_gradients(bench, groups, lambda current, _, advantage, __: -advantage * current - 0.1 * current)
+    trainer = bench.trainer(loss=source("imitating"), max_grad_norm=1e9)
+    require_close(await gradients(trainer, bench, groups), expected)
+
+
 def test_an_advantage_of_ones_own_gets_the_rewards_of_a_group(source):
     assert own_advantage(source("best_of_group"))((0.5, 1.0, 1.0)).tolist() == [0.0, 1.0, 1.0]
     with pytest.raises(ConfigError, match=r"too_few.*returned"):
@@ -108,7 +121,7 @@ def test_functions_that_can_be_used_are_found_so(source):
         ("loss", "stranger", "its parameter `rewards` is none of current, proximal"),
         ("loss", "without_gradient", "has no gradient with respect to `current`"),
         ("loss", "a_mean", "no tensor with a number for each token"),
-        ("loss", "raises", "it raised AttributeError.*mine.py, line 23"),
+        ("loss", "raises", "it raised AttributeError.*mine.py, line 26"),
         ("loss", "infinite", "its losses are"),
         ("loss", "ends", "its process ended"),
         ("advantage", "too_few", "it returned"),

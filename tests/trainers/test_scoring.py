@@ -21,6 +21,7 @@ from transformers import (
 from rollpacker.core.errors import ModelError
 from rollpacker.protocols.trainer import BatchShape
 from rollpacker.trainers.microbatches import Sample, pack
+from rollpacker.trainers.models import load_model
 from rollpacker.trainers.process_group import join, leave
 from rollpacker.trainers.scoring import score_microbatch
 from tests.trainers import fsdp_scenarios
@@ -124,6 +125,20 @@ def test_a_model_whose_logits_pass_through_a_factor_of_one_is_scored_whole():
     expected, _ = scored(model, None)
     found, _ = scored(model, CHUNK)
     assert torch.equal(found.logprobs_N, expected.logprobs_N)
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, CHUNK])
+def test_attention_scores_are_capped_where_the_model_caps_them(tmp_path, chunk_tokens):
+    torch.manual_seed(0)
+    sizes = {**_SIZES, "num_hidden_layers": 2, "sliding_window": 16, "query_pre_attn_scalar": 8}
+    config = Gemma2Config(attn_logit_softcapping=1.0, final_logit_softcapping=None, **sizes)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    exact = Gemma2ForCausalLM.from_pretrained(tmp_path, attn_implementation="eager", dtype=torch.float64).eval()
+    expected, gradients = scored(exact, None)
+    found, of_loaded = scored(load_model(tmp_path), chunk_tokens)
+    torch.testing.assert_close(found.logprobs_N, expected.logprobs_N, rtol=1e-4, atol=1e-5)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(of_loaded[name].double(), gradient, rtol=1e-3, atol=1e-5, msg=name)
 
 
 REWARDS = [(1, 0, 0, 1), (0, 0, 0, 1), (0.5, 0, 1, 0)]

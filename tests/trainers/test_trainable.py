@@ -74,8 +74,16 @@ def test_held_out_responses_count_too_since_an_engine_has_one_longest_length(tmp
     check(tmp_path, LONGROPES["flat"], 16, *evaluation, "run.num_steps=0")  # nothing is trained
 
 
-def test_what_no_trainer_takes_is_evaluated_all_the_same(tmp_path):
-    experts = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}
+@pytest.mark.parametrize(
+    "experts",
+    [
+        {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2},
+        {"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2},
+        {"model_type": "aria", "text_config": {"model_type": "aria_text", "moe_num_experts": 4, "moe_topk": 2}},
+    ],
+    ids=lambda experts: experts["model_type"],
+)
+def test_what_no_trainer_takes_is_evaluated_all_the_same(tmp_path, experts):
     with pytest.raises(ModelError, match="is a Mixture of Experts"):
         check(tmp_path, experts, 16)
     check(tmp_path, experts, 16, "evaluation.path=test.jsonl", "run.num_steps=0")

@@ -31,6 +31,13 @@ Mismatch = Literal["none", "token_truncate", "token_mask", "sequence_truncate", 
 
 _ADVANTAGES = (*STREAMED_ADVANTAGES, *BATCH_ADVANTAGES, *TURN_ADVANTAGES)
 _OR_OWN = "or a function as FILE.py:NAME or MODULE:NAME"
+_CLIPPING = OnlyWith(
+    "objective.clips_ratio",
+    words="trainer.loss=ppo and trainer.num_minibatches above 1, or with trainer.loss="
+    f"{' or '.join(name for name, loss in LOSSES.items() if loss.anchor == 'behaviour')},",
+)
+_BOUNDED_ABOVE = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+"""Values of `mismatch` with an upper bound."""
 
 
 class TrainerSection(Section):
@@ -66,14 +73,19 @@ class TrainerSection(Section):
     ppo and reinforce need a `mismatch`: ppo with token_truncate is decoupled PPO. A function of your own takes any of
     current, proximal, behaviour (log-probabilities), advantages (tensors, a number per token) and num_tokens (of each
     response), by name, and returns the loss of each token, and perhaps where it was clipped, true or false."""
-    clip_ratio_low: Number | None = Field(None, ge=0, le=1)
+    clip_ratio_low: Annotated[Number | None, _CLIPPING] = Field(None, ge=0, le=1)
     """The probability ratio, or the weight, is clipped below 1 minus this; 1 is no bound. null is what its authors use
-    with a `loss`: 0.2, of tis, cispo and topr 1, of gspo 0.0003."""
-    clip_ratio_high: Number | None = Field(None, ge=0)
+    with a `loss`: 0.2, of tis, cispo and topr 1, of gspo 0.0003. With loss=ppo and `num_minibatches` 1 the ratio is 1,
+    and nothing is clipped."""
+    clip_ratio_high: Annotated[Number | None, _CLIPPING] = Field(None, ge=0)
     """The same above 1 plus this. null is 0.28, of tis and topr 0, of gspo 0.0004."""
-    dual_clip: Number | None = Field(None, gt=1)
+    dual_clip: Annotated[
+        Number | None,
+        OnlyWith("objective.clips_ratio", words="trainer.num_minibatches above 1, or with trainer.loss=ppo_behaviour,"),
+    ] = Field(None, gt=1)
     """With loss=ppo and ppo_behaviour: where the advantage is negative, the ratio counts at most so much (3 is usual),
-    and a token beyond has no gradient. null: no such bound."""
+    and a token beyond has no gradient. null: no such bound. With loss=ppo and `num_minibatches` 1 no ratio is beyond
+    it."""
     topr_weights: Annotated[tuple[Number, Number], OnlyWith("trainer.loss", "topr")] = (1.0, 1.0)
     """Factors of tokens with a positive and with a negative advantage."""
     entropy_coefficient: Number = Field(0.0, ge=0)
@@ -115,7 +127,9 @@ class TrainerSection(Section):
     responses have large ones); by their geometric mean, and by 0 where that is outside of the bounds (sequence_mask);
     or by 0 where their divergence is above `mismatch_k3` (k3_mask). null is none with engine=torch and with a loss that
     reads the engine's probabilities itself or is a function of your own, and otherwise token_truncate."""
-    mismatch_high: Number = Field(2.0, ge=1)
+    mismatch_high: Annotated[
+        Number, OnlyWith("objective.mismatch", *_BOUNDED_ABOVE, words=f"trainer.mismatch={' or '.join(_BOUNDED_ABOVE)}")
+    ] = Field(2.0, ge=1)
     """Upper bound of the ratio."""
     mismatch_low: Annotated[Number, OnlyWith("trainer.mismatch", "token_mask", "sequence_mask")] = Field(
         0.5, ge=0, le=1
@@ -215,6 +229,17 @@ class TrainerSection(Section):
             "advantage": (self.advantage in BATCH_ADVANTAGES, "group_mean"),
         }
         return {key: other for key, (is_needed, other) in found.items() if is_needed}
+
+    @property
+    def clips_ratio(self) -> bool:
+        """Whether the loss of a resolved section has a ratio that may pass a bound.
+
+        That of ppo, to the policy before the step's first update, is 1 until there was one.
+        """
+        loss = LOSSES.get(self.loss or "")
+        if loss is None:
+            return False  # the user's own takes no bounds
+        return loss.anchor == "behaviour" or (loss.anchor == "proximal" and self.num_minibatches > 1)
 
     @property
     def num_ranks(self) -> int:

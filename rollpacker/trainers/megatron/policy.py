@@ -15,7 +15,7 @@ Invariants:
   each other within a call.)
 * With `model_dtype=bfloat16` weights and activations are bfloat16; gradients, main weights and moments are float32 and
   shared out over the replicas. Small updates add up in the main weights.
-* No wait is endless: every collective of every group of ranks has the deadline of a call of the trainer.
+* No wait is endless: every collective of every group of ranks has the longest deadline of the trainer's calls.
 
 Shapes: N response tokens of a micro-batch, n those that this rank scores.
 """
