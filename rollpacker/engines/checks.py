@@ -75,10 +75,17 @@ def logits_not_finite(request: RequestId) -> EngineRaised:
 
 
 def check_begun(engine: EngineId, request: GenerationRequest, policy_version: int) -> None:
-    """Refuse to go on with what a policy began that the request does not allow, or a later one than is held."""
+    """Refuse to go on with what has all its tokens, or was begun by a policy that the request does not allow."""
+    if request.begun is None:
+        return
+    if request.begun.num_tokens >= request.max_response_tokens:
+        raise ImpossibleEvent(
+            f"{request.request} was begun with {request.begun.num_tokens} tokens.",
+            f"Its response has at most {request.max_response_tokens}.",
+        )
     oldest = request.oldest_policy_version
     legal = range(policy_version if oldest is None else oldest, policy_version + 1)
-    for span in sampled(request.begun.spans) if request.begun else ():
+    for span in sampled(request.begun.spans):
         if span.policy_version not in legal:
             raise ImpossibleEvent(
                 f"{request.request} was begun by policy version {span.policy_version}.",

@@ -7,6 +7,8 @@ from a store and a rank alone, so it can exist beside them, have other members a
 from __future__ import annotations
 
 import socket
+import threading
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +23,16 @@ class BroadcastGroup:
     """Rank 0 sends, all others receive."""
 
     def __init__(
-        self, *, backend: str, store: Store, name: str, rank: int, size: int, address: str, timeout_s: float
+        self,
+        *,
+        backend: str,
+        store: Store,
+        name: str,
+        rank: int,
+        size: int,
+        address: str,
+        device: torch.device,
+        timeout_s: float,
     ) -> None:
         """Meet the others; raises `RuntimeError` when one does not come within the timeout.
 
@@ -32,6 +43,7 @@ class BroadcastGroup:
             rank: 0 for the sender.
             size: Members, the sender included.
             address: This node's, in the network that the others are in; only gloo needs it.
+            device: Where the data will be.
             timeout_s: For meeting, and for one broadcast where the backend can give up one.
         """
         store = PrefixStore(name, store)
@@ -41,6 +53,7 @@ class BroadcastGroup:
             options = nccl.Options()
             options._timeout = _UNBOUNDED  # noqa: SLF001  (torch has no public name for it)
             self._group = nccl(store, rank, size, options)
+            self._connect(torch.zeros(1, dtype=torch.uint8, device=device), timeout_s)
         else:
             gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001  (the same)
             gloo._devices = [ProcessGroupGloo.create_device(hostname=address)]  # noqa: SLF001
@@ -54,6 +67,29 @@ class BroadcastGroup:
         options.rootTensor = 0
         work: Work = self._group.broadcast([data], options)
         return work
+
+    def _connect(self, data: torch.Tensor, timeout_s: float) -> None:
+        """Broadcast something small; raises `RuntimeError` when a member does not take part within the timeout.
+
+        NCCL connects the members within their first broadcast, a call that waits without limit for the last one of
+        them. A thread makes the call, and stays in it when it is given up. This has been tested with a stand-in for
+        NCCL's group, not on GPUs.
+        """
+        connected: Future[None] = Future()
+
+        def connect() -> None:
+            try:
+                self.broadcast(data)
+            except Exception as error:  # noqa: BLE001  # raised in the caller
+                connected.set_exception(error)
+            else:
+                connected.set_result(None)
+
+        threading.Thread(target=connect, name="connect-nccl", daemon=True).start()
+        try:
+            connected.result(timeout_s)
+        except TimeoutError as error:
+            raise RuntimeError(f"A member did not connect within {timeout_s:g} s.") from error
 
     def abort(self) -> None:
         """End work that waits for a member that is gone."""

@@ -185,6 +185,7 @@ class _Receiving:
                 rank=1 + transports.in_group.index(self._name),
                 size=1 + len(transports.in_group),
                 address=address_towards(self._offer.host, self._offer.port),
+                device=self._device,
                 timeout_s=self._offer.timeout_s,
             )
         except RuntimeError as error:

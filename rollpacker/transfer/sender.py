@@ -270,6 +270,7 @@ class _Sending:
                     rank=0,
                     size=1 + len(in_group),
                     address=self._offer.host,
+                    device=self._buffers[0].data.device,
                     timeout_s=self._offer.timeout_s,
                 )
             except RuntimeError as error:

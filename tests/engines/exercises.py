@@ -113,11 +113,12 @@ async def check_spans_of_continued_responses(engine: Engine, model: Any) -> None
     assert {2, 3} <= set(num_versions)
 
 
-async def check_spans_of_kept_responses(engine: Engine, model: Any) -> None:
+async def check_spans_of_kept_responses(engine: Engine, model: Any, num_slots: int) -> None:
     """An engine that takes weights with requests in flight samples by the new ones over the cache of the old ones.
 
     Each token's log-probability is that of such a pass, and of a fresh pass of the version of the first span. Later
-    requests share nothing of that cache. The model is changed; responses end by their limit.
+    requests share nothing of that cache, nor do those that wait for a slot. The model is changed; responses end by
+    their limit; there are fewer slots than 6.
     """
     prompt = [3 + place % 30 for place in range(130)]  # more than a block of any cache of prefixes
     asked = {f"p{index}": make_request(f"p{index}", prompt, seed=index, max_response_tokens=110) for index in range(6)}
@@ -125,7 +126,7 @@ async def check_spans_of_kept_responses(engine: Engine, model: Any) -> None:
     await engine.load_weights(weights_of(model, 0))
     await engine.generate(list(asked.values()))
     for version in (1, 2):
-        await _until_each_has_more_tokens(engine)
+        await until_longer(engine, num_slots)
         change(model)
         models.append(copy.deepcopy(model))
         weights = weights_of(model, version)
@@ -142,6 +143,7 @@ async def check_spans_of_kept_responses(engine: Engine, model: Any) -> None:
         torch.testing.assert_close(expected[: first.num_tokens], fresh, rtol=0, atol=1e-4)
         num_versions.append(len(response.spans))
     assert max(num_versions) == 3
+    assert min(num_versions) == 1
     again = [dataclasses.replace(request, max_response_tokens=4) for request in asked.values()]
     await engine.generate(again)
     for name, response in (await collect(engine, len(again))).items():
@@ -162,13 +164,14 @@ async def check_slots_of_kept_responses(engine: Engine, model: Any) -> None:
     assert (await engine.stats()).idle_slot_steps == num_idle
 
 
-async def _until_each_has_more_tokens(engine: Engine) -> None:
-    """Wait until whatever is in flight is longer than it was."""
+async def until_longer(engine: Engine, num_slots: int) -> None:
+    """Wait until so many of the requests in flight, or all that are left, are longer than they were."""
     before = {running.request: running.num_generated_tokens for running in (await engine.progress()).running}
     async with asyncio.timeout(PATIENCE_S):
-        while any(  # noqa: ASYNC110  # no event tells of it
-            running.num_generated_tokens <= before[running.request] for running in (await engine.progress()).running
-        ):
+        while running := (await engine.progress()).running:
+            num_longer = sum(each.num_generated_tokens > before[each.request] for each in running)
+            if num_longer >= min(num_slots, len(running)):
+                return
             await asyncio.sleep(0)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -80,9 +81,19 @@ async def test_a_response_that_goes_on_under_new_weights_keeps_the_logprobs_of_e
 async def test_an_engine_that_keeps_requests_goes_on_with_their_cache_under_new_weights(
     model: Any, tmp_path: Path
 ) -> None:
-    async with running(save_without_end(model, tmp_path), keeps_requests=True) as engine:
-        await check_spans_of_kept_responses(engine, model)
+    async with running(save_without_end(model, tmp_path), max_num_seqs=4, keeps_requests=True) as engine:
+        await check_spans_of_kept_responses(engine, model, num_slots=4)
         await check_slots_of_kept_responses(engine, model)
+
+
+async def test_a_response_that_has_all_its_tokens_is_not_gone_on_with(model: Any, model_path: Path) -> None:
+    async with running(model_path) as engine:
+        await engine.load_weights(weights_of(model, 0))
+        await engine.generate([make_request()])
+        whole = (await collect(engine, 1))["p"]
+        again = replace(make_request(), begun=whole, max_response_tokens=whole.num_tokens)
+        with pytest.raises(ImpossibleEvent, match=f"was begun with {whole.num_tokens} tokens"):
+            await engine.generate([again])
 
 
 async def test_tokens_are_told_as_they_come(model: Any, model_path: Path) -> None:

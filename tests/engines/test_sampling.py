@@ -89,6 +89,36 @@ def test_a_temperature_of_zero_takes_the_likeliest_token_whatever_the_number_is(
     torch.testing.assert_close(logprobs[3], (logits / 2).log_softmax(-1)[tokens[3]])
 
 
+def test_a_forbidden_token_is_never_drawn_where_the_sums_of_a_row_are_not_added_up_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU: such sums fall and rise a little where probabilities are 0."""
+    logits = 2 * torch.randn(1, 512, generator=torch.Generator().manual_seed(0))
+    kept = keep_likeliest(logits, None, None, torch.tensor([0.95]))
+    sums = _sums_in_parallel(kept.softmax(-1))[0]
+    rises = 1 + ((kept[0, 1:] == -torch.inf) & (sums[1:] > sums[:-1])).nonzero()[:, 0]
+    assert len(rises)
+    uniforms = (sums[rises - 1] / sums[-1] * 2**24)[:, None].floor() + torch.arange(-3, 4)
+    uniforms = (uniforms.flatten() / 2**24).clamp(0, 1 - 2**-24)
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda probabilities, **_: _sums_in_parallel(probabilities))
+    tokens, logprobs = sample(kept.expand(len(uniforms), -1), None, uniforms)
+    assert (kept[0, tokens] > -torch.inf).all()
+    torch.testing.assert_close(logprobs, kept[0].log_softmax(-1)[tokens])
+
+
+def _sums_in_parallel(probabilities_BV: torch.Tensor, num_lanes: int = 32) -> torch.Tensor:
+    """Cumulative sums as CUDA's scan of a row computes them: within lanes, then over lanes (Kogge and Stone)."""
+    local_BLV = probabilities_BV.unflatten(-1, (num_lanes, -1)).clone()
+    for place in range(1, local_BLV.shape[-1]):
+        local_BLV[..., place] += local_BLV[..., place - 1]
+    totals_BL, distance = local_BLV[..., -1].clone(), 1
+    while distance < num_lanes:
+        totals_BL[:, distance:] = totals_BL[:, distance:] + totals_BL[:, :-distance]
+        distance *= 2
+    local_BLV[:, 1:] += totals_BL[:, :-1, None]
+    return local_BLV.flatten(1)
+
+
 @given(
     st.lists(st.integers(-6, 6), min_size=1, max_size=9),
     st.sampled_from([0.0, 0.5, 1.0, 3.0]),

@@ -45,13 +45,18 @@ def sample(
         infinity gets a log-probability that is not finite.
     """
     logprobs_BV = _scaled(logits_BV, temperatures_B).log_softmax(dim=-1)
-    cumulative_BV = logprobs_BV.exp().cumsum(dim=-1)
+    probabilities_BV = logprobs_BV.exp()
+    cumulative_BV = probabilities_BV.cumsum(dim=-1)
     # a uniform is at most 1 - 2^-24, so the product rounds to below the total, and a token is always found
     threshold_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
     tokens_B1 = torch.searchsorted(cumulative_BV, threshold_B1, right=True)
     tokens_B1.clamp_(max=logits_BV.shape[1] - 1)  # where logits are not numbers, nothing is found
+    # a GPU adds up a single row in parallel, in an order that differs from place to place, so its sums may rise where a
+    # probability is 0; about one uniform in 10^7 falls there
+    takes_likeliest_B1 = probabilities_BV.gather(1, tokens_B1) == 0
     if temperatures_B is not None:
-        tokens_B1 = torch.where(temperatures_B[:, None] == 0, logprobs_BV.argmax(dim=-1, keepdim=True), tokens_B1)
+        takes_likeliest_B1 |= temperatures_B[:, None] == 0
+    tokens_B1 = torch.where(takes_likeliest_B1, logprobs_BV.argmax(dim=-1, keepdim=True), tokens_B1)
     return tokens_B1[:, 0], logprobs_BV.gather(1, tokens_B1)[:, 0]
 
 

@@ -8,7 +8,8 @@ States of the policy: none (fresh, just woken, or an update failed) -> held (wei
 taken only while a policy is held, weights change only while nothing is in flight, so what it generates of a response
 has one version. An engine that keeps requests (`system.interrupt=keep`) pauses vLLM between two passes, replaces its
 weights and goes on with the KV cache that it has; vLLM itself says which weights sampled which token. Nothing of that
-cache serves a later request: prefixes are shared only among requests of one version, by a salt.
+cache serves a later request: prefixes are shared only among requests of one version, by a salt. vLLM takes the salt
+with the request, so requests without a token are withdrawn before the update and submitted again, in order, after it.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class VllmEngine:
         self._require_open()
         flights = [self._flights[request] for request in requests if request in self._flights]
         for flight in flights:
-            flight.is_aborted = True
+            flight.stop()
         await self._ask(self._llm.abort([flight.key for flight in flights if flight.is_submitted]))
 
     async def collect(self) -> Sequence[Response]:
@@ -156,13 +157,26 @@ class VllmEngine:
             check_fit(self._engine, self._tensors, weights.payload)
         if is_kept:
             await self._ask(self._llm.pause_generation(mode="keep", clear_cache=False))
+            await self._withdraw_unstarted()
             self._totals.begin_version(len(self._flights))
         self._policy_version = NO_VERSION
         checksum = await self._replace_weights(weights)
         if not self._stands_by:
             await self._take_cache()
         self._policy_version = weights.policy_version
+        for flight in self._flights.values():
+            flight.may_start.set()
         return checksum
+
+    async def _withdraw_unstarted(self) -> None:
+        """Take requests of which vLLM has reported no token out of it, until `may_start` is set again.
+
+        The few tokens that it has not reported yet, which are fewer than `STREAM_INTERVAL`, are generated again.
+        """
+        flights = [flight for flight in self._flights.values() if not flight.token_ids]
+        for flight in flights:
+            flight.may_start.clear()
+        await self._ask(self._llm.abort([flight.key for flight in flights if flight.is_submitted]))
 
     async def _take_cache(self) -> None:
         """Become able to generate: the weights are there."""
@@ -244,7 +258,7 @@ class VllmEngine:
             self._is_closing = True
             if self._failure is None:
                 for flight in self._flights.values():
-                    flight.is_aborted = True
+                    flight.stop()
                 await self._llm.abort([flight.key for flight in self._flights.values() if flight.is_submitted])
                 await asyncio.gather(*self._followers)
             await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_S)
@@ -264,18 +278,25 @@ class VllmEngine:
     async def _follow(self, flight: Flight) -> None:
         """Let vLLM generate, and deliver the response."""
         try:
-            if flight.is_aborted:
-                flight.finish_reason = FinishReason.ABORTED
-            else:
-                flight.is_submitted = True
-                params = sampling_params(flight.request, self._end_tokens)
-                salt = str(self._policy_version) if self._keeps_requests else None
-                prompt, priority = tokens_input(flight.known_token_ids, cache_salt=salt), flight.request.priority
-                async for output in self._llm.generate(prompt, params, flight.key, priority=priority):
-                    flight.take(output)
+            while not flight.has_ended:
+                flight.restart()
+                await flight.may_start.wait()
+                if flight.is_aborted:
+                    flight.finish_reason = FinishReason.ABORTED
+                else:
+                    await self._submit(flight)
             self._deliver(flight)
         except Exception as error:  # noqa: BLE001  # the task's boundary: `collect` raises it
             self._fail(error)
+
+    async def _submit(self, flight: Flight) -> None:
+        """Let vLLM generate until the request ends or is withdrawn."""
+        flight.is_submitted = True
+        params = sampling_params(flight.request, self._end_tokens)
+        salt = str(self._policy_version) if self._keeps_requests else None
+        prompt, priority = tokens_input(flight.known_token_ids, cache_salt=salt), flight.request.priority
+        async for output in self._llm.generate(prompt, params, flight.key, priority=priority):
+            flight.take(output)
 
     def _deliver(self, flight: Flight) -> None:
         response = self._response(flight)

@@ -8,6 +8,7 @@ layout of the engine. `fetch_weights` runs in the engine's process, all else in 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
 
     from rollpacker.core.ids import EngineId
     from rollpacker.engines.vllm.worker import PolicyReceiver
+
+
+Answer = tuple[str, list[list[Any]], str]
+"""A worker's: the checksum of what it received, name, dtype and shape of each tensor, and why it failed, or nothing.
+
+A worker raises nothing: vLLM 0.32 stops reading its workers' answers at the first that raised, and takes those that it
+left for answers to its next calls.
+"""
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,26 +59,38 @@ async def fetch_weights(
     """
     try:
         answers = await llm.collective_rpc("receive_offer", args=(dataclasses.asdict(offer), str(engine)))
+        fetched = _fetched(answers)
         await llm.update_weight_version(str(policy_version))
         has_forgotten = keeps_cache or await llm.reset_prefix_cache(reset_running_requests=True)
     except EngineDeadError:
         raise
-    except Exception as error:  # vLLM hands on what a worker raised as a plain Exception
+    except Exception as error:  # vLLM reports its own failures as a plain Exception
         raise EngineFailed(f"{engine} did not fetch policy version {policy_version}: {error}") from error
     if not has_forgotten:
         raise WeightSyncFailed("vLLM's prefix cache still holds what the old policy computed.")
-    checksum, described = answers[0]  # each worker has compared its own with the sender's
+    return fetched
+
+
+def _fetched(answers: Sequence[Answer]) -> Fetched:
+    """What all workers received; raises `EngineFailed` where one failed."""
+    if failures := [why for _, _, why in answers if why]:
+        raise EngineFailed("; ".join(dict.fromkeys(failures)))
+    checksum, described, _ = answers[0]  # each worker has compared its own with the sender's
     tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, dtype, shape in described}
     return Fetched(checksum=checksum, tensors=tensors)
 
 
-def receive_offer(receiver: PolicyReceiver, offer: Mapping[str, Any], engine: str) -> tuple[str, list[list[Any]]]:
-    """Fetch the weights in a worker; gives their checksum, and name, dtype and shape of each tensor."""
+def receive_offer(receiver: PolicyReceiver, offer: Mapping[str, Any], engine: str) -> Answer:
+    """Fetch the weights in a worker."""
     parallel = receiver.parallel_config
     name = ReceiverName(engine=engine, rank=parallel.rank, num_ranks=parallel.world_size)
     loader = _ReloadLoader(receiver)
-    checksum = receive_weights(WeightOffer(**offer), name, loader, receiver.device)
-    return checksum, loader.described
+    try:
+        checksum = receive_weights(WeightOffer(**offer), name, loader, receiver.device)
+    except Exception as error:  # noqa: BLE001  # the worker's boundary: `fetch_weights` raises it
+        _LOG.exception("%s did not receive the offered weights.", name)
+        return "", [], str(error) or type(error).__name__
+    return checksum, loader.described, ""
 
 
 class _ReloadLoader:

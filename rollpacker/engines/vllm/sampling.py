@@ -12,6 +12,7 @@ first tokens' numbers again.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class Flight:
     """Whether vLLM knows of it."""
     is_aborted: bool = False
     """Whether it was ordered to stop."""
+    may_start: asyncio.Event = field(default_factory=asyncio.Event)
+    """Not set while the request waits, withdrawn from vLLM, for other weights."""
     token_ids: list[int] = field(default_factory=list)
     """Of this engine, without what another one began."""
     logprobs: list[float] = field(default_factory=list)
@@ -67,8 +70,26 @@ class Flight:
     """Of `token_ids`, those that `increment` need not report any more."""
 
     def __post_init__(self) -> None:
-        if self.request.begun is not None:
-            self.spans = self.request.begun.spans
+        self.may_start.set()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what vLLM reported."""
+        self.is_submitted = False
+        self.token_ids, self.logprobs = [], []
+        self.time_started = self.finish_reason = None
+        self.spans = () if self.request.begun is None else self.request.begun.spans
+
+    def stop(self) -> None:
+        """Note the order to stop. vLLM is told of it where it knows of the request."""
+        self.is_aborted = True
+        self.may_start.set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether vLLM has reported the end, and not because the request was withdrawn."""
+        is_withdrawn = self.finish_reason is FinishReason.ABORTED and not self.is_aborted
+        return self.finish_reason is not None and not is_withdrawn
 
     @property
     def num_tokens(self) -> int:
@@ -160,17 +181,12 @@ _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": F
 
 
 def check_sampling(request: GenerationRequest) -> None:
-    """Refuse what vLLM would change, or could not begin."""
+    """Refuse what vLLM would change."""
     if 0 < request.temperature < MIN_TEMPERATURE:
         raise ImpossibleEvent(
             f"Request {request.request} has temperature {request.temperature}.",
             f"vLLM samples at {MIN_TEMPERATURE} or above, or takes the likeliest token at 0.",
             "Raise the temperature, or set it to 0.",
-        )
-    if request.begun is not None and request.begun.num_tokens >= request.max_response_tokens:
-        raise ImpossibleEvent(
-            f"Request {request.request} was begun with {request.begun.num_tokens} tokens.",
-            f"Its response has at most {request.max_response_tokens}.",
         )
 
 

@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rollpacker.engines.vllm.lifeline import hold_on
-from rollpacker.engines.vllm.receiving import receive_offer
+from rollpacker.engines.vllm.receiving import Answer, receive_offer
 from rollpacker.protocols.gpu_memory import gpu_memory_peak_gb, reset_gpu_memory_peak
 
 BACKEND = "rollpacker"
@@ -74,7 +74,7 @@ class WorkerExtension:
     vllm_config: VllmConfig
     weight_transfer_engine: PolicyReceiver
 
-    def receive_offer(self, offer: dict[str, Any], engine: str) -> tuple[str, list[list[Any]]]:
+    def receive_offer(self, offer: dict[str, Any], engine: str) -> Answer:
         """Fetch weights from the trainer, as `receiving.receive_offer` says."""
         with set_current_vllm_config(self.vllm_config):
             return receive_offer(self.weight_transfer_engine, offer, engine)

@@ -21,22 +21,20 @@ from rollpacker.engines.draft_trial import FEWEST_DRAFTED
 from rollpacker.engines.factory import with_drafter
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import PIECE_BYTES
-from rollpacker.transfer.sender import WeightSender
 from tests.engines.exercises import (
     PATIENCE_S,
     as_weights,
     change,
     check_increments,
     check_parity_over_updates,
-    check_slots_of_kept_responses,
     check_spans_of_continued_responses,
-    check_spans_of_kept_responses,
     collect,
     weights_of,
 )
 from tests.engines.tiny import make_request, mixed_requests, reference_logprobs
 from tests.engines.vllm.fetching import check_fetching
 from tests.engines.vllm.models import make_model
+from tests.engines.vllm.torn import torn_updates
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -85,13 +83,12 @@ def start(
     others: EngineSection | None = None,
     *,
     tensor_parallel: int = 1,
-    keeps_requests: bool = False,
 ) -> VllmEngine:
     from rollpacker.engines.vllm.start import start_vllm
 
     settings = others or section(tensor_parallel=tensor_parallel)
     engine = EngineId("engine-0")
-    return start_vllm(engine, folder, settings, MAX_TOKENS, dtype="float32", keeps_requests=keeps_requests)
+    return start_vllm(engine, folder, settings, MAX_TOKENS, dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -179,15 +176,6 @@ async def test_logprobs_stay_those_of_the_senders_forward_pass_over_weight_updat
 
 async def test_a_response_that_goes_on_under_new_weights_keeps_the_logprobs_of_each_version(single: VllmEngine) -> None:
     await check_spans_of_continued_responses(single, make_model())
-
-
-async def test_an_engine_that_keeps_requests_goes_on_with_their_cache_under_new_weights(folder: Path) -> None:
-    engine = start(folder, keeps_requests=True)
-    try:
-        await check_spans_of_kept_responses(engine, make_model())
-        await check_slots_of_kept_responses(engine, make_model())
-    finally:
-        await engine.close()
 
 
 async def test_tokens_are_told_as_they_come(single: VllmEngine) -> None:
@@ -371,27 +359,28 @@ async def test_weights_of_another_model_are_refused_by_name_and_change_nothing(s
 
 
 async def test_an_update_that_broke_off_leaves_no_policy_and_the_next_one_is_whole(
-    single: VllmEngine, model: Any, monkeypatch: pytest.MonkeyPatch
+    single: VllmEngine, model: Any
 ) -> None:
+    await check_broken_update(single, model)
+
+
+async def test_so_it_is_with_two_workers_that_both_broke_off(pair: VllmEngine, model: Any) -> None:
+    await check_broken_update(pair, model)
+    assert (await pair.stats()).policy_version == 6
+
+
+async def check_broken_update(engine: VllmEngine, model: Any) -> None:
     changed = make_model(seed=6)
-
-    def torn(sender: Any, tensors: Any) -> Any:
-        *others, (name, _) = tensors  # the last one comes in another shape
-        return send(sender, [*others, (name, torch.zeros(3))])
-
-    send = WeightSender.send
-    await single.load_weights(weights_of(model, 4))
-    with monkeypatch.context() as patched:
-        patched.setattr(WeightSender, "send", torn)
-        with pytest.raises(EngineFailed, match="did not fetch policy version 5"):
-            await single.load_weights(weights_of(changed, 5))
+    await engine.load_weights(weights_of(model, 4))
+    with torn_updates(), pytest.raises(EngineFailed, match="did not fetch policy version 5"):
+        await engine.load_weights(weights_of(changed, 5))
     with pytest.raises(ImpossibleEvent, match="holds no policy"):
-        await single.generate([make_request()])
+        await engine.generate([make_request()])
     weights = weights_of(changed, 6)
-    assert await single.load_weights(weights) == weights.checksum
+    assert await engine.load_weights(weights) == weights.checksum
     asked = make_request()
-    await single.generate([asked])
-    response = (await collect(single, 1))["p"]
+    await engine.generate([asked])
+    response = (await collect(engine, 1))["p"]
     expected = reference_logprobs(changed, asked, response.token_ids)
     torch.testing.assert_close(torch.from_numpy(response.logprobs), expected, rtol=0, atol=1e-4)
 
