@@ -6,7 +6,8 @@
     plots, rounds, style   what figures look like         writing      files and page
     plan/        `rollpacker plan`: what tail batching would save on other lengths, model and GPUs
     calibration/ `rollpacker calibrate`: fits the modelled cluster to the paper's numbers
-    processes    processes that model runs side by side   demo         the demo's table and figure
+    compare/     `rollpacker analysis compare`: any runs, over their seeds
+    processes    processes that model runs side by side
 
 On Slurm `rollpacker train -m hydra/launcher=slurm experiment=table2 cluster=h800 ...` trains what an exhibit needs, and
 `rollpacker analysis table2 runs=DIR` draws what was measured. The artifact's experiments go by their names

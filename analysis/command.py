@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from rollpacker.analysis import demo
+from rollpacker.analysis.compare import command as compare
 from rollpacker.analysis.exhibit import ALL_SETUPS, TINY_SETUPS
 from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS
 from rollpacker.analysis.missing_runs import make_missing_runs
@@ -49,10 +49,14 @@ HELP = CommandHelp(
             (
                 "An exhibit such as table2, an experiment of the artifact such as e2e_performance, all, or: "
                 "list (what there is), verdicts (every claim of the paper, and how far it is borne out), "
-                "demo RUN ... (the demo's table and figure; the first run is the baseline)."
+                "compare RUN ... (any runs, or folders of them, as a multirun makes: table and figure of their times "
+                "and scores, with errors over run.seed; the first is the baseline)."
             ),
         ),
-        ("backend", "sim models the runs that are missing, ray trains them on this machine. Default: none"),
+        (
+            "backend",
+            "sim models missing runs, and draws modelled before measured ones; ray trains them here. Default: none",
+        ),
         ("scale", f"Size of the runs, as conf/setup has it: {', '.join(SCALES)}. Default: the exhibit's own"),
         ("runs", "The folder that the runs are below. Default: OUT/runs"),
         ("out", "The folder for tables, figures and their page. Default: out"),
@@ -65,6 +69,7 @@ HELP = CommandHelp(
         "rollpacker analysis table2 runs=runs/e2e",
         "rollpacker analysis e2e_performance scale=tiny backend=ray",
         "rollpacker analysis verdicts backend=sim",
+        "rollpacker analysis compare runs/2026-11-29_18-00-00",
     ),
 )
 
@@ -100,18 +105,18 @@ def run(arguments: Arguments) -> None:
     names, settings = parse_settings("analysis", arguments.words, _defaults(), example="table2 backend=sim")
     match names:
         case ["list"]:
-            _console().print(_listing())
-        case ["demo", *folders]:
+            Terminal().print(_listing())
+        case ["compare", *folders]:
             out = Path(settings["out"])
             check_folder("out", out)
-            demo.show(tuple(map(Path, folders)), out)
+            compare.show(tuple(map(Path, folders)), out)
         case [what]:
             end_like_ctrl_c()
             _answer(_parse(what, settings))
         case _:
             raise ConfigError(
                 f"`rollpacker analysis` was given {' '.join(names) or 'no name'}.",
-                "It takes one of list, all, verdicts, an exhibit, or an experiment of the artifact.",
+                "It takes one of list, all, verdicts, compare, an exhibit, or an experiment of the artifact.",
                 "`rollpacker analysis list` describes them.",
             )
 
@@ -188,9 +193,8 @@ def _draw(exhibits: Sequence[Exhibit], numbers: Mapping[str, Numbers], question:
     for exhibit in exhibits:
         paths = write_exhibit(exhibit, numbers[exhibit.name], out)
         console.print(_titled(exhibit.title, *paths), soft_wrap=True)
-    if len(exhibits) > 1:
-        page = write_page({exhibit: numbers[exhibit.name] for exhibit in exhibits}, out)
-        console.print(_titled("All of it", page), soft_wrap=True)
+    page = write_page(EXHIBITS.values(), out)
+    console.print(_titled("All that is in this folder", page), soft_wrap=True)
     if any(of_exhibit.claims for of_exhibit in numbers.values()):
         console.print(_verdicts(numbers))
 
@@ -214,18 +218,42 @@ def _gather(
             "Model them: add backend=sim.",
         )
     numbers: dict[str, Numbers] = {}
+    kinds, kept = _kinds(runs, question)
+    problems += kept
     for exhibit in exhibits:
         failed = [" ".join(text.split()) for name in exhibit.experiments for text in failures.get(name, ())]
-        drawn_from = Runs(runs=runs, setup=scale or exhibit.setups[0])
-        own = exhibit.numbers(drawn_from)
+        own, left_out = _of_first_kind(exhibit, kinds, scale or exhibit.setups[0])
         numbers[exhibit.name] = replace(own, missing=(*own.missing, *failed))
-        problems += drawn_from.left_out
+        problems += left_out
     missing = [f"{name}: {sentence}" for name, of_exhibit in numbers.items() for sentence in of_exhibit.missing]
     for sentence in [*dict.fromkeys(problems), *missing]:
         _note(sentence)
     if question.what != "verdicts" and not failures and not any(map(_has_own, numbers.values())):
-        raise _of_no_exhibit(exhibits, runs, folder)
+        raise _of_no_exhibit(exhibits, kinds, folder)
     return numbers
+
+
+def _kinds(runs: Sequence[Run], question: _Question) -> tuple[list[list[Run]], list[str]]:
+    """Sort the runs into the measured and the modelled, the ones to be drawn first; also gives what to say of it."""
+    measured = [run for run in runs if not run.is_modelled]
+    modelled = [run for run in runs if run.is_modelled]
+    if not (measured and modelled):
+        return [measured or modelled], []
+    kinds, first = [measured, modelled], "measured"
+    if question.backend == "sim":
+        kinds, first = [modelled, measured], "modelled; leave out backend=sim for the measured"
+    said = f"Of the runs below {question.runs} {len(measured)} were measured and {len(modelled)} modelled"
+    return kinds, [f"{said}. No exhibit mixes them: where it has both kinds it shows the {first}."]
+
+
+def _of_first_kind(exhibit: Exhibit, kinds: Sequence[Sequence[Run]], setup: str) -> tuple[Numbers, list[str]]:
+    """Compute an exhibit from the first kind of runs that give it a number; also gives the runs that were left out."""
+    for runs in kinds:
+        drawn_from = Runs(runs=runs, setup=setup)
+        numbers = exhibit.numbers(drawn_from)
+        if _has_own(numbers):
+            break
+    return numbers, drawn_from.left_out
 
 
 def _has_own(numbers: Numbers) -> bool:
@@ -233,14 +261,11 @@ def _has_own(numbers: Numbers) -> bool:
     return any(point.source is not Source.PAPER for point in numbers.points)
 
 
-def _of_no_exhibit(exhibits: Sequence[Exhibit], runs: Sequence[Run], folder: Path) -> ConfigError:
+def _of_no_exhibit(exhibits: Sequence[Exhibit], kinds: Sequence[Sequence[Run]], folder: Path) -> ConfigError:
     """Make the error of exhibits that are drawn from none of these runs, or only at another scale."""
     names = " or ".join(exhibit.name for exhibit in exhibits)
     scales = dict.fromkeys(
-        setup
-        for exhibit in exhibits
-        for setup in exhibit.setups
-        if _has_own(exhibit.numbers(Runs(runs=runs, setup=setup)))
+        setup for exhibit in exhibits for setup in exhibit.setups if _has_own(_of_first_kind(exhibit, kinds, setup)[0])
     )
     if scales:
         return ConfigError(
@@ -251,7 +276,7 @@ def _of_no_exhibit(exhibits: Sequence[Exhibit], runs: Sequence[Run], folder: Pat
     return ConfigError(
         f"None of the runs below {folder} is of {names}.",
         "An exhibit is drawn from the runs of its experiments, which `rollpacker analysis list` names.",
-        "Model them: add backend=sim. Runs of your own are compared by `rollpacker report RUN RUN`.",
+        "Model them: add backend=sim. Runs of your own are compared by `rollpacker analysis compare RUN RUN`.",
     )
 
 
@@ -292,11 +317,11 @@ def _exhibits_named(name: str) -> list[Exhibit]:
         return [EXHIBITS[exhibit] for exhibit in ARTIFACT[name]]
     if name in EXHIBITS:
         return [EXHIBITS[name]]
-    nearest = difflib.get_close_matches(name, [*EXHIBITS, *ARTIFACT, "all", "list", "verdicts"], n=1)
+    nearest = difflib.get_close_matches(name, [*EXHIBITS, *ARTIFACT, "all", "list", "verdicts", "compare"], n=1)
     raise ConfigError(
         f"There is no exhibit {name!r}.",
         f"Exhibits are {', '.join(EXHIBITS)}; experiments of the artifact {', '.join(ARTIFACT)}; "
-        "further words are list, all and verdicts.",
+        "further words are list, all, verdicts and compare.",
         f"Did you mean {nearest[0]}?" if nearest else "`rollpacker analysis list` describes them.",
     )
 

@@ -56,10 +56,13 @@ class Exhibit:
     """Of conf/setup, the sizes of run that it can be drawn of; without `scale` the first."""
 
     def numbers(self, runs: Runs) -> Numbers:
-        """Compute all that it shows; what is missing is said in it, and the rest is computed."""
+        """Compute all that it shows; what is missing or cannot be read is said in it, and the rest is computed."""
+        for run in runs.runs:
+            run.unread.clear()  # other exhibits may have asked it for other tables
         found = list(self.gather(runs))
+        unread = [sentence for run in runs.runs for sentence in run.unread]
         return Numbers(
             points=[each for each in found if isinstance(each, Point)],
             claims=[each for each in found if isinstance(each, Claim)],
-            missing=runs.missing,
+            missing=[*runs.missing, *unread],
         )

@@ -1,6 +1,7 @@
 """What an exhibit shows: numbers of runs beside those of the paper, and how far they agree.
 
-Invariant: a point knows where it comes from (`paper`, `modelled` or `measured`), and so does everything made of it.
+Invariant: a point knows where it comes from (`paper`, `modelled` or `measured`), and so does everything made of it: the
+runs of an exhibit are of one kind (`Runs`).
 Over several seeds a point is the mean, with the smallest and the largest beside it.
 """
 

@@ -14,8 +14,8 @@ import yaml
 
 from rollpacker.config.record import CONFIG_FILE
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.schemas import EVALUATIONS, INTERVALS
-from rollpacker.metrics.tables import read_frame
+from rollpacker.metrics.schemas import ALL_TABLES
+from rollpacker.metrics.tables import EVALUATION_FOLDER, MANIFEST, read_frame
 from rollpacker.runtime.run.status import read_status
 
 PAPER_SETUP = "paper"
@@ -30,6 +30,10 @@ class Run:
     system: str
     steps: pd.DataFrame
     """The `steps` table; its index is the step, for a run that was repaired may lack some."""
+    unread: list[str] = field(default_factory=list)
+    """A sentence for each table that was asked for and cannot be read."""
+    _tables: dict[str, pd.DataFrame | DataError] = field(default_factory=dict, repr=False)
+    """What was read of each table."""
 
     @property
     def is_modelled(self) -> bool:
@@ -134,42 +138,45 @@ class Run:
         status = read_status(self.folder)
         return status.processor_s if status and status.attempt == 0 else None
 
-    @cached_property
+    @property
     def evaluations(self) -> pd.DataFrame:
         """The `evaluations` table, as far as it has scores; without rows where the run has none."""
-        try:
-            return read_frame(self.folder, "evaluations").dropna(subset=["reward_mean"])
-        except DataError:
-            return pd.DataFrame(columns=[column.name for column in EVALUATIONS.columns])
+        if not (self.folder / EVALUATION_FOLDER / MANIFEST).exists():
+            return _empty("evaluations")
+        return self._table("evaluations").dropna(subset=["reward_mean"])
 
-    @cached_property
+    @property
     def task(self) -> str:
-        """The one domain of the run's prompts, or `mix`."""
-        try:
-            domains = read_frame(self.folder, "domains")["domain"].unique()
-        except DataError:
-            return ""
-        return str(domains[0]) if len(domains) == 1 else "mix"
+        """The one domain of the run's prompts, or `mix`; empty where they cannot be read."""
+        domains = self._table("domains")["domain"].unique()
+        return "mix" if len(domains) > 1 else "".join(map(str, domains))
 
-    @cached_property
+    @property
     def responses(self) -> pd.DataFrame:
-        """The `responses` table; without a row where there is none."""
-        try:
-            return read_frame(self.folder, "responses")
-        except DataError:
-            return pd.DataFrame(columns=["length_tokens", "reward_time_s"], dtype=float)
+        """The `responses` table; without a row where it cannot be read."""
+        return self._table("responses")
 
-    @cached_property
+    @property
     def intervals(self) -> pd.DataFrame:
         """The `intervals` table; without a row where it cannot be read."""
-        try:
-            return read_frame(self.folder, "intervals")
-        except DataError:
-            return pd.DataFrame(columns=[column.name for column in INTERVALS.columns])
+        return self._table("intervals")
 
     def quantile(self, column: str, level: float) -> float:
         """Of a column of the `responses` table; NaN without responses."""
         return float(self.responses[column].quantile(level))
+
+    def _table(self, name: str) -> pd.DataFrame:
+        """Read a table once; each time that it is asked for, `unread` says if that failed."""
+        if name not in self._tables:
+            try:
+                self._tables[name] = read_frame(self.folder, name)
+            except DataError as error:
+                self._tables[name] = error
+        table = self._tables[name]
+        if isinstance(table, DataError):
+            _note(self.unread, f"the {name} of {self.folder} are left out: {table.problem}")
+            return _empty(name)
+        return table
 
     @property
     def is_finished(self) -> bool:
@@ -179,9 +186,18 @@ class Run:
         return has_ended or len(self.steps) >= int(self.config.get("run", {}).get("num_steps", 0))
 
 
+def _empty(table: str) -> pd.DataFrame:
+    """A table without a row."""
+    frame: pd.DataFrame = ALL_TABLES[table].to_arrow().empty_table().to_pandas()
+    return frame
+
+
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """The runs that an exhibit may draw from, and what it missed among them."""
+    """The runs that an exhibit may draw from, and what it missed among them.
+
+    Invariant: all are measured or all are modelled, so that no number compares one kind with the other.
+    """
 
     runs: Sequence[Run]
     setup: str = PAPER_SETUP
@@ -190,6 +206,10 @@ class Runs:
     """A sentence for each thing that was looked for and is not there."""
     left_out: list[str] = field(default_factory=list)
     """A sentence for each run that another one of its seed stands for: no number lacks it."""
+
+    def __post_init__(self) -> None:
+        """Check the invariant."""
+        assert len({run.is_modelled for run in self.runs}) < 2, "measured and modelled runs"  # noqa: PLR2004
 
     def models(self, *names: str) -> tuple[str, ...]:
         """The models to draw: these, which are the paper's; at another size those that there are runs of."""

@@ -1,6 +1,7 @@
-"""What is written of an exhibit: figure (PNG, PDF), numbers (CSV) and a summary (text); of all of them, a page.
+"""What is written of an exhibit: figure (PNG, PDF), numbers (CSV) and a summary (text); of all that lie there, a page.
 
-Invariant: every file is complete or absent, and every summary says where its numbers come from.
+Invariant: every file is complete or absent, and every summary says where its numbers come from. The page shows what the
+summaries say, whichever command wrote them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rollpacker.metrics.files import write_atomically
 from rollpacker.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rollpacker.analysis.exhibit import Exhibit
     from rollpacker.analysis.numbers import Claim, Numbers
@@ -29,6 +30,11 @@ STATISTICS = (
     "means over rounds. Over several seeds: the mean, and the smallest and the largest."
 )
 
+_ORIGINS = {
+    Source.MODELLED: "MODELLED: times are computed by a model of the cluster, not measured.",
+    Source.MEASURED: "Measured on real engines.",
+}
+
 
 def write_exhibit(exhibit: Exhibit, numbers: Numbers, out: Path) -> list[Path]:
     """Write all files of an exhibit; without any number there is no figure."""
@@ -37,10 +43,11 @@ def write_exhibit(exhibit: Exhibit, numbers: Numbers, out: Path) -> list[Path]:
     write_atomically(table, numbers.frame().to_csv(index=False).encode())
     write_atomically(text, printable(summary(exhibit, numbers)).encode())
     if not numbers.points:
+        for suffix in ("png", "pdf"):
+            (out / f"{exhibit.name}.{suffix}").unlink(missing_ok=True)
         return [table, text]
     figure = exhibit.draw(numbers)
-    origins = [source for source in (Source.MODELLED, Source.MEASURED) if source in {p.source for p in numbers.points}]
-    title = f"{exhibit.title}: {' and '.join(origins)}" if origins else exhibit.title
+    title = ": ".join([exhibit.title, *_origin(numbers)])
     title_figure(figure, title, text.name if numbers.missing else "")
     figures = save_figure(figure, out / exhibit.name)
     plt.close(figure)
@@ -49,7 +56,7 @@ def write_exhibit(exhibit: Exhibit, numbers: Numbers, out: Path) -> list[Path]:
 
 def summary(exhibit: Exhibit, numbers: Numbers) -> str:
     """Say in a page of text what an exhibit shows and what it lacks."""
-    of_paper = [*_origin(numbers), *map(claim_line, numbers.claims), *_errors(exhibit.name, numbers)]
+    of_paper = [*_notes(numbers), *map(claim_line, numbers.claims), *_errors(exhibit.name, numbers)]
     return "\n".join([exhibit.title, "", *of_paper, *_missing(numbers), ""])
 
 
@@ -63,12 +70,13 @@ def claim_line(claim: Claim) -> str:
     return f"{claim.text}: paper {claim.paper_said}, ours {claim.ours_said}{error}; {claim.standing}"
 
 
-def _origin(numbers: Numbers) -> Iterator[str]:
-    sources = {point.source for point in numbers.points} - {Source.PAPER}
-    if Source.MODELLED in sources:
-        yield "MODELLED: times are computed by a model of the cluster, not measured."
-    if Source.MEASURED in sources:
-        yield "Measured on real engines."
+def _origin(numbers: Numbers) -> set[Source]:
+    """Of our numbers: one, or none without any."""
+    return {point.source for point in numbers.points} - {Source.PAPER}
+
+
+def _notes(numbers: Numbers) -> Iterator[str]:
+    yield from (_ORIGINS[source] for source in _origin(numbers))
     yield STATISTICS
     yield (
         f"`reproduced` is within {GOOD_WITHIN:.0%} of the paper and has at least half of its effect; `direction only` "
@@ -98,51 +106,46 @@ def _missing(numbers: Numbers) -> Iterator[str]:
         yield from (f"  {missing}" for missing in numbers.missing)
 
 
-def write_page(shown: Mapping[Exhibit, Numbers], out: Path) -> Path:
-    """Write `index.html`, which shows every exhibit that is in `out`."""
-    sections = [_section(exhibit, numbers) for exhibit, numbers in shown.items()]
+def write_page(exhibits: Iterable[Exhibit], out: Path) -> Path:
+    """Write `index.html`, which shows every exhibit whose files are in `out`, in this order."""
+    written = {exhibit: file for exhibit in exhibits if (file := out / f"{exhibit.name}.txt").exists()}
+    texts = {exhibit: file.read_text(encoding="utf-8").splitlines()[1:] for exhibit, file in written.items()}
+    contents = "\n".join(_entry(exhibit, lines) for exhibit, lines in texts.items())
+    sections = "\n".join(_section(exhibit, lines, out) for exhibit, lines in texts.items())
     page = out / "index.html"
-    contents = "\n".join(_entry(exhibit, numbers) for exhibit, numbers in shown.items())
-    write_atomically(page, printable(_PAGE.format(contents=contents, sections="\n".join(sections))).encode())
+    write_atomically(page, printable(_PAGE.format(contents=contents, sections=sections)).encode())
     return page
 
 
-def _entry(exhibit: Exhibit, numbers: Numbers) -> str:
+def _entry(exhibit: Exhibit, lines: Sequence[str]) -> str:
     """A line of the table of contents, with how many claims stand how."""
-    counts = Counter(claim.standing for claim in numbers.claims)
+    counts = Counter(map(_standing_of, lines))
     marks = ", ".join(
         f'<span class="{standing.name.lower()}">{counts[standing]} {standing}</span>'
         for standing in Standing
         if counts[standing]
     )
-    told = marks or ("" if numbers.points else "no runs")
-    return f'<tr><td><a href="#{exhibit.name}">{html.escape(exhibit.title)}</a></td><td>{told}</td></tr>'
+    return f'<tr><td><a href="#{exhibit.name}">{html.escape(exhibit.title)}</a></td><td>{marks}</td></tr>'
 
 
-def _section(exhibit: Exhibit, numbers: Numbers) -> str:
-    name = exhibit.name
-    image = f'<a href="{name}.pdf"><img src="{name}.png" alt="{html.escape(exhibit.title)}"></a>'
+def _section(exhibit: Exhibit, lines: Sequence[str], out: Path) -> str:
+    name, title = exhibit.name, html.escape(exhibit.title)
+    has_figure = (out / f"{name}.png").exists()
+    image = f'<a href="{name}.pdf"><img src="{name}.png" alt="{title}"></a>' if has_figure else ""
     return (
-        f'<section id="{name}"><h2>{html.escape(exhibit.title)}</h2>\n{image if numbers.points else ""}\n'
-        f"{_claims_table(numbers.claims)}\n{_origin_note(numbers)}\n"
+        f'<section id="{name}"><h2>{title}</h2>\n{image}\n{"".join(map(_paragraph, lines))}\n'
         f'<p class="files"><a href="{name}.csv">numbers</a> <a href="{name}.txt">summary</a></p></section>'
     )
 
 
-def _origin_note(numbers: Numbers) -> str:
-    lines = [*_origin(numbers), *(f"Missing: {missing}." for missing in numbers.missing)]
-    return "".join(f"<p>{html.escape(line)}</p>" for line in lines if line)
+def _paragraph(line: str) -> str:
+    standing = _standing_of(line)
+    return f"<p{f' class={standing.name.lower()}' if standing else ''}>{html.escape(line)}</p>" if line else ""
 
 
-def _claims_table(claims: Sequence[Claim]) -> str:
-    if not claims:
-        return ""
-    rows = "".join(
-        f"<tr><td>{html.escape(claim.text)}</td><td>{claim.paper_said}</td><td>{claim.ours_said}</td>"
-        f'<td class="{claim.standing.name.lower()}">{claim.standing}</td></tr>'
-        for claim in claims
-    )
-    return f"<table><tr><th>claim</th><th>paper</th><th>ours</th><th></th></tr>{rows}</table>"
+def _standing_of(line: str) -> Standing | None:
+    """Of the claim that a line of a summary is."""
+    return next((standing for standing in Standing if line.endswith(f"; {standing}")), None)
 
 
 _PAGE = """<!doctype html>

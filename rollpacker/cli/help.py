@@ -50,7 +50,10 @@ _LAUNCHER = "hydra.launcher"
 _LAUNCHER_DOC = "A multirun's points as Slurm jobs (hydra/launcher=slurm); `cluster` says what each asks for"
 _OPTIONS_OF_ALL = [("-h, --help", "This text; with an argument, SECTION, KEY, GROUP or /WORD, the text on that.")]
 _OPTIONS_OF_SWEEPS = [
-    ("-m, --multirun", "Run once per combination of comma-separated values, each in its own run.dir."),
+    (
+        "-m, --multirun",
+        "Run once per combination of comma-separated values; `rollpacker analysis compare` compares them.",
+    ),
     *_OPTIONS_OF_ALL,
 ]
 

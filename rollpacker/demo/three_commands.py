@@ -70,7 +70,7 @@ def run_demo(overrides: Sequence[str]) -> int:
     code = _run(console, "train", ["-m", *words])
     if not code:
         _announce(console, "3/3", "the results")
-        code = _run(console, "analysis", ["demo", *(str(runs / system) for system in SYSTEMS), f"out={runs}"])
+        code = _run(console, "analysis", ["compare", *(str(runs / system) for system in SYSTEMS), f"out={runs}"])
     if not code:
         console.print(f"The demo took {(time.monotonic() - started) / 60:.1f} minutes.")
     return code

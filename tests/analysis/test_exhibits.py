@@ -33,9 +33,9 @@ def own(numbers, **wanted):
 
 def test_table2_has_the_ratio_of_sums_per_seed_with_its_spread_and_names_what_is_missing(tmp_path):
     for seed, tail in ((0, [5.0, 5.0]), (1, [2.0, 3.0])):
-        write_run(tmp_path / f"verl-{seed}", "verl", [12.0, 8.0], seed=seed)
+        write_run(tmp_path / f"verl-{seed}", "verl", [12.0, 8.0], seed=seed, modelled=True)
         write_run(tmp_path / f"tail-{seed}", "tail", tail, seed=seed, modelled=True)
-    write_run(tmp_path / "tail-2", "tail", [1.0, 1.0], seed=2)  # without a baseline of its seed
+    write_run(tmp_path / "tail-2", "tail", [1.0, 1.0], seed=2, modelled=True)  # without a baseline of its seed
     numbers = table2.EXHIBIT.numbers(runs_below(tmp_path))
     [point] = own(numbers, x="+ tail")
     assert (point.y, point.y_low, point.y_high, point.num_seeds) == (3.0, 2.0, 4.0, 2)
@@ -281,7 +281,7 @@ def test_runs_of_ones_own_are_no_exhibit_and_leave_no_empty_figure(tmp_path, cap
     assert main(["analysis", "learning", f"runs={tmp_path}/runs", f"out={tmp_path}/out"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "runs is of learning." in said
-    assert "`rollpacker report RUN RUN`" in said
+    assert "`rollpacker analysis compare RUN RUN`" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -313,7 +313,7 @@ def test_runs_that_are_broken_or_old_are_named_and_the_rest_is_drawn(tmp_path, c
     for part in (empty / "metrics").rglob("*.parquet"):
         part.write_bytes(b"")
     write_run(tmp_path / "runs" / "nothing", "tail-reward", [])
-    write_run(tmp_path / "runs" / "older", "rollpacker", [2.0, 2.0])
+    write_run(tmp_path / "runs" / "older", "rollpacker", [2.0, 2.0], modelled=True)
     forget_column(tmp_path / "runs" / "older", "decode_slot_steps_idle")
     no_config = write_run(tmp_path / "runs" / "no_config", "verl", [1.0])
     (no_config / "config.yaml").write_text("[")
@@ -387,7 +387,7 @@ def test_where_every_modelled_run_failed_that_is_the_error(tmp_path, capsys):
     [
         (["table1", "out=file/x", "backend=sim"], "out"),
         (["table1", "runs=file/x", "backend=sim"], "runs"),
-        (["demo", "verl", "out=file/x"], "out"),
+        (["compare", "verl", "out=file/x"], "out"),
     ],
 )
 def test_folders_that_cannot_be_written_are_refused_before_anything_is_modelled_or_printed(

@@ -288,7 +288,8 @@ def test_a_situation_without_a_baseline_has_no_row_and_without_any_the_table_is_
         write_run(tmp_path / workload / system, system, [20.0] * num_steps, config=config, modelled=True)
     axes = flash_agents.draw(numbers_of(flash_agents.EXHIBIT, tmp_path)).axes[0]
     assert (axes.axison, list(axes.texts)) == (False, [])
-    write_run(tmp_path / "agents-steady" / "whole", "verl", [60.0] * 15, config=flash("flash-agents", "agents-steady"))
+    config = flash("flash-agents", "agents-steady")
+    write_run(tmp_path / "agents-steady" / "whole", "verl", [60.0] * 15, config=config, modelled=True)
     axes = flash_agents.draw(numbers_of(flash_agents.EXHIBIT, tmp_path)).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["10 ± 1 s"]
     assert [text.get_text() for text in axes.texts] == ["3.00x", "0 % wasted, age 0.0"]

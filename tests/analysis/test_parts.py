@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollpacker.analysis.exhibits import fig11, fig12, fig13, larger_models, table3
+from rollpacker.analysis.exhibits import fig07a, fig11, fig12, fig13, larger_models, table3
 from rollpacker.analysis.numbers import Source
 from rollpacker.analysis.runs import find_runs, read_runs
 from tests.analysis.written_runs import forget_steps, numbers_of, write_run
@@ -49,6 +49,14 @@ def test_rounds_are_told_by_the_share_at_which_engines_were_lent(tmp_path):
     fetched = [(point.x, point.y, str(point.source)) for point in numbers.points if point.panel == table3.FETCH]
     assert fetched[:2] == [("streaming", 115.2, "paper"), ("20 %", 128.6, "paper")]
     assert [point for point in fetched if point[2] != "paper"] == [("streaming", 20.0, "measured")]
+
+
+def test_times_of_programs_are_those_of_responses_whose_program_ran(tmp_path):
+    scored = {"correct": 3.0, "truncated": 0.1}
+    responses = [{"reward_time_s": time_s, "reward_reason": reason} for reason, time_s in scored.items()]
+    write_run(tmp_path, "verl", [9.0], model="Qwen2.5-14B", task="code", responses=responses)
+    times_s = {point.y for point in numbers_of(fig07a.EXHIBIT, tmp_path).points if point.source is not Source.PAPER}
+    assert times_s == {3.0}
 
 
 def test_a_model_is_compared_over_the_steps_that_all_of_its_runs_have(tmp_path):

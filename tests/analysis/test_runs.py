@@ -70,3 +70,69 @@ def test_at_another_size_what_speculation_pays_is_drawn_of_a_model_of_ones_own(t
     write_run(tmp_path / "run", "eta-1-1", [4.0], model="mine", config={"run": {"setup": "tiny"}})
     numbers = fig11.EXHIBIT.numbers(Runs(runs=read_runs(list(find_runs(tmp_path)))[0], setup="tiny"))
     assert {point.panel: point.y for point in numbers.points} == {fig11.ROLLOUT: 3.0, fig11.WASTE: 0.0}
+
+
+def mixed(folder):
+    """A measured run of tail batching beside modelled ones of all that Table 2 needs, and one table of theirs alone."""
+    write_run(folder / "real", "tail", [1.0, 1.0])
+    for system in ("verl", "tail", "rollpacker"):
+        write_run(folder / "modelled" / system, system, [4.0, 4.0], modelled=True)
+    code = {"model": "Qwen2.5-14B", "task": "code", "responses": [{"reward_time_s": 3.0}]}
+    write_run(folder / "modelled" / "code", "verl", [4.0], modelled=True, **code)
+    return folder
+
+
+def gathered(folder, *names, **settings):
+    """What a command computes of exhibits."""
+    question = command._parse("all", {**command._defaults(), "runs": str(folder), **settings})
+    return command._gather([EXHIBITS[name] for name in names], question, {})
+
+
+def test_no_number_compares_a_measured_run_with_a_modelled_one(tmp_path, capsys):
+    mixed(tmp_path)
+    numbers = gathered(tmp_path, "table2", "fig09", "fig07a")
+    sources = {
+        name: {point.source for point in own.points if point.source is not Source.PAPER}
+        for name, own in numbers.items()
+    }
+    assert sources["table2"] == {Source.MODELLED}  # the measured run has nothing to be compared with
+    assert sources["fig07a"] == {Source.MODELLED}
+    ours = {point.x: point.y for point in numbers["table2"].points if point.source is Source.MODELLED}
+    assert ours["+ tail"] == 1.0
+    told = f"Of the runs below {tmp_path} 1 were measured and 4 modelled. No exhibit mixes them: "
+    assert capsys.readouterr().err.count(f"{told}where it has both kinds it shows the measured.") == 1
+    write_run(tmp_path / "plain", "verl", [3.0, 3.0])
+    ours = [point for point in gathered(tmp_path, "table2")["table2"].points if point.source is Source.MEASURED]
+    assert {point.x: point.y for point in ours} == {"veRL": 1.0, "+ tail": 3.0}
+    with pytest.raises(AssertionError):
+        Runs(runs=read_runs(list(find_runs(tmp_path)))[0])
+
+
+def test_what_is_modelled_beside_measured_runs_is_drawn_from_the_modelled_ones_and_says_so(tmp_path, capsys):
+    write_run(mixed(tmp_path) / "plain", "verl", [3.0, 3.0])
+    ours = [
+        point
+        for point in gathered(tmp_path, "table2", backend="sim")["table2"].points
+        if point.source is not Source.PAPER
+    ]
+    assert {(point.x, point.y, point.source) for point in ours} == {
+        (x, 1.0, Source.MODELLED) for x in ("veRL", "+ tail", "+ stream")
+    }
+    assert "it shows the modelled; leave out backend=sim for the measured." in capsys.readouterr().err
+
+
+def test_a_table_of_a_run_that_cannot_be_read_is_missing_where_it_is_needed_and_only_there(tmp_path):
+    write_run(tmp_path / "run", "verl", [4.0], model="Qwen2.5-14B", task="code", responses=[{"length_tokens": 9}])
+    [part] = (tmp_path / "run" / "metrics" / "responses").iterdir()
+    part.write_bytes(b"")
+    numbers = gathered(tmp_path, "fig07a", "table1", "fig02a")
+    said = f"the responses of {tmp_path}/run are left out: {part} is not readable: "
+    needed = {name for name, own in numbers.items() if any(each.startswith(said) for each in own.missing)}
+    assert needed == {"fig07a", "fig02a"}
+
+
+def test_a_run_without_evaluations_lacks_nothing(tmp_path):
+    write_run(tmp_path, "verl", [4.0])
+    [run] = read_runs([tmp_path])[0]
+    assert run.evaluations.empty
+    assert not run.unread

@@ -1,0 +1,104 @@
+"""The columns of a comparison: runs that differ in nothing but their seed are repetitions of one column.
+
+Invariant: a column's runs are of one system, all measured or all modelled, and each has a seed of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from rollpacker.analysis.runs import Run
+from rollpacker.config.words import in_hydra, shortened
+
+_NOT_COMPARED: Final = {"run.seed", "run.dir", "run.resume", "run.progress"}
+"""Keys that repetitions may differ in."""
+
+_MOST_KEYS: Final = 3
+"""That a column's name has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One setting, and its runs."""
+
+    runs: tuple[Run, ...]
+    detail: str = ""
+    """What tells it from the other columns of its system: keys with their values, or a folder."""
+
+    @property
+    def system(self) -> str:
+        return self.runs[0].system
+
+    @property
+    def is_modelled(self) -> bool:
+        return self.runs[0].is_modelled
+
+    @cached_property
+    def by_seed(self) -> Mapping[int, Run]:
+        """Its runs."""
+        return {run.seed: run for run in self.runs}
+
+    def label(self, system: str) -> str:
+        """Its name, with this one for its system."""
+        return f"{system}, {self.detail}" if self.detail else system
+
+
+def columns_of(runs: Sequence[Run]) -> list[Column]:
+    """Group runs, in the order of the first of each column; runs of one setting and seed are of different columns."""
+    groups: dict[str, list[list[Run]]] = {}
+    for run in runs:
+        setting = json.dumps([run.system, run.is_modelled, _settings(run)], sort_keys=True, default=str)
+        columns = groups.setdefault(setting, [])
+        column = next((column for column in columns if run.seed not in {other.seed for other in column}), None)
+        if column is None:
+            columns.append(column := [])
+        column.append(run)
+    grouped = [column for columns in groups.values() for column in columns]
+    grouped.sort(key=lambda column: runs.index(column[0]))
+    num_columns = Counter(column[0].system for column in grouped)
+    details = dict.fromkeys(range(len(grouped)), "")
+    for system, number in num_columns.items():
+        if number > 1:
+            details |= _details({at: column for at, column in enumerate(grouped) if column[0].system == system})
+    return [Column(runs=tuple(column), detail=details[at]) for at, column in enumerate(grouped)]
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in _flat(run.config, "") if key not in _NOT_COMPARED}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _details(columns: Mapping[int, Sequence[Run]]) -> dict[int, str]:
+    """Tell columns of one system apart: by the keys that differ, or where this is not enough by their folders."""
+    settings = {at: _settings(runs[0]) for at, runs in columns.items()}
+    keys = dict.fromkeys(key for own in settings.values() for key in own)
+    differing = [key for key in keys if len({json.dumps(own.get(key), default=str) for own in settings.values()}) > 1]
+    last_parts = Counter(key.rpartition(".")[2] for key in differing)
+    names = {key: last if last_parts[last := key.rpartition(".")[2]] == 1 else key for key in differing}
+    details = {}
+    for at, own in settings.items():
+        words = [f"{name}={shortened(in_hydra(own.get(key)))}" for key, name in names.items()]
+        more = f" and {len(words) - _MOST_KEYS} more keys" if len(words) > _MOST_KEYS else ""
+        details[at] = ", ".join(words[:_MOST_KEYS]) + more
+    if len(set(details.values())) < len(details):
+        return {at: _folder(runs) for at, runs in columns.items()}
+    return details
+
+
+def _folder(runs: Sequence[Run]) -> str:
+    """The run's folder, or how those of several runs begin."""
+    shared = os.path.commonprefix([str(run.folder) for run in runs])  # noqa: RUF071  (seed-0 and seed-1 share seed-)
+    return shared.rstrip("-_./") or str(runs[0].folder)

@@ -1,0 +1,153 @@
+"""What is compared: means over the runs of a column, each with its standard error, over the steps that all runs have.
+
+Speedups are ratios of sums over the steps, as in the paper: of runs with equal seeds, or else of the columns' means.
+How well a system learned is what its policy scores on held-out prompts. The reward of the batches that it trained is
+not the policy's: a race selects short responses, and a long round hard prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
+from typing import Final, NamedTuple
+
+import pandas as pd
+
+from rollpacker.analysis.compare.columns import Column
+from rollpacker.analysis.runs import Run
+from rollpacker.analysis.style import CYCLE_STEPS
+
+NUM_END_STEPS: Final = 2 * CYCLE_STEPS
+"""First and last reward are means over two cycles."""
+
+_MORE_DIGITS_BELOW_S: Final = (10.0, 1.0)
+"""Times below each of these have one digit more."""
+
+
+class Estimate(NamedTuple):
+    """A mean and its standard error."""
+
+    value: float
+    error: float | None = None
+    """Over seeds; of a single run's held-out score, over the prompts. None where nothing tells."""
+
+
+class Row(NamedTuple):
+    """One quantity of every column."""
+
+    title: str
+    unit: str
+    values: Sequence[Estimate | None]
+    """None where a column does not have it."""
+    num_digits: int
+    """Behind the point."""
+    is_signed: bool = False
+
+
+def rows_of(columns: Sequence[Column], shared: list[int]) -> list[Row]:
+    """Compute all rows that some column has, over these steps; the first column is the baseline."""
+
+    def row(title: str, unit: str, num_digits: int, number: Callable[[pd.DataFrame], float]) -> Row:
+        values = [estimate([number(run.steps.loc[shared]) for run in column.runs]) for column in columns]
+        return Row(title, unit, values, num_digits)
+
+    def seconds(title: str, name: str) -> Row:
+        found = row(title, "s", 1, lambda steps: float(steps[name].mean()))
+        least_s = min((each.value for each in found.values if each), default=0.0)
+        return found._replace(num_digits=1 + sum(least_s < bound_s for bound_s in _MORE_DIGITS_BELOW_S))
+
+    num_end = max(1, min(NUM_END_STEPS, len(shared) // 2))
+    rows = [
+        seconds("step time", "step_time_s"),
+        seconds("rollout time", "rollout_time_s"),
+        row("longest response", "tokens", 0, lambda steps: float(steps["response_length_max_tokens"].mean())),
+        row("bubble ratio (idle slots)", "%", 0, _bubble_percent),
+        row("tokens wasted", "%", 0, _wasted_percent),
+        *_held_out(columns, shared[-1] + 1),
+        row("training reward, first steps", "", 2, lambda steps: float(steps["reward_mean"].head(num_end).mean())),
+        row("training reward, last steps", "", 2, lambda steps: float(steps["reward_mean"].tail(num_end).mean())),
+        *(
+            Row(title, "x", [_speedup(column, columns[0], shared, name) for column in columns], 2)
+            for title, name in (("rollout speedup", "rollout_time_s"), ("step speedup", "step_time_s"))
+        ),
+    ]
+    return [row for row in rows if any(row.values)]
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """The mean over runs and its standard error; None where a run does not know its number."""
+    if any(map(math.isnan, values)):
+        return None
+    return Estimate(fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None)
+
+
+def _bubble_percent(steps: pd.DataFrame) -> float:
+    idle, busy = steps["decode_slot_steps_idle"].sum(), steps["decode_slot_steps_busy"].sum()
+    return float(100 * idle / (idle + busy)) if idle + busy else math.nan
+
+
+def _wasted_percent(steps: pd.DataFrame) -> float:
+    return float(100 * steps["tokens_wasted"].sum() / max(1, steps["tokens_generated"].sum()))
+
+
+def _speedup(column: Column, baseline: Column, shared: list[int], name: str) -> Estimate | None:
+    """How much faster a column is; None between what was measured and what was modelled."""
+    if column is baseline:
+        return Estimate(1.0)
+    if column.is_modelled != baseline.is_modelled:
+        return None
+
+    def sum_s(run: Run) -> float:
+        return float(run.steps.loc[shared, name].sum())
+
+    if pairs := _pairs(column, baseline):
+        return estimate([sum_s(base) / sum_s(run) for run, base in pairs])
+    return Estimate(fmean(map(sum_s, baseline.runs)) / fmean(map(sum_s, column.runs)))
+
+
+def _pairs(column: Column, baseline: Column) -> list[tuple[Run, Run]]:
+    """Runs with the baseline's of the same seed."""
+    return [(run, baseline.by_seed[run.seed]) for run in column.runs if run.seed in baseline.by_seed]
+
+
+def _held_out(columns: Sequence[Column], num_steps: int) -> list[Row]:
+    """Scores at the first and the last evaluation that all runs with scores have, up to so many finished steps."""
+    scores = {id(run): _scores(run) for column in columns for run in column.runs}
+    with_scores = [set(own) for own in scores.values() if own]
+    steps = sorted(step for step in set.intersection(*with_scores) if step <= num_steps) if with_scores else []
+
+    def score(column: Column, step: int) -> Estimate | None:
+        found = [own[step] for run in column.runs if (own := scores[id(run)])]
+        return found[0] if len(found) == 1 else estimate([each.value for each in found]) if found else None
+
+    def gain(column: Column, step: int) -> Estimate | None:
+        pairs = [
+            (own, base)
+            for run, other in _pairs(column, columns[0])
+            if (own := scores[id(run)]) and (base := scores[id(other)])
+        ]
+        if column is columns[0] or len(pairs) < 2:  # noqa: PLR2004  (one difference has no error)
+            return None
+        return estimate([own[step].value - base[step].value for own, base in pairs])
+
+    rows = [
+        Row(f"held-out score, step {step}", "", [score(column, step) for column in columns], 3)
+        for step in dict.fromkeys([*steps[:1], *steps[-1:]])
+    ]
+    against = [Row(AGAINST, "", [gain(column, step) for column in columns], 3, is_signed=True) for step in steps[-1:]]
+    return [*rows, *against]
+
+
+AGAINST: Final = "held-out score, against the first"
+"""Paired: the mean over seeds of the difference to the first column's run of the same seed."""
+
+
+def _scores(run: Run) -> dict[int, Estimate]:
+    """The mean score over the held-out sets, with its error over their prompts, by the number of finished steps."""
+    return {
+        int(of_step["step"].iloc[0]): Estimate(
+            float(of_step["reward_mean"].mean()), float((of_step["se_over_prompts"] ** 2).sum() ** 0.5 / len(of_step))
+        )
+        for _, of_step in run.evaluations.groupby("step")
+    }

@@ -1,0 +1,299 @@
+"""`analysis compare`: which runs are one column, its numbers with their errors, and what is said of the rest."""
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from rollpacker.analysis.compare import figure
+from rollpacker.analysis.compare.columns import columns_of
+from rollpacker.analysis.compare.figure import draw
+from rollpacker.analysis.compare.numbers import AGAINST, Estimate, rows_of
+from rollpacker.analysis.compare.table import error_said, tables_of
+from rollpacker.analysis.runs import read_runs
+from rollpacker.analysis.style import OTHER_COLORS, SYSTEM_COLORS
+from rollpacker.cli.main import main
+from rollpacker.terminal import Terminal
+from tests.analysis.written_runs import forget_column, forget_steps, write_run, write_scores
+
+SHORT_AND_LONG = [1.0, 1.0, 1.0, 1.0, 4.0] * 2
+
+
+def write(folder, system, rollout_times, **values):
+    """A run with a second of training in each step."""
+    rewards = [step / 10 for step in range(len(rollout_times))]
+    return write_run(folder, system, [time + 1 for time in rollout_times], reward_mean=rewards, **values)
+
+
+@pytest.fixture
+def both(tmp_path):
+    idle = {"decode_slot_steps_idle": 30, "decode_slot_steps_busy": 10}
+    tail = {"decode_slot_steps_idle": 10, "decode_slot_steps_busy": 30, "tokens_generated": 100, "tokens_wasted": 25}
+    return [
+        write(tmp_path / "verl", "verl", [4.0] * 10, **idle),
+        write(tmp_path / "rollpacker", "rollpacker", SHORT_AND_LONG, **tail),
+    ]
+
+
+@pytest.fixture
+def seeds(tmp_path):
+    """Two systems with three seeds each, as a multirun leaves them."""
+    for seed, (plain_s, tail_s, gain) in enumerate([(4.0, 2.0, 0.01), (6.0, 2.0, 0.02), (8.0, 4.0, 0.03)]):
+        for system, time_s, score in (("rollpacker", tail_s, 0.8 + gain), ("verl", plain_s, 0.8)):
+            folder = write(tmp_path / "runs" / f"{system}-{seed}", system, [time_s] * 10, seed=seed)
+            write_scores(folder, {0: 0.5, 10: score + seed / 10})
+    (tmp_path / "runs" / "multirun.yaml").write_text("")
+    return tmp_path / "runs"
+
+
+def compared(*folders):
+    """The rows by their titles, and the columns."""
+    runs, problems = read_runs(folders)
+    assert not problems
+    columns = columns_of(runs)
+    steps = sorted(set.intersection(*(set(run.steps.index) for run in runs)))
+    return {row.title: row for row in rows_of(columns, steps)}, columns
+
+
+def printed(capsys, *words):
+    """What the command prints, with blanks joined and frames gone; and its notes."""
+    assert main(["analysis", "compare", *map(str, words)]) == 0
+    out, err = capsys.readouterr()
+    return [" ".join(line.replace("│", " ").split()) for line in out.splitlines()], err
+
+
+def test_speedups_are_ratios_of_sums_over_the_steps_that_both_runs_have(both):
+    rows, _ = compared(*both)
+    assert rows["rollout speedup"].values == [Estimate(1.0), Estimate(40 / 16)]
+    assert rows["step speedup"].values[1].value == pytest.approx(50 / 26)
+    assert rows["bubble ratio (idle slots)"].values[1].value == pytest.approx(25)
+    assert rows["tokens wasted"].values[1].value == pytest.approx(25)
+    assert rows["training reward, first steps"].values[1].value == pytest.approx(0.2)
+    assert rows["training reward, last steps"].values[1].value == pytest.approx(0.7)
+
+
+def test_runs_that_differ_in_their_seed_alone_are_a_column_with_standard_errors(seeds):
+    rows, columns = compared(*sorted(seeds.glob("*-?"), reverse=True))
+    assert [(column.label(column.system), len(column.runs)) for column in columns] == [("verl", 3), ("rollpacker", 3)]
+    assert rows["rollout time"].values[0] == pytest.approx((6.0, 2 / math.sqrt(3)))
+    each = [2.0, 3.0, 2.0]
+    assert rows["rollout speedup"].values[1] == pytest.approx((sum(each) / 3, math.sqrt(1 / 3) / math.sqrt(3)))
+    assert rows["held-out score, step 10"].values[0] == pytest.approx((0.9, 0.1 / math.sqrt(3)))
+    first, gain = rows[AGAINST].values
+    assert first is None
+    assert gain == pytest.approx((0.02, 0.01 / math.sqrt(3)))
+
+
+def test_a_folder_of_a_multirun_is_compared_with_its_plain_batches(seeds, tmp_path, capsys):
+    lines, notes = printed(capsys, seeds, f"out={tmp_path / 'out'}")
+    assert not notes
+    assert lines[0] == "10 steps, measured; means per step"
+    assert "┃ ┃ verl ┃ rollpacker ┃" in lines
+    assert "┃ ┃ 3 runs ┃ 3 runs ┃" in lines
+    assert "held-out score, step 10 0.900 +- 0.058 0.920 +- 0.064" in lines
+    assert "held-out score, against the first +0.020 +- 0.006" in lines
+    assert "+-: standard error over seeds" in lines
+    again, notes = printed(capsys, *sorted(seeds.iterdir()), seeds, f"out={tmp_path / 'out'}")
+    assert not notes
+    assert "┃ ┃ rollpacker ┃ verl ┃" in again  # as the words name them; each once, and without Hydra's file
+
+
+def test_means_are_compared_where_no_seeds_pair(tmp_path):
+    folders = [write(tmp_path / f"verl-{seed}", "verl", [2.0 + seed], seed=seed) for seed in range(2)]
+    folders += [write(tmp_path / f"tail-{seed}", "tail", [1.0], seed=seed) for seed in (5, 6)]
+    rows, _ = compared(*folders)
+    assert rows["rollout speedup"].values[1] == Estimate(2.5)
+    assert AGAINST not in rows
+
+
+@pytest.mark.parametrize(
+    ("configs", "details"),
+    [
+        (
+            [{"trainer": {"learning_rate": 0.001}}, {"trainer": {"learning_rate": 0.1}}],
+            ["learning_rate=0.001", "learning_rate=0.1"],
+        ),
+        (
+            [{"data": {"path": "a"}, "model": {"path": "x"}}, {"data": {"path": "b"}, "model": {"path": "y"}}],
+            ["data.path=a, model.path=x", "data.path=b, model.path=y"],
+        ),
+        (
+            [{"trainer": {}}, {"trainer": {"a": 1, "b": 2, "c": 3, "d": 4}}],
+            ["trainer={}, a=null, b=null and 2 more keys", "trainer=null, a=1, b=2 and 2 more keys"],
+        ),
+        ([{}, {"run": {"resume": "auto"}}], ["old/seed", "new/seed"]),
+    ],
+)
+def test_columns_of_one_system_are_named_by_the_keys_that_differ_or_by_their_folders(
+    configs, details, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    folders = [
+        write(type(tmp_path)(name) / f"seed-{seed}", "tail", [1.0], seed=seed, config=config)
+        for name, config in zip(("old", "new"), configs, strict=True)
+        for seed in range(2)
+    ]
+    _, columns = compared(*folders)
+    assert [column.detail for column in columns] == details
+    assert [len(column.runs) for column in columns] == [2, 2]
+
+
+def test_many_columns_fold_into_tables_that_fit(tmp_path):
+    rates = [{"trainer": {"learning_rate": rate}} for rate in (0.0001, 0.0002, 0.0003, 0.0004)]
+    folders = [
+        write(tmp_path / f"{at}-{seed}", "tail", [1.0 + seed] * 4, config=config, seed=seed)
+        for at, config in enumerate(rates)
+        for seed in range(2)
+    ]
+    rows, columns = compared(*folders)
+    tables = list(tables_of(columns, list(rows.values()), 4, 80))
+    assert [len(table.columns) - 1 for table in tables] == [2, 2]
+    console = Terminal(width=500)
+    assert all(console.measure(table).maximum <= 80 for table in tables)
+    assert [table.title for table in tables] == ["4 steps, measured; means per step", None]
+
+
+def test_measured_and_modelled_runs_say_so_and_have_no_speedup_over_each_other(both, tmp_path, capsys):
+    modelled = write(tmp_path / "modelled", "verl", [2.0] * 10, modelled=True)
+    lines, _ = printed(capsys, modelled, both[1], f"out={tmp_path}")
+    assert lines[0] == "10 steps, measured and modelled; means per step"
+    assert "┃ ┃ modelled ┃ measured ┃" in lines
+    assert "rollout speedup 1.00 x" in lines
+
+
+def test_the_score_of_a_single_run_has_its_error_over_the_prompts(both, tmp_path, capsys):
+    for folder, last in zip(both, (0.94, 0.915), strict=True):
+        write_scores(folder, {0: 0.5, 5: 0.7, 10: last})
+    lines, _ = printed(capsys, *both, f"out={tmp_path}")
+    assert "held-out score, step 10 0.940 +- 0.010 0.915 +- 0.010" in lines
+    assert "+-: standard error over the held-out prompts" in lines
+    assert not any("against the first" in line or "runs" in line for line in lines)
+
+
+def test_what_an_error_is_over_is_said_of_both_kinds(seeds, both):
+    _, columns = compared(*sorted(seeds.glob("verl-?")), both[1])
+    assert error_said(columns) == "standard error over seeds; of a single run, over the held-out prompts"
+
+
+def test_a_run_that_went_on_is_compared_over_the_steps_that_both_have(both, tmp_path, capsys):
+    longer = write(tmp_path / "longer", "verl", [4.0] * 10 + [40.0] * 10)
+    write_scores(longer, {0: 0.5, 10: 0.8, 20: 0.9})
+    lines, _ = printed(capsys, longer, both[1], f"out={tmp_path / 'out'}")
+    assert f"The runs have 10 to 20 steps, {both[1]} the fewest: all means are over the 10 that all have." in lines
+    assert "10 steps, measured; means per step" in lines
+    assert "rollout time 4.00 s 1.60 s" in lines
+    assert "held-out score, step 10 0.800 +- 0.010" in lines
+
+
+def test_a_step_that_one_run_has_lost_is_left_out_of_the_other_too(tmp_path, capsys):
+    times = [1.0, 1.0, 50.0, 1.0, 1.0]
+    verl = write(tmp_path / "verl", "verl", times)
+    tail = write(tmp_path / "tail", "tail", times)
+    forget_steps(tail, {0})
+    lines, _ = printed(capsys, verl, tail, f"out={tmp_path / 'out'}")
+    assert "4 steps, measured; means per step" in lines
+    assert "rollout time 13.2 s 13.2 s" in lines
+    assert "rollout speedup 1.00 x 1.00 x" in lines
+    forget_steps(verl, {1, 2, 3, 4})
+    assert main(["analysis", "compare", str(verl), str(tail), f"out={tmp_path / 'none'}"]) == 2
+    assert "There is no step that all runs have in" in capsys.readouterr().err
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The panels of the figure that is drawn."""
+    shown = []
+    monkeypatch.setattr(figure, "save_figure", lambda drawn, stem: shown.extend(drawn.axes) or (stem, stem))
+    return shown
+
+
+def draw_all(folders, stem):
+    rows, columns = compared(*folders)
+    draw(columns, rows["rollout time"], stem)
+
+
+def test_the_figure_has_a_line_of_means_over_seeds_for_each_column(seeds, tmp_path, drawn):
+    draw_all(sorted(seeds.glob("*-?")), tmp_path / "compare")
+    times, rewards = drawn
+    means = [line.get_ydata()[0] for line in times.lines if len(line.get_xdata()) == 10]
+    assert means == pytest.approx([8 / 3, 6.0])
+    scores = [line.get_ydata().tolist() for line in rewards.lines if line.get_color() != "0.75"]
+    assert scores == [pytest.approx([0.5, 0.92]), pytest.approx([0.5, 0.9])]
+    assert rewards.get_xlabel() == "training step; bands: standard error over seeds"
+
+
+def test_training_rewards_are_grey_beside_any_held_out_score(both, tmp_path, drawn):
+    write_scores(both[1], {0: 0.5, 10: 0.9})
+    draw_all(both, tmp_path / "compare")
+    *greys, score = drawn[1].lines
+    assert [line.get_color() for line in greys] == ["0.75", "0.75"]
+    assert [line.get_linestyle() for line in greys] == ["-", ":"]
+    assert (score.get_xdata().tolist(), score.get_ydata().tolist()) == ([0, 10], [0.5, 0.9])
+    assert score.get_color() == SYSTEM_COLORS["rollpacker"]
+    assert drawn[1].get_title(loc="left") == "Held-out score; in grey the training reward over 5 steps"
+
+
+def test_without_any_score_training_rewards_have_the_colours(both, tmp_path, drawn):
+    draw_all(both, tmp_path / "compare")
+    assert [line.get_color() for line in drawn[1].lines] == [SYSTEM_COLORS["verl"], SYSTEM_COLORS["rollpacker"]]
+    assert drawn[1].get_title(loc="left") == "Training reward over 5 steps"
+
+
+def test_many_columns_have_one_line_and_one_colour_each(tmp_path, drawn):
+    rates = [{"trainer": {"learning_rate": rate}} for rate in (0.1, 0.2, 0.3)]
+    folders = [write(tmp_path / str(at), "tail", [1.0] * 6, config=config) for at, config in enumerate(rates)]
+    draw_all(folders, tmp_path / "compare")
+    handles, labels = drawn[0].get_legend_handles_labels()
+    assert labels == [f"tail, learning_rate={rate}" for rate in (0.1, 0.2, 0.3)]
+    assert [line.get_color() for line in handles] == [SYSTEM_COLORS["tail"], *OTHER_COLORS[:2]]
+    assert [text.get_text() for text in drawn[0].texts] == ["1.00 s"] * 3
+
+
+def test_the_means_of_the_figure_are_those_of_the_table_and_stand_apart_in_their_order(tmp_path, drawn):
+    times = {"verl": [4.0] * 4 + [40.0] * 4, "tail": [3.9] * 4}
+    draw_all([write(tmp_path / system, system, own) for system, own in times.items()], tmp_path)
+    shown = [(text.get_text(), text.xy[1]) for text in drawn[0].texts]
+    assert [text for text, _ in shown] == ["mean\n4.00 s", "mean\n3.90 s"]
+    means = sorted(place for _, place in shown)
+    assert [place for _, place in shown] == [means[1], means[0]]
+    assert all(above - below > 0.149 for below, above in pairwise(means))
+    assert 0 < means[0] < means[-1] < 1
+
+
+def test_the_figure_shows_every_step_of_both_systems_with_long_rounds_marked(both, tmp_path, drawn):
+    draw_all(both, tmp_path / "compare")
+    handles, labels = drawn[0].get_legend_handles_labels()
+    shown = dict(zip(labels, (group.get_offsets().data.tolist() for group in handles), strict=True))
+    assert [len(points) for points in shown.values()] == [10, 8, 2]
+    assert shown["tail batching, long round"] == [[5.0, 4.0], [10.0, 4.0]]
+
+
+def test_the_command_prints_the_table_and_writes_png_and_pdf(both, tmp_path, capsys):
+    lines, _ = printed(capsys, *both, f"out={tmp_path / 'out'}")
+    assert "rollout speedup 1.00 x 2.50 x" in lines
+    assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out" / "compare.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_missing_run_is_named_and_the_rest_is_drawn(both, tmp_path, capsys):
+    _, notes = printed(capsys, both[0], tmp_path / "nowhere", f"out={tmp_path / 'out'}")
+    assert notes.startswith(f"{tmp_path / 'nowhere'} is left out: ")
+
+
+def test_a_run_that_is_shown_is_not_called_left_out(both, tmp_path, capsys):
+    forget_column(both[0], "num_preemptions")
+    (tmp_path / "verl" / "evaluation").mkdir()
+    (tmp_path / "verl" / "evaluation" / "manifest.json").write_text("{")
+    _, notes = printed(capsys, *both, f"out={tmp_path / 'out'}")
+    old, unread = notes.splitlines()
+    assert old.startswith(f"{both[0]}: ")
+    assert "num_preemptions" in old
+    assert unread.startswith(f"the evaluations of {both[0]} are left out: {both[0]}/evaluation/manifest.json is not")
+
+
+def test_without_any_run_nothing_is_drawn_and_the_exit_code_is_2(tmp_path, capsys):
+    assert main(["analysis", "compare", str(tmp_path / "nowhere"), f"out={tmp_path / 'out'}"]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main(["analysis", "compare"]) == 2
+    assert "There is no run with a finished step in what was given." in capsys.readouterr().err
