@@ -302,7 +302,7 @@ def _refuse_shared_dirs(
             continue
         own = f"'{run_dir}{'-${hydra:job.num}' if '${' in run_dir else '/${hydra:job.num}-${system.name}'}'"
         if points[first] == points[number]:
-            twice = [word for word in points[number] if choices.get(key_of(word), []).count(word) > 1]
+            twice = [word for words in choices.values() for word in dict.fromkeys(words) if words.count(word) > 1]
             raise ConfigError(
                 f"Points {first} and {number} of the multirun are the same: it lists {' and '.join(twice)} twice.",
                 "Every point has its own run directory.",

@@ -137,7 +137,7 @@ class Lengths:
         if key in self.at_least:
             return self._longer_than(self.at_least[key], domain, uniforms.of_sample)
         prompt = request.prompt.key
-        lengths = self.by_prompt.get(prompt) or self.by_prompt.get(f"{domain}-{prompt}")
+        lengths = self.by_prompt.get(f"{domain}-{prompt}") or self.by_prompt.get(prompt)
         if lengths:
             return lengths[int(uniforms.of_sample * len(lengths))]
         return self.distribution(domain).value(uniforms.correlated)
@@ -231,9 +231,10 @@ def _read_csv(path: Path) -> pd.DataFrame:
     """Read the table below the comments at the top of a file; further down, a `#` is part of a name."""
     import pandas as pd
 
-    with path.open(encoding="utf-8") as lines:
-        num_comments = sum(1 for _ in itertools.takewhile(lambda line: line.startswith("#"), lines))
-    return pd.read_csv(path, skiprows=num_comments, skipinitialspace=True, dtype={"prompt": str, "domain": str})
+    with path.open(encoding="utf-8-sig") as lines:
+        above = itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), lines)
+        num_above = sum(1 for _ in above)
+    return pd.read_csv(path, skiprows=num_above, skipinitialspace=True, dtype={"prompt": str, "domain": str})
 
 
 def _checked(path: Path, frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -244,8 +245,9 @@ def _checked(path: Path, frame: pd.DataFrame, columns: Sequence[str]) -> pd.Data
     for column in columns:
         least, most = (0, 1) if column == "p" else (1, MOST_TOKENS)
         numbers = pd.to_numeric(frame[column], errors="coerce")
+        is_wrong = ~numbers.astype(float).between(least, most)
         allowed = f"It is a number from {least} to {most:,}."
-        _refuse(path, frame[column], ~numbers.between(least, most), allowed, "Correct the row, or delete it.")
+        _refuse(path, frame[column], is_wrong, allowed, "Correct the row, or delete it.")
         frame[column] = numbers
     for column in frame.columns.intersection(["prompt", "domain"]):
         names = frame[column].astype(str)
@@ -301,11 +303,15 @@ def _samples(frame: pd.DataFrame) -> Lengths:
 
 
 def _prompt_keys(frame: pd.DataFrame) -> list[str]:
-    """The prompt of each row; after its domain where domains share the name, as when each numbers its own from 0."""
-    prompts = frame["prompt"]
+    """The prompt of each row; after its domain where domains share the name, as when each numbers its own from 0.
+
+    Where that would be the name of another prompt, all are after their domains.
+    """
+    prompts, of_domains = frame["prompt"], frame["domain"] + "-" + frame["prompt"]
     named = frame[["prompt", "domain"]].drop_duplicates()
     is_shared = prompts.isin(named.loc[named["prompt"].duplicated(), "prompt"])
-    return prompts.mask(is_shared, frame["domain"] + "-" + prompts).tolist()
+    is_taken = of_domains[is_shared].isin(prompts).any()
+    return (of_domains if is_taken else prompts.mask(is_shared, of_domains)).tolist()
 
 
 def _recorded(frame: pd.DataFrame) -> Lengths:

@@ -111,9 +111,10 @@ def test_two_points_in_one_directory_are_refused() -> None:
         compose_sweep([*INPUTS, "run.dir=x,./x"])
 
 
-def test_a_value_that_is_listed_twice_makes_equal_points_which_are_refused_by_its_name() -> None:
-    words = [*INPUTS, "run.dir=runs/${system.name}-${run.seed}", "system=verl,rollpacker", "run.seed=0,1,1"]
-    with pytest.raises(ConfigError, match=r"Points 1 and 2 .* are the same: it lists run\.seed=1 twice"):
+@pytest.mark.parametrize("prefix", ["", "++"])
+def test_a_value_that_is_listed_twice_makes_equal_points_which_are_refused_by_its_name(prefix: str) -> None:
+    words = [*INPUTS, "run.dir=runs/${system.name}-${run.seed}", "system=verl,rollpacker", f"{prefix}run.seed=0,1,1"]
+    with pytest.raises(ConfigError, match=r"Points 1 and 2 .* are the same: it lists \+*run\.seed=1 twice"):
         compose_sweep(words)
 
 

@@ -176,10 +176,27 @@ def test_domains_that_number_their_prompts_alike_keep_all_of_them(tmp_path):
     assert flat(many(workload(f"workload.lengths={file}", f"data.path={prompts}"), 1, 3)) == [3000] * 3
 
 
+def test_a_prompt_that_is_called_as_another_ones_domain_and_name_keeps_its_own_lengths(tmp_path):
+    file = tmp_path / "lengths.csv"
+    file.write_text("prompt,domain,length_tokens\n0,math,4\n0,math,4\n0,code,3000\nmath-0,code,5\n")
+    source = workload(f"workload.lengths={file}")
+    assert source.num_prompts_by_domain == {Domain("math"): 1, Domain("code"): 2}
+    assert flat(many(source, 3, 1)) == [4, 3000, 5]
+
+
+@pytest.mark.parametrize("column", ["length_tokens", "p"])
+def test_a_number_that_is_missing_in_a_nullable_column_is_refused_with_its_row(tmp_path, column):
+    frame = pd.DataFrame({"p": [0.1, 0.5, 0.9], "tokens": [5, 6, 7]} if column == "p" else {"length_tokens": [5, 6, 7]})
+    frame[column] = frame[column].astype("Float64" if column == "p" else "Int64")
+    frame.loc[1, column] = pd.NA
+    with pytest.raises(DataError, match=f"row 2: {column} is `<NA>`"):
+        with_lengths(written(frame, tmp_path / "lengths.parquet"))
+
+
 def test_a_table_may_have_comments_above_it_blanks_between_its_columns_and_number_signs_in_its_names(tmp_path):
     file = tmp_path / "lengths.csv"
     file.write_text(
-        "# Of an\n# evaluation.\nlength_tokens, domain, prompt\n10, math, q#1\n10, math, q#1\n3000, math, q#2\n"
+        "\ufeff# Of an\n\n# evaluation.\nlength_tokens, domain, prompt\n10, math, q#1\n10, math, q#1\n3000, math, q#2\n"
     )
     source = workload(f"workload.lengths={file}")
     assert source.num_prompts_by_domain == {Domain("math"): 2}

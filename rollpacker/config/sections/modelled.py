@@ -32,8 +32,8 @@ class WorkloadSection(Section):
     prompt_tokens: Count = Field(256, ge=1)
     """Length of every prompt; the paper does not give it."""
     rho: Number = Field(0.3, ge=0, lt=1)
-    """Correlation of the lengths within a prompt (Gaussian copula), where the lengths do not name their prompts.
-    A guess: the paper shows marginals only."""
+    """Correlation of the lengths within a prompt (Gaussian copula), where the lengths do not tell it, for want
+    of several of one prompt. A guess: the paper shows marginals only."""
     tail_scale: Number = Field(1.0, ge=0, le=10)
     """Factor on what a length has above the 90 % quantile of its domain: 0 ends all such responses there, 1 leaves them
     as they are, 2 makes the tail twice as long. Not of a recorded run, which has its own."""
