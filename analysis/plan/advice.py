@@ -169,37 +169,53 @@ def _say_verdict(verdict: Verdict, best: Row, plain: Row, racing: pd.DataFrame) 
 
 
 def _why_eta(chosen: Row, alike: pd.DataFrame) -> str:
+    """Compare with the other factors by their means, or by the first seed where some have fewer seeds than others."""
     others = _like(alike, chosen, "tensor_parallel")
     others = others[others["eta"] != chosen["eta"]].sort_values("eta")
-    seconds = ", ".join(f"{each.eta:g} takes {each.step_time_s:.0f} s" for each in others.itertuples())
-    text = f"{chosen['step_time_s']:.0f} s a step"
-    if (others["step_time_s"] < chosen["step_time_s"]).any():
-        return f"{text}; {seconds}: no difference beyond the spread is in favour of launching more."
-    return f"{text}; {seconds}." if len(others) else f"{text}; no other was tried."
+    has_same_seeds = others["num_seeds"].eq(chosen["num_seeds"]).all()
+    column = "step_time_s" if has_same_seeds else "first_step_time_s"
+    text = f"{chosen[column]:.0f} s a step" + ("" if has_same_seeds else " with the first seed")
+    if others.empty:
+        return f"{text}; no other was tried."
+    said = ", ".join(
+        f"{eta:g} takes {seconds:.0f} s" for eta, seconds in zip(others["eta"], others[column], strict=True)
+    )
+    faster = others.loc[others[column] < chosen[column], "eta"]
+    why = ""
+    if len(faster) and not has_same_seeds:
+        why = ": the choice goes by all seeds, of the factors that have the most"
+    elif len(faster) and (faster > chosen["eta"]).all():
+        why = ": no difference beyond the spread is in favour of launching more"
+    return f"{text}; {said}{why}."
 
 
 def _why_degree(chosen: Row, alike: pd.DataFrame) -> str:
-    """Compare with the other degrees by the seed that they were tried with, at the chosen eta where it was tried."""
-    others = alike[alike["tensor_parallel"] != chosen["tensor_parallel"]]
-    others = others.assign(is_near=others["eta"].eq(chosen["eta"])).sort_values(
-        "is_near", ascending=False, kind="stable"
-    )
-    others = others.drop_duplicates("tensor_parallel").sort_values("tensor_parallel")
+    """Compare with the other degrees by the seed and the eta that they were tried with."""
+    is_own = alike["tensor_parallel"] == chosen["tensor_parallel"]
+    others = alike[~is_own].sort_values("tensor_parallel")
     if others.empty:
         return "the only degree that was tried."
-    return f"{chosen['first_step_time_s']:.0f} s a step with the first seed; {'; '.join(_against(others, chosen))}."
+    own = alike[is_own & alike["eta"].isin(others["eta"])].iloc[0]
+    text = f"{own['first_step_time_s']:.0f} s a step with the first seed{_at_eta(own, chosen)}"
+    return f"{text}; {'; '.join(_against(others, own))}."
 
 
-def _against(others: pd.DataFrame, chosen: Row) -> Iterator[str]:
-    """Why the other degrees are worse: short memory one by one, time together."""
-    is_faster = others["first_step_time_s"] <= chosen["first_step_time_s"]
-    is_short = ~is_faster & (others["preemptions"] > max(1.0, 2 * chosen["preemptions"]))
+def _at_eta(row: Row, chosen: Row) -> str:
+    """The eta of a row, in words, where it is not the chosen one."""
+    is_chosen = np.isnan(row["eta"]) or row["eta"] == chosen["eta"]
+    return "" if is_chosen else f" at eta {row['eta']:g}"
+
+
+def _against(others: pd.DataFrame, own: Row) -> Iterator[str]:
+    """Why the other degrees are worse than the chosen one: short memory one by one, time together."""
+    is_faster = others["first_step_time_s"] <= own["first_step_time_s"]
+    is_short = ~is_faster & (others["preemptions"] > max(1.0, 2 * own["preemptions"]))
     for each in others[is_short].itertuples():
         yield (
             f"at TP {each.tensor_parallel} an engine holds {each.kv_tokens_per_engine:,} tokens of KV and "
             f"{each.preemptions:.0f} responses a step are preempted ({each.first_step_time_s:.0f} s)"
         )
-    is_lower = others["tensor_parallel"] < chosen["tensor_parallel"]
+    is_lower = others["tensor_parallel"] < own["tensor_parallel"]
     for rows, why in (
         (others[~is_short & ~is_faster & is_lower], "the longest response decodes more slowly"),
         (others[~is_short & ~is_faster & ~is_lower], "fewer engines, and more communication than it gains"),
@@ -213,13 +229,17 @@ def _against(others: pd.DataFrame, chosen: Row) -> Iterator[str]:
 
 
 def _why_gpus(chosen: Row, alike: pd.DataFrame) -> tuple[int, str]:
-    """Compare with half and twice the GPUs, by the seed that they were tried with."""
+    """Compare half and twice the GPUs with the best TP here, by the seed and at the eta that they were tried with."""
     num_gpus = int(chosen["num_gpus"])
-    fastest = alike[alike["num_gpus"] != num_gpus].groupby("num_gpus")["first_step_time_s"].min()
-    times: dict[int, float] = (fastest / chosen["first_step_time_s"]).to_dict()
-    if not times:
+    is_here = alike["num_gpus"] == num_gpus
+    elsewhere = alike[~is_here]
+    if elsewhere.empty:
         return num_gpus, f"no other number was tried with {chosen['system']}."
+    here = alike[is_here & alike["eta"].isin(elsewhere["eta"])].sort_values("first_step_time_s").iloc[0]
+    fastest = elsewhere.groupby("num_gpus")["first_step_time_s"].min()
+    times: dict[int, float] = (fastest / here["first_step_time_s"]).to_dict()
     said = "; ".join(f"{other} take {ratio:.2f} times as long a step" for other, ratio in times.items())
+    said += _at_eta(here, chosen)
     fewer = [other for other, ratio in times.items() if other < num_gpus and ratio <= HALF_IS_ENOUGH]
     more = [other for other, ratio in times.items() if other > num_gpus and ratio <= DOUBLE_PAYS]
     if fewer:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import pandas as pd
     from rich.console import RenderableType
@@ -19,6 +21,18 @@ if TYPE_CHECKING:
 WIDE_COLUMNS = 100
 NARROW = {"speedup": "gain", "KV peak": "KV", "preempt": "pre"}
 """Shorter titles for a terminal of 80 columns."""
+
+FOLDED_COLUMNS = 12
+"""Of a system's name where a table is too wide: such names as `tail-reward-planner` take two lines."""
+
+LEAST_NEEDED = {
+    "preempt": "preemptions",
+    "KV peak": "kv_peak_share",
+    "waste": "wasted_share",
+    "long": "long_share",
+    "idle": "bubble_ratio",
+}
+"""Columns that are left out, in this order, where a table is still too wide, and their names in `plan.parquet`."""
 
 GUESSED = ("_efficiency", "_overhead_s", "_latency_s")
 """Keys of the hardware that no data sheet gives."""
@@ -44,8 +58,8 @@ def show(console: Terminal, outcomes: pd.DataFrame, lengths: LengthFacts, space:
     summaries = summarise(outcomes)
     advice = advise(summaries, baseline=space.baseline, num_gpus=space.num_gpus, rho=space.rho)
     console.print(heading(f"MODELLED, not measured: {_question(space.bases[space.baseline], space)}"))
-    for table in _tables(summaries, space, console.width):
-        console.print(table)
+    for title, rows in _parts(summaries, space):
+        console.print(_table(title, rows, console))
     suggestion: list[tuple[str, Text | str]] = [
         ("verdict", Text(advice.summary, style="bold")),
         *advice.reasons.items(),
@@ -65,7 +79,8 @@ def _question(base: RunConfig, space: Space) -> str:
     )
 
 
-def _tables(summaries: pd.DataFrame, space: Space, width: int) -> Iterator[RenderableType]:
+def _parts(summaries: pd.DataFrame, space: Space) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The titles and the settings of the tables."""
     order = {system: position for position, system in enumerate(space.bases)}
     ordered = summaries.sort_values(
         ["num_gpus", "system", "tensor_parallel", "eta"],
@@ -75,26 +90,50 @@ def _tables(summaries: pd.DataFrame, space: Space, width: int) -> Iterator[Rende
     here = ordered[is_here & (ordered["rho"] == space.rho)]
     repeated = here[here["num_seeds"] > 1]
     once = here[here["num_seeds"] == 1] if len(repeated) else here.iloc[:0]
-    yield _table(f"On {space.num_gpus} GPUs, per step", repeated if len(repeated) else here, width)
+    yield f"On {space.num_gpus} GPUs, per step", repeated if len(repeated) else here
     if len(once):
-        yield _table(f"On {space.num_gpus} GPUs, tried once", once, width)
+        yield f"On {space.num_gpus} GPUs, tried once", once
     if not is_here.all():
-        yield _table("On half and twice as many, tried once", ordered[~is_here], width)
+        yield "On half and twice as many, tried once", ordered[~is_here]
 
 
-def _table(title: str, rows: pd.DataFrame, width: int) -> RenderableType:
+def _table(title: str, rows: pd.DataFrame, console: Terminal) -> RenderableType:
+    """The table, with names folded and columns left out as far as the console's width needs it."""
+    unlimited = console.options.update(max_width=sys.maxsize)
+    table = _table_of(title, rows, console, folds=False)
+    for num_left_out in range(len(LEAST_NEEDED) + 1):
+        if console.measure(table, options=unlimited).maximum <= console.width:
+            break
+        table = _table_of(title, rows, console, folds=True, left_out=[*LEAST_NEEDED][:num_left_out])
+    return table
+
+
+def _table_of(
+    title: str, rows: pd.DataFrame, console: Terminal, *, folds: bool, left_out: Sequence[str] = ()
+) -> RenderableType:
     from rich import box
     from rich.table import Table
 
+    columns = ", ".join(LEAST_NEEDED[name] for name in left_out)
     table = Table(
-        title=title, title_style="bold", title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
+        title=title,
+        title_style="bold",
+        title_justify="left",
+        caption=f"left out, in plan.parquet: {columns}\n" if columns else None,
+        caption_justify="left",
+        box=box.SIMPLE,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
-    names = [name for name in _CELLS if name != "GPUs" or rows["num_gpus"].nunique() > 1]
+    names = [name for name in _CELLS if name not in left_out and (name != "GPUs" or rows["num_gpus"].nunique() > 1)]
     for name in names:
-        shown = name if width >= WIDE_COLUMNS else NARROW.get(name, name)
+        shown = name if console.width >= WIDE_COLUMNS else NARROW.get(name, name)
         table.add_column(shown, justify="left" if name == "system" else "right", no_wrap=True)
     for each in rows.itertuples():
-        table.add_row(*(_CELLS[name](each) for name in names))
+        cells = {name: _CELLS[name](each) for name in names}
+        if folds:
+            cells["system"] = textwrap.fill(cells["system"], FOLDED_COLUMNS)
+        table.add_row(*cells.values())
     return table
 
 
@@ -149,6 +188,11 @@ def _uncertainty(
     if num_left_out:
         text += f" {num_left_out} further runs did not fit into seconds=...: give more to see them."
     yield "search", text
+    num_more = outcomes["num_all_gpus"] - outcomes["num_gpus"]
+    for number, those in outcomes[num_more > 0].groupby(num_more)["system"]:
+        names = [name for name in space.bases if name in set(those)]
+        text = f"{', '.join(names)}: with {number} GPU{'s' if number > 1 else ''} more, for the judge; GPU·h count it."
+        yield "judge", text
     if planned := [name for name, config in space.bases.items() if config.system.planner]:
         yield (
             "planner",

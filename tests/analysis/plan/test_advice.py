@@ -104,6 +104,49 @@ def test_what_was_tried_once_is_compared_by_the_seed_that_it_was_tried_with():
     assert given.reasons["GPUs 16"].startswith("16 take 1.10 times as long a step; 64 take 0.95 times as long a step")
 
 
+@pytest.mark.parametrize(("later", "said"), [((70, 70), " at eta 1.5"), ((120, 120), "")])
+def test_other_numbers_of_gpus_are_compared_at_the_eta_that_they_were_tried_with(later, said):
+    """Eta 1.5 led after the first seed, and is what other numbers of GPUs have; the next seeds may choose another."""
+    given = advice(
+        outcomes("verl", 200, 200, 200),
+        outcomes("rollpacker", 100, eta=1.25, degree=4),
+        outcomes("rollpacker", 100, *later, eta=1.25),
+        outcomes("rollpacker", 80, 100, 100, eta=1.5),
+        outcomes("rollpacker", 104, eta=1.5, num_gpus=16),
+        outcomes("rollpacker", 76, eta=1.5, num_gpus=64),
+    )
+    times = f"16 take 1.30 times as long a step; 64 take 0.95 times as long a step{said}: fewer wait"
+    assert given.reasons["GPUs 32"].startswith(times)
+
+
+def test_other_degrees_are_compared_at_the_eta_that_they_were_tried_with():
+    given = advice(
+        outcomes("verl", 200, 200),
+        outcomes("rollpacker", 100, 100, eta=1.25),
+        outcomes("rollpacker", 110, eta=1.25, degree=4),
+        outcomes("rollpacker", 60, 60, eta=1.5),
+    )
+    assert given.reasons["TP 2"].startswith("100 s a step with the first seed at eta 1.25; TP 4 110 s: ")
+
+
+@pytest.mark.parametrize(
+    ("first_s", "told"),
+    [(75, "1.25 takes 75 s."), (65, "1.25 takes 65 s: the choice goes by all seeds, of the factors")],
+)
+def test_a_factor_with_fewer_seeds_is_compared_by_the_first_seed(first_s, told):
+    """Seeds differ: a mean of the first seed alone says nothing against a mean of two."""
+    given = advice(
+        outcomes("verl", 100, 140), outcomes("rollpacker", 70, 90, eta=1.5), outcomes("rollpacker", first_s, eta=1.25)
+    )
+    assert given.reasons["eta 1.5"].startswith(f"70 s a step with the first seed; {told}")
+
+
+def test_a_faster_factor_that_launches_more_is_not_chosen_within_the_spread():
+    tail = outcomes("rollpacker", 101, 97, eta=1.25), outcomes("rollpacker", 100, 96, eta=1.5)
+    told = advice(outcomes("verl", 200, 200), *tail).reasons["eta 1.25"]
+    assert told.endswith("1.5 takes 98 s: no difference beyond the spread is in favour of launching more.")
+
+
 def test_of_factors_that_are_equally_fast_the_one_that_launches_least_is_chosen():
     tail = (
         outcomes("rollpacker", 140, 142, 138, eta=1.0),
