@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,11 @@ from rollpacker.evaluation.comparison import Rewards, differences_by_prompt, pai
 from rollpacker.metrics.evaluation_files import read_newest_responses
 from rollpacker.metrics.tables import read_table
 from rollpacker.protocols.rollout import FinishReason
+from rollpacker.report.cuts import FAILED_END, held_out_ends
 from rollpacker.report.words import plural
-from rollpacker.runtime.run.environment_failures import is_failure
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
@@ -34,9 +34,6 @@ _GAP = 2
 _LEGEND = "+-: standard error with other samples of these prompts (with other prompts of their kind)"
 _OF_ONE_SAMPLE = "; ?: unknown, from one sample of each prompt"
 _OF_FAILED = "; failed: their environment failed, so they are not among the truncated"
-
-_FAILED = "failed"
-"""How a response ended whose environment failed: a column, and beside finish reasons."""
 
 _NUM_DROPS = 3
 """Prompts that are named of each set: the first to look at."""
@@ -65,8 +62,8 @@ def score_table(run_dirs: Mapping[int, Path], others: Mapping[str, Rewards] | No
         for step, run_dir in run_dirs.items()
         for row in read_table(run_dir, "pass_at_k").to_pylist()
     }
-    ends = {step: _ends(run_dir) for step, run_dir in run_dirs.items()}
-    has_failed = any(end == _FAILED for of_step in ends.values() for _, end in of_step)
+    ends = {step: held_out_ends(run_dir) for step, run_dir in run_dirs.items()}
+    has_failed = any(end == FAILED_END for of_run in ends.values() for _, _, end in of_run)
     has_steps = len(run_dirs) > 1
     shown = _scores(rows, of_pass, ends, has_steps=has_steps, has_failed=has_failed)
     if others is not None:
@@ -80,18 +77,10 @@ def score_table(run_dirs: Mapping[int, Path], others: Mapping[str, Rewards] | No
     )
 
 
-def _ends(run_dir: Path) -> Counter[tuple[str, str]]:
-    """How many responses of each set ended how: by its name, and their finish reason or `_FAILED`."""
-    columns = read_table(run_dir, "evaluation_responses").select(["set", "reward_reason", "finish_reason"]).to_pydict()
-    return Counter(
-        (name, _FAILED if is_failure(reason) else end) for name, reason, end in zip(*columns.values(), strict=True)
-    )
-
-
 def _scores(
     rows: Mapping[int, Sequence[Mapping[str, Any]]],
     of_pass: Mapping[tuple[int, str, int], float],
-    ends: Mapping[int, Counter[tuple[str, str]]],
+    ends: Mapping[int, Counter[tuple[int, str, str]]],
     *,
     has_steps: bool,
     has_failed: bool,
@@ -100,7 +89,7 @@ def _scores(
     k = max((k for _, _, k in of_pass), default=1)
     names = [*(["step"] if has_steps else []), "set"]
     scores = ["n x k", "reward", "+-", f"pass@{k}"]
-    kinds = {"truncated": FinishReason.LENGTH.value} | ({_FAILED: _FAILED} if has_failed else {})
+    kinds = {"truncated": FinishReason.LENGTH.value} | ({"failed": FAILED_END} if has_failed else {})
     lengths = [*kinds, "length p50/p90"]
     named, scored, long = [], [], []
     for step, of_step in rows.items():
@@ -116,7 +105,8 @@ def _scores(
                 ]
             )
             num_responses = row["num_prompts"] * row["num_samples"]
-            shares = [f"{ends[step][row['set'], end] / num_responses:.1%}" for end in kinds.values()]
+            numbers = [ends[step][row["step"], row["set"], end] for end in kinds.values()]
+            shares = [f"{number / num_responses:.1%}" for number in numbers]
             long.append([*shares, f"{row['length_p50_tokens']}/{row['length_p90_tokens']}"])
     whole = [[*first, *second, *third] for first, second, third in zip(named, scored, long, strict=True)]
     if _width([[*names, *scores, *lengths], *whole]) <= _WIDTH:

@@ -66,7 +66,9 @@ def run(arguments: Arguments) -> None:
         chosen = chosen.sort_values(column, ascending=not sort.startswith("-"), kind="stable")
     console, cuts = output(), _cuts_of(run_dir)
     for row in chosen.head(num).to_dict("records"):
-        console.print(_heading(row, cuts.of({**row, "num_turns": _num_turns(row)})))
+        held_out_set = row["group"] if row["kind"] == "evaluation" else None
+        cut = cuts.of({**row, "num_turns": _num_turns(row)}, held_out_set)
+        console.print(_heading(row, cut))
         for text, is_policys in parts_of(row):
             for line in _lines(console, text, num_lines):
                 console.print(f"    {line}", style="" if is_policys else "dim", soft_wrap=True)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Rewards = Mapping[tuple[str, int], float]
 """Of a set, by the key of the held-out prompt (`set/id`) and the sample."""
 
+_ROUNDING = 1e-9
+"""Of means near 0, where rewards that cancel leave about 1e-17: rewards differ by more."""
+
 
 def rewards_by_set(rows: Iterable[Mapping[str, Any]]) -> dict[str, Rewards]:
     """Collect the rewards of each set from rows of `evaluation_responses` that are of one evaluation."""
@@ -41,7 +44,8 @@ def differences_by_prompt(rewards: Rewards, others: Rewards) -> dict[str, float]
     theirs = {prompt: fmean(of_prompt) for prompt, of_prompt in _by_prompt(others).items()}
     mine = {prompt: fmean(of_prompt) for prompt, of_prompt in _by_prompt(rewards).items()}
     return {
-        prompt: 0.0 if math.isclose(mean, theirs[prompt]) else mean - theirs[prompt] for prompt, mean in mine.items()
+        prompt: 0.0 if math.isclose(mean, theirs[prompt], abs_tol=_ROUNDING) else mean - theirs[prompt]
+        for prompt, mean in mine.items()
     }
 
 

@@ -7,6 +7,7 @@ trains short responses and a long round hard prompts, so that two systems cannot
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,8 @@ import pandas as pd
 
 from rollpacker.metrics.samples import has_evaluations, parts_of, read_newest_samples
 from rollpacker.metrics.tables import read_frame
+from rollpacker.protocols.rollout import FinishReason
+from rollpacker.report.cuts import FAILED_END, held_out_ends
 from rollpacker.report.figures import Line, Panel, color, curves
 from rollpacker.report.style import CYCLE_STEPS
 from rollpacker.report.words import count, share
@@ -39,6 +42,8 @@ class HeldOut(NamedTuple):
 
     scores: pd.DataFrame
     of_pass: pd.DataFrame
+    ends: Counter[tuple[int, str, str]]
+    """As `held_out_ends` counts them."""
     texts: pd.DataFrame
     alone_s: float
     """Seconds of evaluations in rounds of their own, which are part of no step."""
@@ -47,16 +52,18 @@ class HeldOut(NamedTuple):
 def read_held_out(run_dir: Path) -> HeldOut:
     """Read what there is."""
     scores = of_pass = pd.DataFrame()
+    ends: Counter[tuple[int, str, str]] = Counter()
     with warnings.catch_warnings(action="ignore"):  # of columns that an older version did not write
         if has_evaluations(run_dir):
             scores, of_pass = read_frame(run_dir, "evaluations"), read_frame(run_dir, "pass_at_k")
+            ends = held_out_ends(run_dir)
         samples = read_newest_samples(run_dir)
     alone_s = (
         float(scores.loc[scores["mode"] == "alone"].groupby("step")["time_s"].first().sum()) if len(scores) else 0.0
     )
     scores = scores.dropna(subset=["reward_mean"]) if len(scores) else scores  # a set that was cut has none
     newest = samples.groupby("kind", sort=False).head(NUM_TEXTS // 2)
-    return HeldOut(scores, of_pass, newest, alone_s)
+    return HeldOut(scores, of_pass, ends, newest, alone_s)
 
 
 def section(runs: Sequence[ShownRun]) -> dict[str, Any]:
@@ -105,10 +112,18 @@ def _rows(run: ShownRun) -> Iterator[tuple[Any, ...]]:
                     _error(row["se_given_prompts"]),
                     _error(row["se_over_prompts"]),
                     named,
-                    share(row["truncated_share"]),
+                    _cut_share(run.story.held_out.ends, row),
                     f"{count(row['length_p50_tokens'])} / {count(row['length_p90_tokens'])}",
                 ],
             )
+
+
+def _cut_share(ends: Counter[tuple[int, str, str]], row: pd.Series[Any]) -> str:
+    """Such as `12 %, 3.0 % failed`: those whose environments failed are not among the cut ones."""
+    of_set = row["step"], row["set"]
+    num_responses = row["num_prompts"] * row["num_samples"]
+    cut, failed = (ends[*of_set, end] / num_responses for end in (FinishReason.LENGTH.value, FAILED_END))
+    return share(cut) + (f", {share(failed)} failed" if failed else "")
 
 
 def _error(value: float) -> str:

@@ -232,6 +232,12 @@ def test_long_ids_of_prompts_that_lost_are_folded(tmp_path: Path) -> None:
     assert "x" * 100 + "0 -1.000" in "".join(line.removeprefix("  ") for line in text.splitlines())
 
 
+def test_means_that_differ_by_rounding_alone_are_the_same_also_at_zero() -> None:
+    mine = {("p", 0): 0.1, ("p", 1): 0.2, ("p", 2): -0.3}
+    assert sum(mine.values()) != 0
+    assert differences_by_prompt(mine, dict.fromkeys(mine, 0.0)) == {"p": 0.0}
+
+
 def test_a_response_whose_environment_failed_is_failed_and_not_truncated(tmp_path: Path) -> None:
     ends = [("length", "environment_error"), ("length", "environment_timeout"), ("length", "truncated"), ("stop", "")]
     run = write_evaluation(tmp_path / "a", {"games": [[0.0] * 4, [0.0] * 4]}, ends=ends)
@@ -239,7 +245,8 @@ def test_a_response_whose_environment_failed_is_failed_and_not_truncated(tmp_pat
     assert lines[0].endswith("truncated failed length p50/p90")
     assert lines[1].endswith("25.0% 50.0% 0/0")
     assert "failed: their environment failed" in " ".join(lines)
-    without = write_evaluation(tmp_path / "b", {"games": [[0.0] * 2]}, ends=ends[2:])
+    others = [("stop", "environment_error"), ("length", "environment_over"), ("length", "environment_friendly")]
+    without = write_evaluation(tmp_path / "b", {"games": [[0.0] * 5]}, ends=[*ends[2:], *others])
     assert "failed" not in printed(score_table({0: without}, None, other=""))
 
 

@@ -204,3 +204,17 @@ def test_what_cut_a_response_is_the_limit_of_tokens_or_its_environment(
     writer.write_step(0, {"steps": [row("steps")], "domains": [], "responses": [of_response], "intervals": []})
     writer.close()
     assert f"0 tokens, {cut} What is maze?" in " ".join(said(capsys, str(tmp_path)).split())
+
+
+def test_a_held_out_response_is_cut_at_the_limit_of_the_evaluation(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = row("evaluation_responses", step=3, set="maze", finish_reason="length", length_tokens=16)
+    answer |= {"prompt_text": "Out?", "response_turns": ["left", "A wall.", "right"], "response_text": "left right"}
+    writer = MetricsWriter(run_dir / "evaluation", EVALUATION_TABLES)
+    scores = [row("evaluations", step=3, set="maze")]
+    writer.write_step(3, {"evaluations": scores, "pass_at_k": [], "evaluation_responses": [answer]})
+    writer.close()
+    record = "{rollout: {max_response_tokens: 100}, environment: {max_turns: 2}, evaluation: {max_response_tokens: 16}}"
+    (run_dir / "config.yaml").write_text(record)
+    assert "16 tokens, cut at the limit" in " ".join(said(capsys, str(run_dir), "step=3", "kind=evaluation").split())

@@ -231,6 +231,21 @@ def test_held_out_scores_are_drawn_with_the_training_reward_in_grey_and_listed(t
     assert "No text was kept" in text
 
 
+def test_held_out_responses_whose_environments_failed_are_not_among_the_cut_ones(tmp_path):
+    story = read_story(modelled_run(tmp_path / "run", "system=verl", *held_out_words(tmp_path)))
+    path = next((tmp_path / "run" / "evaluation" / "evaluation_responses").glob("*.parquet"))
+    table = pq.read_table(path)
+    for name, values in (
+        ("finish_reason", ["length", "length", "length", *["stop"] * 5]),
+        ("reward_reason", ["environment_crashed", "limit", "environment_over", *["ok"] * 5]),
+    ):
+        field = table.schema.field(name)
+        table = table.set_column(table.column_names.index(name), field, pa.array(values, field.type))
+    pq.write_table(table, path)
+    assert story.held_out.ends != read_story(tmp_path / "run").held_out.ends
+    assert "25 %, 12 % failed" in Reader(page_of(tmp_path / "run")).text
+
+
 def test_texts_stand_on_the_page_and_neither_they_nor_names_from_the_prompt_file_can_break_it(runs, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(runs["single"], copy)

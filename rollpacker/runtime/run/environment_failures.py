@@ -1,11 +1,16 @@
-"""What a person is told of environments that fail: prompts leave the batch for it, and held-out responses score 0."""
+"""What a person is told of environments that leave no response: prompts leave the batch for it, held-out ones score 0.
+
+They fail, or their first observation fills the limit of tokens. Of training only failures are written down, so that an
+observation is known to be too long where more responses were given up than environments failed.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rollpacker.config.words import counted
+from rollpacker.core.environments import LOST, NO_TURN, TIMEOUT
 from rollpacker.runtime.rollout.episodes import ENVIRONMENT_ACTOR
 from rollpacker.runtime.run.failure_news import FailureNews
 
@@ -13,50 +18,60 @@ if TYPE_CHECKING:
     from rollpacker.runtime.rollout.batch import Batch
     from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
 
+FAILURES: Final = frozenset({"environment_error", "environment_crashed", TIMEOUT, LOST})
+"""How a call or a trajectory ends whose environment failed: as `environments.pool` and the scheduler name it."""
+
 _WHY = (
     "Read why in the lines `The environment of ... failed` that a real run prints, or, where environments run on other "
     "nodes than the first, in environments-*.log below run.dir/logs."
 )
 
 
-def is_failure(end: str) -> bool:
-    """Whether a call or a trajectory that ended so had an environment that failed."""
-    return end.startswith("environment_")
-
-
 class EnvironmentFailures:
     """Describes failed environments where they, or what training or a score lost by them, are news."""
 
     def __init__(self) -> None:
-        self._failures, self._dropped, self._held_out = FailureNews(), FailureNews(), FailureNews()
+        self._failures, self._dropped = FailureNews(), FailureNews()
+        self._held_out, self._held_out_too_long = FailureNews(), FailureNews()
 
     def of_step(self, where: str, batch: Batch) -> str:
         """Give what is to be shown of a step; empty where that is nothing."""
-        reasons = Counter(stay.activity for stay in batch.book.stays if is_failure(stay.activity))
+        reasons = Counter(stay.activity for stay in batch.book.stays if stay.activity in FAILURES)
         num_failures, num_dropped = reasons.total(), _num_dropped(batch)
         num_attempts = num_failures + len(batch.requests)
         are_news = (
             self._failures.has(num_failures / max(num_attempts, 1), reasons),
             self._dropped.has(num_dropped / max(num_dropped + len(batch.accepted), 1)),
         )
-        if not any(are_news):
+        num_too_long = max(0, batch.book.num_given_up - num_failures)  # at least: a failure may have led to a restart
+        if not any(are_news) or not num_failures + num_too_long:
             return ""
         head, why = f"Environments failed {counted(num_failures, 'time')} in {where} ({_listed(reasons)})", _WHY
-        if not reasons:  # each was given up before its policy's first turn
+        if not reasons:
             head, why = f"First observations of {where} fill rollout.max_response_tokens", "Raise it."
+        elif num_too_long:
+            of_these = f"{counted(num_too_long, 'response')} or more of those given up"
+            why += f" First observations of {of_these} fill rollout.max_response_tokens. Raise it."
         return f"{': '.join(filter(None, (head, _came_of(batch, num_dropped))))}. {why}"
 
     def of_evaluation(self, where: str, record: EvaluationRecord) -> str:
         """Give what is to be shown of an evaluation; empty where that is nothing."""
         verdicts = [request.verdict for request in record.requests.values() if request.verdict]
-        by_environment = (verdict.reason for verdict in verdicts if verdict.scorer == ENVIRONMENT_ACTOR)
-        reasons = Counter(filter(is_failure, by_environment))
-        if not self._held_out.has(reasons.total() / max(len(verdicts), 1), reasons):
-            return ""
-        return (
-            f"{reasons.total()} of {len(verdicts)} responses of {where} score 0, whatever the policy wrote, because "
-            f"their environments failed: {_listed(reasons)}. {_WHY}"
-        )
+        ends = Counter(verdict.reason for verdict in verdicts if verdict.scorer == ENVIRONMENT_ACTOR)
+        reasons, num_too_long = Counter({end: ends[end] for end in ends if end in FAILURES}), ends[NO_TURN]
+        told = []
+        if self._held_out.has(reasons.total() / max(len(verdicts), 1), reasons):
+            told.append(
+                f"{reasons.total()} of {len(verdicts)} responses of {where} score 0, whatever the policy wrote, "
+                f"because their environments failed: {_listed(reasons)}. {_WHY}"
+            )
+        if self._held_out_too_long.has(num_too_long / max(len(verdicts), 1)):
+            told.append(
+                f"{num_too_long} of {len(verdicts)} responses of {where} score 0 without a turn of the policy: their "
+                "first observations fill evaluation.max_response_tokens (a set may have its own; null is "
+                "rollout.max_response_tokens). Raise it."
+            )
+        return " ".join(told)
 
 
 def _num_dropped(batch: Batch) -> int:

@@ -76,7 +76,7 @@ class RunOutputs:
         self.trackers.log_evaluation(rows, with_texts(responses))
         self.callbacks.on_evaluation(rows)
         step = record.begin.step
-        where = f"the evaluation after {counted(step, 'step')}" if step else "the evaluation before training"
+        where = f"the evaluation after {counted(step, 'step')}" if step else "the first evaluation"
         of_environments = self.environment_failures.of_evaluation(where, record)
         self._note_failures(where, record.requests.values(), of_environments)
         return is_best

@@ -17,7 +17,7 @@ from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.paths import read_bytes
 from rollpacker.protocols.rollout import FinishReason, Response, Turn, Verdict
-from rollpacker.runtime.rollout.episodes import Episode
+from rollpacker.runtime.rollout.episodes import EnvironmentStay, Episode
 from rollpacker.runtime.rollout.request_book import COUNTERS, RequestBook, RequestRecord
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def save_rollouts(folder: Path, book: RequestBook) -> None:
         "episodes": [
             [request, [each.turns, each.waited_s, each.num_restarts]] for request, each in book.episodes.items()
         ],
+        "stays": [[each.request, each.activity, each.began_at_s, each.ended_at_s] for each in book.stays],
         "counters": {name: getattr(book, name) for name in COUNTERS},
     }
     (folder / _ROWS).write_text(json.dumps(rows, indent=1) + "\n")
@@ -57,7 +58,8 @@ def load_rollouts(folder: Path) -> RequestBook:
     rows = json.loads(read_bytes(folder / _ROWS))
     book.dropped = [DropPrompt(round=number, prompt=PromptId(*prompt)) for number, prompt in rows["dropped"]]
     book.episodes = {_request(request): _episode(row) for request, row in rows.get("episodes", ())}
-    counters = rows.get("counters", {})  # older checkpoints have none
+    book.stays = [_stay(row) for row in rows.get("stays", ())]
+    counters = rows["counters"] if "stays" in rows else {}  # of older checkpoints: counts alone do not say what failed
     for name in COUNTERS:
         setattr(book, name, counters.get(name, 0))
     for row in rows["requests"]:
@@ -96,6 +98,11 @@ def _row(record: RequestRecord) -> dict[str, Any]:
 def _episode(row: list[Any]) -> Episode:
     turns, waited_s, num_restarts = row
     return Episode(turns=[Turn(*turn) for turn in turns], waited_s=waited_s, num_restarts=num_restarts)
+
+
+def _stay(row: list[Any]) -> EnvironmentStay:
+    request, activity, began_at_s, ended_at_s = row
+    return EnvironmentStay(request=_request(request), activity=activity, began_at_s=began_at_s, ended_at_s=ended_at_s)
 
 
 def _record(row: dict[str, Any], token_ids: np.ndarray[Any, Any], logprobs: np.ndarray[Any, Any]) -> RequestRecord:

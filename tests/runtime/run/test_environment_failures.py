@@ -9,6 +9,7 @@ import pytest
 
 from rollpacker import pipeline
 from rollpacker.core.commands import BeginEvaluation, BeginRound, RoundKind
+from rollpacker.core.environments import NO_TURN
 from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.metrics.tables import read_frame
 from rollpacker.protocols.rollout import Verdict
@@ -19,6 +20,7 @@ from rollpacker.runtime.rollout.request_book import RequestBook, RequestRecord
 from rollpacker.runtime.run import opening
 from rollpacker.runtime.run.environment_failures import EnvironmentFailures
 from rollpacker.runtime.run.progress import Progress
+from rollpacker.runtime.run.rollouts import load_rollouts, save_rollouts
 from tests.sim.composed import config_of
 from tests.sim.test_environment import RUN
 
@@ -112,6 +114,36 @@ def test_first_observations_that_are_too_long_are_told_without_a_failure() -> No
     )
 
 
+def test_first_observations_that_are_too_long_are_told_beside_failures_of_others() -> None:
+    both = batch(scored={"a": 2, "b": 0}, dropped=("b",), activities={"environment_lost": 1}, num_given_up=4)
+    assert EnvironmentFailures().of_step("step 1", both) == (
+        "Environments failed 1 time in step 1 (1 environment_lost): 4 responses given up, 1 prompt dropped, 2 of 4 "
+        f"responses trained.{WHY} First observations of 3 responses or more of those given up fill "
+        "rollout.max_response_tokens. Raise it."
+    )
+
+
+def test_a_prompt_is_dropped_for_other_causes_than_its_environments() -> None:
+    other = batch(scored={"a": 2, "b": 0}, dropped=("b",), activities={"reset": 3})
+    assert not EnvironmentFailures().of_step("step 1", other)
+
+
+def test_an_asynchronous_run_that_is_resumed_names_the_failures_before_its_checkpoint(tmp_path: Path) -> None:
+    failing = batch(
+        scored={"a": 2, "b": 0},
+        dropped=("b",),
+        activities={"environment_error": 3},
+        num_restarts=2,
+        num_given_up=1,
+    )
+    without_a_stop = EnvironmentFailures().of_step("step 4", failing)
+    save_rollouts(tmp_path, failing.book)
+    loaded = load_rollouts(tmp_path)
+    loaded.give_costs(failing.book)
+    assert EnvironmentFailures().of_step("step 4", failing) == without_a_stop
+    assert "3 environment_error" in without_a_stop
+
+
 def test_it_is_said_again_for_a_new_reason_when_four_times_as_much_fails_and_when_prompts_are_dropped() -> None:
     told = EnvironmentFailures()
     whole = {str(number): 2 for number in range(50)}
@@ -146,6 +178,18 @@ def test_held_out_responses_whose_environments_failed_are_told_apart_from_wrong_
     assert not told.of_evaluation("the evaluation after 4 steps", evaluation)
 
 
+def test_held_out_responses_without_room_for_a_turn_have_no_environment_that_failed() -> None:
+    records = [*(record("a", sample, NO_TURN) for sample in range(3)), record("b", 0, "environment_crashed")]
+    begin = BeginEvaluation(step=3, num_requests=4)
+    evaluation = EvaluationRecord(begin=begin, policy_version=3, began_at_s=0.0, prompts={}, book=book(*records))
+    assert EnvironmentFailures().of_evaluation("the first evaluation", evaluation) == (
+        "1 of 4 responses of the first evaluation score 0, whatever the policy wrote, because their environments "
+        f"failed: 1 environment_crashed.{WHY} 3 of 4 responses of the first evaluation score 0 without a turn of the "
+        "policy: their first observations fill evaluation.max_response_tokens (a set may have its own; null is "
+        "rollout.max_response_tokens). Raise it."
+    )
+
+
 class Notes(Progress):
     """Keeps what a person is shown."""
 
@@ -166,3 +210,18 @@ def test_a_run_names_what_its_batch_lost_with_its_environments(tmp_path: Path, m
     assert (step["num_prompts_dropped"], step["num_responses"]) == (1, 12)
     (note,) = [line for line in notes.lines if line.startswith("Environments failed")]
     assert "1 response given up, 1 prompt dropped, 12 of 16 responses trained." in note
+
+
+def test_the_evaluation_of_a_run_that_does_not_train_is_not_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = Notes()
+    monkeypatch.setattr(opening, "make_progress", lambda *_, **__: notes)
+    held_out = tmp_path / "held.jsonl"
+    held_out.write_text('{"id": "h", "domain": "math", "prompt": "x"}\n')
+    words: list[Any] = [*RUN, "system=verl", f"evaluation.path={held_out}", "evaluation.num_samples=8"]
+    words += ["workload.environment.turn_timeout_s=100", "workload.environment.fail_stop_share=0.9"]
+    words += ["workload.environment.max_restarts=0", "run.num_steps=0"]
+    pipeline.run(config_of(tmp_path / "run", words))
+    (note,) = [line for line in notes.lines if "score 0" in line]
+    assert "responses of the first evaluation score 0, whatever the policy wrote" in note

@@ -8,6 +8,7 @@ from rollpacker.core.commands import DropPrompt
 from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.protocols.rollout import FinishReason, Response, Verdict
+from rollpacker.runtime.rollout.episodes import EnvironmentStay
 from rollpacker.runtime.rollout.request_book import COUNTERS, RequestBook
 from rollpacker.runtime.run.rollouts import load_rollouts, save_rollouts
 
@@ -70,16 +71,20 @@ def test_what_was_counted_since_the_last_batch_comes_back_and_an_older_checkpoin
         book.begin(request)  # with its first environment, which fails
         book.begin(request)
     book.num_given_up = 1
+    for activity in ("reset", "environment_error"):
+        book.stays.append(EnvironmentStay(request=NAMES[0], activity=activity, began_at_s=0.5, ended_at_s=1.5))
     save_rollouts(tmp_path, book)
     loaded = load_rollouts(tmp_path)
     assert [getattr(loaded, name) for name in COUNTERS] == [getattr(book, name) for name in COUNTERS]
+    assert loaded.stays == book.stays
     assert (loaded.num_continued, loaded.num_restarts, loaded.num_tokens_discarded) == (1, 2, 5)
 
     rows = json.loads((tmp_path / "rollouts.json").read_text())
-    del rows["counters"]
+    del rows["stays"]  # then counts alone would be without what failed
     (tmp_path / "rollouts.json").write_text(json.dumps(rows))
     loaded = load_rollouts(tmp_path)
     assert [getattr(loaded, name) for name in COUNTERS] == [0] * len(COUNTERS)
+    assert loaded.stays == []
 
 
 def test_tokens_that_were_kept_survive_the_loss_of_the_engine_that_went_on_with_them(tmp_path):
