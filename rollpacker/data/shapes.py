@@ -1,6 +1,6 @@
 """What a transformer weighs and computes, from its published sizes, or those in a model directory.
 
-Invariant: everything follows from a `ShapeSection` and the weights' bytes; nothing is stored twice. Norms, biases and
+Invariant: every size follows from a `ShapeSection` and the weights' bytes; nothing is stored twice. Norms, biases and
 rotary tables are left out: together they are below 0.1 % of the parameters. Of latent attention (DeepSeek-V2, section
 2.1) the KV cache is exact; its projections and its attention work count as those of full heads of `head_dim`.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 from rollpacker.config.sections.model import ModelSection, ShapeSection
 from rollpacker.core.errors import ModelError
+from rollpacker.data.json_files import read_object
 from rollpacker.data.weight_files import read_tensors
 from rollpacker.paths import read_text
 
@@ -28,6 +29,8 @@ class Transformer:
     shape: ShapeSection
     bytes_per_number: int
     """Of weights, activations and KV cache."""
+    caps_scores: bool = False
+    """Its attention does, which fused kernels cannot."""
 
     @property
     def num_parameters(self) -> int:
@@ -99,10 +102,17 @@ class Transformer:
 
 def transformer_of(model: ModelSection) -> Transformer:
     """The transformer of a configuration; raises `ModelError` for a model directory that does not give its sizes."""
-    shape = model.shape
-    if shape is None:
-        shape = _read_shape(model.directory)
-    return Transformer(shape=shape, bytes_per_number=_BYTES[model.dtype])
+    number = _BYTES[model.dtype]
+    if model.shape is not None:
+        return Transformer(shape=model.shape, bytes_per_number=number)
+    shape = _read_shape(model.directory)
+    description = read_object(model.directory / "config.json")
+    return Transformer(shape=shape, bytes_per_number=number, caps_scores=caps_scores(description))
+
+
+def caps_scores(description: Mapping[str, Any]) -> bool:
+    """Whether the model that a `config.json` describes caps its attention scores, as Gemma 2."""
+    return _text_model(description).get("attn_logit_softcapping") is not None
 
 
 def _read_shape(folder: Path) -> ShapeSection:
@@ -147,18 +157,31 @@ def _has_tied_embeddings(folder: Path, sizes: Mapping[str, Any]) -> bool:
 
 
 def num_experts_of(description: Mapping[str, Any]) -> int:
-    """Experts in a layer of the model that a `config.json` describes; 0 for a dense one."""
+    """Experts in a layer of the model that a `config.json` describes, or the most that it lists; 0 for a dense one."""
+    numbers = (_numbers(_text_model(description).get(name)) for name in _NUM_EXPERTS)
+    return max(next((given for given in numbers if given), [0]))
+
+
+def _text_model(description: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a `config.json` says of the decoder, which that of a model with images has in a section."""
     text_model = description.get("text_config")
-    sizes = text_model if isinstance(text_model, dict) else description
-    return next((number for name in _NUM_EXPERTS if type(number := sizes.get(name)) is int), 0)
+    return text_model if isinstance(text_model, dict) else description
+
+
+def _numbers(given: Any) -> list[int]:
+    """A number, or those of a list for each layer or modality; empty for anything else."""
+    numbers = given if isinstance(given, list) else [given]
+    return numbers if all(type(number) is int for number in numbers) else []
 
 
 def _experts(sizes: Mapping[str, Any]) -> dict[str, int]:
     """The keys of `ShapeSection` on experts; none for a dense model."""
-    num_experts = num_experts_of(sizes)
-    if not num_experts:
+    key = next((name for name in _NUM_EXPERTS if _numbers(sizes.get(name))), "")
+    if not num_experts_of(sizes):
         return {}
-    sizes = {_NAMES_OF_ERNIE.get(name, name): size for name, size in sizes.items()}
+    sizes = {name: size for name, size in sizes.items() if size is not None}
+    if key == "moe_num_experts":
+        sizes = {_NAMES_OF_ERNIE.get(name, name): size for name, size in sizes.items()} | sizes
     size, num_layers = sizes.get("moe_intermediate_size") or sizes["intermediate_size"], sizes["num_hidden_layers"]
     first, step, dense = (
         sizes.get(name) for name in ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
@@ -167,7 +190,7 @@ def _experts(sizes: Mapping[str, Any]) -> dict[str, int]:
         layer < (first or 0) or (layer + 1) % (step or 1) > 0 or layer in (dense or ()) for layer in range(num_layers)
     ]
     return {
-        "num_experts": num_experts,
+        "num_experts": sizes[key],
         "num_active_experts": sizes["num_experts_per_tok"],
         "expert_size": size,
         "shared_expert_size": sizes.get("shared_expert_intermediate_size")
@@ -185,4 +208,5 @@ _NAMES_OF_ERNIE = {
     "moe_layer_start_index": "first_k_dense_replace",
     "moe_layer_interval": "decoder_sparse_step",
 }
-"""Its names of sizes, and Aria's, with those of the others."""
+"""Its names of sizes, and Aria's, with those of the others. Only beside `moe_num_experts`: Hunyuan has `moe_topk`, too,
+and names of its own for the rest."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from rollpacker.config.sections.losses import is_own
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.protocols.engine import Engine
@@ -99,7 +100,11 @@ class ModelledBackend:
             prompts=workload.prompts,
             held_out=workload.held_out,
             fleets=fleets,
-            trainer=ModelledTrainer(plan.trainer, on_export=members.policy_published if members else None),
+            trainer=ModelledTrainer(
+                plan.trainer,
+                trains_all=config.trainer.entropy_coefficient > 0 or is_own(config.trainer.loss),
+                on_export=members.policy_published if members else None,
+            ),
             reward=reward,
             trainer_parts=plan.replicas,
             replace_engine=replace_engine,

@@ -31,9 +31,18 @@ STATE_FILE = "modelled_trainer.json"
 class ModelledTrainer:
     """Counts tokens and takes their time."""
 
-    def __init__(self, costs: StepCosts, on_export: Callable[[int], None] | None = None) -> None:
-        """`on_export` is told each policy version whose weights are given."""
+    def __init__(
+        self, costs: StepCosts, *, trains_all: bool = False, on_export: Callable[[int], None] | None = None
+    ) -> None:
+        """Make one that has taken no step.
+
+        Args:
+            costs: Of its passes and updates.
+            trains_all: The loss has terms without the advantage, so that groups of equal rewards pass backward, too.
+            on_export: Is told each policy version whose weights are given.
+        """
         self._costs = costs
+        self._trains_all = trains_all
         self._on_export = on_export
         self._num_steps = 0
         self._num_tokens = 0
@@ -48,8 +57,9 @@ class ModelledTrainer:
         self._num_tokens += sum(response.num_tokens for group in groups for response in group.responses)
         lengths: dict[bool, list[int]] = {True: [], False: []}
         for group in groups:
-            num_prompt_tokens, has_advantage = len(group.prompt_token_ids), len(set(group.rewards)) > 1
-            lengths[has_advantage] += [num_prompt_tokens + response.num_tokens for response in group.responses]
+            num_prompt_tokens = len(group.prompt_token_ids)
+            has_gradient = self._trains_all or len(set(group.rewards)) > 1
+            lengths[has_gradient] += [num_prompt_tokens + response.num_tokens for response in group.responses]
         num_replicas = None if gpus is None else len(gpus) // self._costs.gpus_per_replica
         await asyncio.sleep(self._costs.passes_s(lengths[True], num_replicas, forward_only=lengths[False]))
 

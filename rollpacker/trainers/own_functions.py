@@ -91,23 +91,29 @@ def _wrong(key: str, source: str, problem: str) -> ConfigError:
 
 
 def _try_loss(source: str) -> tuple[str, ...]:
-    """Call a loss on two responses; returns what it reads."""
+    """Call a loss on three responses, one of them of advantage 0; returns what it reads."""
     loss = _OwnLoss(source)
-    current_N = torch.tensor([-0.5, -2.0, -1.0, -0.1], requires_grad=True)
+    current_N = torch.tensor([-0.5, -2.0, -1.0, -0.1, -0.3, -1.2], requires_grad=True)
+    advantages = [1.0, 1.0, -1.0, -1.0, 0.0, 0.0]
     loss_N, _ = loss(
         Tokens(
             current_N=current_N,
             proximal_N=current_N.detach(),
-            behaviour_N=torch.tensor([-0.7, -1.5, -1.0, -0.2]),
-            advantages_N=torch.tensor([1.0, 1.0, -1.0, -1.0]),
-            num_tokens_B=(2, 2),
+            behaviour_N=torch.tensor([-0.7, -1.5, -1.0, -0.2, -0.4, -1.0]),
+            advantages_N=torch.tensor(advantages),
+            num_tokens_B=(2, 2, 2),
         )
     )
     if not loss_N.requires_grad:
         raise _wrong("loss", source, "what it returned has no gradient with respect to `current`")
     (gradient_N,) = torch.autograd.grad(loss_N.sum(), current_N)
     if not (loss_N.isfinite().all() and gradient_N.isfinite().all()):
-        raise _wrong("loss", source, f"its losses are {loss_N.tolist()}, and its gradient {gradient_N.tolist()}")
+        raise _wrong(
+            "loss",
+            source,
+            f"its losses are {loss_N.tolist()}, and its gradient {gradient_N.tolist()}, of tokens with the advantages "
+            f"{advantages}; responses of advantage 0 are among those that it gets",
+        )
     return loss.reads
 
 

@@ -19,6 +19,7 @@ from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.engines.draft_lengths import DraftLengths
 from rollpacker.engines.torch.attention import use_grouped_attention
 from rollpacker.engines.torch.engine import TorchEngine
+from rollpacker.engines.torch.model_files import load_model
 from rollpacker.engines.torch.sampling import keep_likeliest, sample, uniform_numbers
 from rollpacker.engines.torch.servable import require_verifiable
 from rollpacker.engines.torch.verification import num_kept
@@ -334,6 +335,16 @@ def test_drafts_of_a_model_with_other_layers_than_full_attention_are_refused(arc
     with pytest.raises(ModelError, match="cannot verify draft tokens") as error:
         require_verifiable(make_model(architecture))
     assert "system.speculative_decoding=false" in str(error.value)
+
+
+def test_drafts_of_a_model_that_caps_the_scores_of_its_full_attention_are_refused(tmp_path: Path) -> None:
+    model = make_model("vaultgemma")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="it caps its attention scores"):
+        require_verifiable(load_model(tmp_path, "float32"))
+    model.config.attn_logit_softcapping = None
+    model.save_pretrained(tmp_path)
+    require_verifiable(load_model(tmp_path, "float32"))
 
 
 async def test_an_engine_drafts_from_earlier_rounds_over_sleep_and_new_weights(model_path: Path) -> None:

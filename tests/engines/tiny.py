@@ -54,6 +54,15 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         attn_logit_softcapping=1.0,
         initializer_range=0.1,
     ),
+    # the same in full attention only
+    "vaultgemma": lambda: transformers.VaultGemmaConfig(
+        **_SIZES,
+        head_dim=16,
+        layer_types=["full_attention"] * 2,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=1.0,
+        initializer_range=0.1,
+    ),
     # learned positions, no rotary embedding, no grouped heads
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=512, bos_token_id=0, eos_token_id=EOS
@@ -123,7 +132,9 @@ def make_model(architecture: str = "qwen2", seed: int = 0) -> Any:
 
 def make_model_of(config: Any, seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    is_capped = getattr(config, "attn_logit_softcapping", None) is not None  # which sdpa ignores
+    attention = {"attn_implementation": "eager"} if is_capped else {}
+    model = transformers.AutoModelForCausalLM.from_config(config, **attention).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.5)  # far from uniform, so that a mistake shows

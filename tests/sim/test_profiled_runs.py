@@ -160,6 +160,17 @@ def test_groups_without_an_advantage_are_trained_in_the_time_of_a_forward_pass(i
     assert kinds == {True, False}
 
 
+@pytest.mark.parametrize("term", ["trainer.entropy_coefficient=0.01", "trainer.loss=mine.py:loss"])
+def test_groups_without_an_advantage_pass_backward_where_the_loss_has_terms_without_it(inputs, tmp_path, term):
+    run = train(inputs, tmp_path / "run", "workload.solve_rate=0", term)
+    trainer = ProfiledCluster(inputs / "profile.json", SMALL, "bfloat16").trainer(num_gpus=1)
+    responses, steps = read_frame(run, "responses"), read_frame(run, "steps").set_index("step")
+    for step, of_step in responses.groupby("step"):
+        expected_s = trainer.passes_s([10 + length for length in of_step["length_tokens"]]) + trainer.update_s()
+        first_s = 0 if step else trainer.first_step_s
+        assert steps["train_time_s"][step] == pytest.approx(expected_s + first_s)
+
+
 def test_a_recorded_runs_rewards_come_again_whatever_the_solve_rate(inputs, tmp_path):
     def rewards(run_dir):
         frame = read_frame(run_dir, "responses").sort_values(["step", "prompt", "sample"])

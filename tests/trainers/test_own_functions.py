@@ -48,6 +48,9 @@ MODULE = """
     def infinite(current):
         return current / 0
 
+    def by_sign(current, advantages):
+        return -advantages / advantages.abs() * current
+
     def ends(current):
         raise SystemExit(3)
 
@@ -123,6 +126,7 @@ def test_functions_that_can_be_used_are_found_so(source):
         ("loss", "a_mean", "no tensor with a number for each token"),
         ("loss", "raises", "it raised AttributeError.*mine.py, line 26"),
         ("loss", "infinite", "its losses are"),
+        ("loss", "by_sign", "its losses are .*nan.*responses of advantage 0 are among"),
         ("loss", "ends", "its process ended"),
         ("advantage", "too_few", "it returned"),
         ("advantage", "of_a_spread_group", "it raised ZeroDivisionError"),

@@ -61,20 +61,27 @@ def require_verifiable(model: Any) -> None:
     """Refuse drafts of a model whose rows cannot have ends of their own.
 
     A running state has no column to go back to, models count a sliding window in columns, and one that takes no
-    positions, or no attention function, computes them from a mask of its own.
+    positions, or no attention function, computes them from a mask of its own. Eager attention, which caps scores, adds
+    a mask to them, and that of `RowCache.open_columns` is true or false.
 
     Raises:
-        ModelError: A layer is no full attention, or the model takes no positions or attention functions.
+        ModelError: A layer is no full attention, or the model takes no positions or attention functions, or is eager.
     """
     config = model.config.get_text_config(decoder=True)
     layers = {type(layer).__name__ for layer in DynamicCache(config=config).layers if type(layer) is not DynamicLayer}
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    # transformers names the ability only in a private attribute
-    if layers or not takes_positions or not model._supports_attention_backend:  # noqa: SLF001
-        what = f"keeps a {min(layers)}" if layers else "takes no positions and masks from outside"
+    what = ""
+    if layers:
+        what = f"keeps a {min(layers)}"
+    # transformers names both only in private attributes
+    elif not takes_positions or not model._supports_attention_backend:  # noqa: SLF001
+        what = "takes no positions and masks from outside"
+    elif config._attn_implementation == "eager":  # noqa: SLF001
+        what = "caps its attention scores, or has eager attention only"
+    if what:
         raise ModelError(
             f"The torch engine cannot verify draft tokens of a {config.model_type} model: it {what}.",
-            "All layers have to be full attention.",
+            "All layers have to be full attention, with scores that are not capped.",
             "Set system.speculative_decoding=false, or use engine=vllm.",
         )
 

@@ -6,7 +6,7 @@ reason to refuse a run; the KV cache is what remains. CUDA itself (about 1 GB) a
 
 Sources: bytes per parameter as trainers hold them (module docstrings of `torch_policy`, `fsdp.policy` and
 `megatron.policy`); activations from Korthikanti et al., arXiv 2205.05198, without the attention scores that fused
-kernels do not keep.
+kernels do not keep. A model that caps them has no such kernel: 8 bytes per score, heads x T^2 of a row of T tokens.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ _MOMENTS = 2 * _FP32
 """Bytes per parameter of AdamW's state."""
 _LOGIT_COPIES = 4
 """Logits, log-probabilities, probabilities and a gradient, all in float32."""
+_SCORE_BYTES = 8
+"""Of each attention score that eager attention keeps where scores are capped: the capped one and its probability, in
+float32; or both in half precision, and the probability in float32, too. As measured with Gemma 2 in transformers 5."""
 _GB = 1e9
 
 
@@ -243,6 +246,8 @@ def rank_memory(config: RunConfig, model: Transformer) -> RankMemory:
 def _activation_bytes(config: RunConfig, model: Transformer) -> float:
     """Per layer and token 34 numbers of the hidden size in half precision, 10 of them not tensor-parallel.
 
+    Where attention scores are capped, those of rows of the longest prompt and response come on top in each layer.
+
     The first stage of a pipeline has as many micro-batches in flight as there are stages, so that it holds as many
     layers as one stage with all of them would. With recomputation a layer keeps its input only.
     """
@@ -251,6 +256,8 @@ def _activation_bytes(config: RunConfig, model: Transformer) -> float:
     num_tokens = max(trainer.max_tokens_per_microbatch, longest) / trainer.context_parallel
     num_tokens = max(num_tokens, min(whole_up_to(config), longest))
     per_layer = num_tokens * shape.hidden_size * (10 + 24 / trainer.tensor_parallel) * model.bytes_per_number / 2
+    if model.caps_scores:
+        per_layer += num_tokens * longest * shape.num_heads * _SCORE_BYTES
     kept = num_tokens * shape.hidden_size * model.bytes_per_number
     layers = shape.num_layers * kept + per_layer if trainer.recompute_activations else shape.num_layers * per_layer
     num_scored = min(num_tokens, trainer.logits_chunk_tokens or num_tokens)

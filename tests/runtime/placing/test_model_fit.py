@@ -104,6 +104,20 @@ def test_logits_in_chunks_take_no_more_than_a_chunk(model):
     assert whole - chunked == pytest.approx((16384 - 1024) * 152064 * 4 * 4)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_attention_scores_that_are_capped_are_kept_in_each_layer_or_in_one_with_recomputation(tmp_path, dtype):
+    def activations(cap, *words):
+        (tmp_path / "config.json").write_text(json.dumps(QWEN_7B | {"attn_logit_softcapping": cap}))
+        lengths = ("data.max_prompt_tokens=1024", "rollout.max_response_tokens=3072")
+        words = (f"model.dtype={dtype}", "trainer.max_tokens_per_microbatch=8192", *lengths, *words)
+        return fit_of(f"model.path={tmp_path}", *words).rank.activations
+
+    of_layer = 2 * 28 * 4096**2 * 8  # rows x heads x scores of a row x bytes
+    assert activations(50.0) - activations(None) == 28 * of_layer
+    recomputed = "trainer.recompute_activations=true"
+    assert activations(50.0, recomputed) - activations(None, recomputed) == of_layer
+
+
 def test_every_expert_is_held_and_a_token_is_multiplied_with_some(tmp_path):
     experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "head_dim": 128}
     sizes = dict(zip(QWEN_7B, (48, 2048, 32, 4, 6144, 151936), strict=True))
