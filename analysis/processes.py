@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TypeVar
 
 from rollpacker.core.errors import WorldError
@@ -73,10 +74,20 @@ def open_processes(number: int) -> Iterator[Processes]:
 
 
 def end_like_ctrl_c() -> None:
-    """Let SIGTERM, and SIGHUP unless it is ignored (nohup), end this process as Ctrl-C does: it cleans up."""
+    """Let SIGTERM, and SIGHUP unless it is ignored (nohup), end this process as Ctrl-C does: it cleans up.
+
+    The exit code is 128 and the signal's number.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, _exit)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    """No error of ours, and none that `except Exception` catches: nothing goes on, here or in a library."""
+    with suppress(OSError):
+        os.write(2, f"ended by {signal.Signals(number).name}\n".encode())
+    raise SystemExit(128 + number)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def run(arguments: Arguments) -> None:
     ]
     following = f"rollpacker check model.path=DIR data.path={out} reward={converter.reward or 'math'}"
     output(beside=out).print(
-        heading(f"{converter.name}, from {source}"),
+        heading(f"{converter.name}, from {settings['from']}"),
         facts(
             [
                 ("rows", f"{counts.num_rows:,}"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
+
+from pydantic import model_validator
 
 from rollpacker.config.sections.base import Section
 from rollpacker.config.sections.data import ScoredDataSection
@@ -13,8 +16,19 @@ class ScoreConfig(Section):
     """What `rollpacker score` takes: the reward of given responses, to try it before training."""
 
     responses: Path
-    """A JSONL file; each line has `id` and `response`. An id may come several times."""
+    """JSON lines, Parquet, Arrow or CSV; each row has `id` and `response`. An id may come several times."""
     out: Path
     """The JSONL file to write; each line has `id`, `reward` and `reason`, and `parts` where the reward has some."""
     data: ScoredDataSection
     reward: RewardSection = RewardSection()
+
+    @model_validator(mode="after")
+    def _scores_no_lengths(self) -> Self:
+        for key in ("overlong_buffer_tokens", "overlong_penalty"):
+            if getattr(self.reward, key) != RewardSection.model_fields[key].default:
+                raise ValueError(
+                    f"reward.{key} is set, and `rollpacker score` does not know how many tokens a response has.\n"
+                    "It gives the reward before over-long reward shaping.\n"
+                    f"Leave out reward.{key}."
+                )
+        return self

@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import io
 import json
+import math
 import pickle
 import re
 import zlib
@@ -238,7 +239,7 @@ def convert_rows(converter: Converter, path: Path, split: str | None, counts: Co
         given = _DataSet(path=folder)
     if given.location.is_dir():
         given = given.model_copy(update={"split": split or converter.split})
-    elif split is not None:
+    elif split is not None and given.location.exists():
         raise DataError(f"split={split}, and {path} is no folder", "Allowed: a split of a folder", "Leave out split")
     answers: dict[bytes, bytes] = {}
     for number, row in enumerate(read_rows(given, kind="data set"), start=1):
@@ -252,7 +253,31 @@ def convert_rows(converter: Converter, path: Path, split: str | None, counts: Co
             answers[question] = answer
             fields = {"id": f"{converter.name}-{number}", "domain": converter.domain, **fields}
         counts.num_rows += 1
-        yield json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+        yield _line(row, fields)
+
+
+def _line(row: JsonLine, fields: Fields) -> bytes:
+    for name, value in fields.items():
+        if not _is_finite(value):
+            raise row.error(
+                f"`{name}` holds NaN or an infinite number, which JSON does not have",
+                "Allowed: finite numbers, and null where there is none",
+                "Write null in its place, or leave out the column",
+            )
+    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+
+
+def _is_finite(value: object) -> bool:
+    """False of NaN, of an infinite number, and of what has one inside."""
+    match value:
+        case float():
+            return math.isfinite(value)
+        case dict():
+            return all(map(_is_finite, value.values()))
+        case list():
+            return all(map(_is_finite, value))
+        case _:
+            return True
 
 
 def _digest(value: object) -> bytes:

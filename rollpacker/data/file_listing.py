@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from rollpacker.config.hub_names import HubName
     from rollpacker.config.sections.data import PromptFile
 
 _SUFFIXES = frozenset({".parquet", ".arrow", ".csv", ".jsonl", ".ndjson", ".json"})
@@ -45,10 +46,12 @@ def data_files(file: PromptFile) -> tuple[Path, ...]:
     """List the files, in the order in which they are read.
 
     Raises:
-        DataError: The folder has none, or several splits or data sets of which none is chosen; or the split has packed
-            files, or several formats.
+        DataError: The cache lacks the data set; the folder has no file, or several splits or data sets of which none
+            is chosen; or the split has packed files, or several formats.
     """
-    path = file.location
+    path, name = file.location, file.hub_name
+    if name is not None and name.snapshot is None:
+        raise not_cached(name)
     if not path.is_dir():
         if file.split is not None and path.exists():
             raise DataError(
@@ -66,6 +69,15 @@ def data_files(file: PromptFile) -> tuple[Path, ...]:
             raise _no_split(path, file, [own] if own else [])
         return _saved_files(path)
     return _found_files(path, file)
+
+
+def not_cached(name: HubName, key: str = "") -> DataError:
+    """Make the error of a data set that the cache lacks; `key` is what named it, with its equals sign."""
+    return DataError(
+        f"{key}{name}: the Hugging Face cache in {name.cached.parent} does not have it",
+        "Allowed: a file or a folder, or a data set that is in the cache",
+        f"Download it on a machine with a network: {name.download}",
+    )
 
 
 def _saved_files(path: Path) -> tuple[Path, ...]:

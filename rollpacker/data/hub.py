@@ -20,6 +20,7 @@ from rollpacker.config.keys import value_at
 from rollpacker.config.mistakes import collected, raise_mistakes
 from rollpacker.config.record import read_record
 from rollpacker.core.errors import DataError, ModelError, UserError, WorldError
+from rollpacker.data.file_listing import not_cached
 from rollpacker.data.weight_files import weight_files
 
 if TYPE_CHECKING:
@@ -105,13 +106,9 @@ def _is_whole(name: HubName, snapshot: Path) -> bool:
 
 
 def _not_cached(key: str, name: HubName, snapshot: Path | None) -> UserError:
-    there = "has it without all of its weights" if snapshot else "does not have it"
     if name.kind == "dataset":
-        return DataError(
-            f"{key}={name}: the Hugging Face cache in {name.cached.parent} {there}",
-            "Allowed: a file or a folder, or a data set that is in the cache",
-            f"Download it on a machine with a network: {name.download}",
-        )
+        return not_cached(name, f"{key}=")
+    there = "has it without all of its weights" if snapshot else "does not have it"
     return ModelError(
         f"{key}={name} is no directory here, and the Hugging Face cache in {name.cached.parent} {there}",
         "Allowed: a directory in Hugging Face format, or the name of a model in the cache; with "

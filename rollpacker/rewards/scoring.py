@@ -13,10 +13,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.errors import DataError
 from rollpacker.core.ids import PromptId, RequestId
-from rollpacker.data.jsonl import read_json_lines, shown
+from rollpacker.data.domains import refuse_unknown_domains
+from rollpacker.data.jsonl import shown
 from rollpacker.data.prompts import load_prompts
+from rollpacker.data.rows import read_rows
 from rollpacker.metrics.outputs import check_output, open_output
 from rollpacker.paths import real_path
 from rollpacker.protocols.reward import ScoringRequest
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from rollpacker.config.sections.data import PromptFile
     from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.config.sections.reward import RewardSection
     from rollpacker.protocols.reward import RewardWorker
@@ -63,7 +65,7 @@ def score_file(
     Args:
         reward: Which reward, with its workers and time limit.
         files: The prompt files, for the references.
-        responses_path: JSON lines; `id` names a prompt, and several lines may name the same.
+        responses_path: Read as prompt files are, with `id` and `response`; several rows may name the same prompt.
         out_path: Created, replaced or, if it is a stream, written to at the end.
         on_progress: Told the number of scored responses, and of all, when some are done.
         open_judge: Loads the LLM judge, where the reward has one.
@@ -75,12 +77,15 @@ def score_file(
     """
     _check_output(out_path, *(file.location for file in files), responses_path)
     prompts = {prompt.key: prompt for prompt in load_prompts(files)}
+    data_names = ", ".join(file.written for file in files)
+    domains = list(dict.fromkeys(prompt.domain for prompt in prompts.values()))
+    refuse_unknown_domains("reward.domains", reward.domains, domains, data_names)
     check_references(reward, prompts.values())
     try_checks(reward, tuple(prompts.values()))
     if "sandbox" in reward.names:
         check_sandbox(reward.sandbox)
     check_rubrics(reward, prompts.values())
-    requests = _read_responses(reward, responses_path, prompts, ", ".join(file.written for file in files))
+    requests = _read_responses(reward, responses_path, prompts, data_names)
     verdicts = asyncio.run(_score(reward, requests, on_progress or _ignore_progress, open_judge))
     lines = [
         json.dumps(
@@ -126,7 +131,7 @@ def _read_responses(
     reward: RewardSection, path: Path, prompts: Mapping[str, Prompt], data_names: str
 ) -> list[ScoringRequest]:
     requests: list[ScoringRequest] = []
-    for line in read_json_lines(path, kind="response file"):
+    for line in read_rows(PromptFile(path=path), kind="response file"):
         key = line.identifier()
         prompt = prompts.get(key)
         if prompt is None:

@@ -4,11 +4,12 @@
     process "trainer"    training, streamed parts of it, checkpoints
     process "rewards"    each response while it was scored; judges and other actors on threads of their own
     process "environments"  each response while it waited for its environment, in a run that has any
-    process "engine-3"   what the engine did, and on its lanes each request that it had; counters running and waiting
+    process "engine-3"   what the engine did, and on its lanes each request that it had; counters running and waiting;
+                         on other lanes its held-out requests, with a counter of their own
 
 Invariants: on one thread slices nest, or follow each other; a flow's two ends lie in slices; times are whole
-nanoseconds since the run began, and none lies outside the steps that are written. Steps and rounds count from 1. They
-are read a few at a time: memory does not grow with the run.
+nanoseconds since the run began, and none lies outside the steps that are written, but for the evaluations before, in
+and after them. Steps and rounds count from 1. They are read a few at a time: memory does not grow with the run.
 
 Source: "Trace Event Format" (Google, document 1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 """
@@ -21,7 +22,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -37,6 +38,7 @@ from rollpacker.timeline.stretches import (
     natural_order,
     stretches_of,
 )
+from rollpacker.timeline.tracks import Place, Tracks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from rollpacker.timeline.moments import Moment
     from rollpacker.timeline.run_tables import RunTables, StepTables
     from rollpacker.timeline.stretches import Integers
+    from rollpacker.timeline.tracks import Event
 
 POINTS_PER_STEP = 64
 """Of one counter of one engine: finer changes are left out, so that the counters are no more than the slices."""
@@ -88,48 +91,6 @@ class TraceSummary:
     num_counters: int
 
 
-Event = dict[str, Any]
-"""Of the format."""
-
-
-class _Place(NamedTuple):
-    process: int
-    thread: int
-
-
-class _Tracks:
-    """Numbers processes and threads, and names them before their first event."""
-
-    def __init__(self, suffix: str) -> None:
-        self._suffix = suffix
-        self._processes: dict[str, int] = {}
-        self._num_threads: Counter[str] = Counter()
-        self._places: dict[tuple[str, str], _Place] = {}
-        self.news: list[Event] = []
-
-    def process(self, name: str, label: str = "", rank: int = 0) -> int:
-        if name not in self._processes:
-            number = self._processes[name] = len(self._processes) + 1
-            self._name(number, 0, "process_name", name=f"{label or name}{self._suffix}")
-            self._name(number, 0, "process_sort_index", sort_index=rank)
-        return self._processes[name]
-
-    def thread(self, process: str, name: str) -> _Place:
-        if (process, name) not in self._places:
-            self._num_threads[process] += 1
-            place = self._places[process, name] = _Place(self._processes[process], self._num_threads[process])
-            self._name(*place, "thread_name", name=name)
-            self._name(*place, "thread_sort_index", sort_index=place.thread)
-        return self._places[process, name]
-
-    @property
-    def num_threads(self) -> int:
-        return len(self._places)
-
-    def _name(self, process: int, thread: int, what: str, **arguments: object) -> None:
-        self.news.append({"ph": "M", "pid": process, "tid": thread, "name": what, "args": arguments})
-
-
 def save_trace(run: RunTables, path: Path) -> TraceSummary:
     """Write the steps of a run as one JSON object to a file or a stream, compressed when its name ends in .gz."""
     trace = _Trace(run)
@@ -151,7 +112,7 @@ class _Trace:
     def __init__(self, run: RunTables) -> None:
         self._run = run
         self._suffix = " (modelled)" if run.is_modelled else ""
-        self._tracks = _Tracks(self._suffix)
+        self._tracks = Tracks(self._suffix)
         self._num: Counter[str] = Counter()
         gpus = {moment.engine: moment.gpus for moment in run.logged.moments if moment.what == "joined"}
         self._gpus = {engine: numbers for engine, numbers in gpus.items() if engine and numbers}
@@ -176,6 +137,8 @@ class _Trace:
             yield from self._reward_events(tables)
             yield from self._environment_events(tables)
             yield from self._engine_events(tables)
+        for held_out in self._run.held_out():
+            yield from self._held_out_events(held_out)
         yield from self._moment_events()
 
     def summary(self) -> TraceSummary:
@@ -190,20 +153,20 @@ class _Trace:
 
     # One event each -----------------------------------------------------------------------------------------------
 
-    def _event(self, phase: str, place: _Place, name: str, at: int, **rest: object) -> Event:
+    def _event(self, phase: str, place: Place, name: str, at: int, **rest: object) -> Event:
         self._num[phase] += 1
         return {"ph": phase, "pid": place.process, "tid": place.thread, "ts": at / 1000, "name": name, **rest}
 
-    def _slice(self, place: _Place, name: str, category: str, began: int, ended: int, **arguments: object) -> Event:
+    def _slice(self, place: Place, name: str, category: str, began: int, ended: int, **arguments: object) -> Event:
         return self._event("X", place, name, began, dur=(ended - began) / 1000, cat=category, args=arguments)
 
-    def _instant(self, place: _Place, name: str, at: int, scope: str) -> Event:
+    def _instant(self, place: Place, name: str, at: int, scope: str) -> Event:
         return self._event("i", place, name, at, s=scope, cat="instant")
 
     def _counter(self, process: int, name: str, at: int, **values: float) -> Event:
-        return self._event("C", _Place(process, 0), name, at, args=values)
+        return self._event("C", Place(process, 0), name, at, args=values)
 
-    def _flow(self, origin: _Place, left: int, target: _Place, came: int, name: str) -> Iterator[Event]:
+    def _flow(self, origin: Place, left: int, target: Place, came: int, name: str) -> Iterator[Event]:
         number = self._num["f"] + 1
         category = "migration" if name in MIGRATIONS else name
         self._num["migrations"] += name in MIGRATIONS
@@ -251,7 +214,7 @@ class _Trace:
                     done = "new weights are published" if activity == "weight_sync" else "checkpoint written"
                     yield self._instant(place, done, end, "p")
 
-    def _actor_thread(self, actor: str, role: str, lane: int) -> _Place:
+    def _actor_thread(self, actor: str, role: str, lane: int) -> Place:
         suffix = f", lane {lane + 1}" if lane else ""
         match role:
             case "driver":
@@ -306,7 +269,7 @@ class _Trace:
         first, last = self._bounds(tables)
         begins = np.clip(_array_ns(stretches["began_s"]), first, last)
         ends = np.maximum(np.clip(_array_ns(stretches["ended_s"]), first, last), begins)
-        places: list[_Place | None] = [None] * len(stretches)
+        places: list[Place | None] = [None] * len(stretches)
         for engine in sorted(stretches["engine"].unique(), key=natural_order):
             self._engine(engine)
             mine = np.flatnonzero((stretches["engine"] == engine).to_numpy())
@@ -320,7 +283,7 @@ class _Trace:
         self,
         responses: pd.DataFrame,
         stretches: pd.DataFrame,
-        places: Sequence[_Place | None],
+        places: Sequence[Place | None],
         begins: Integers,
         ends: Integers,
     ) -> Iterator[Event]:
@@ -339,7 +302,7 @@ class _Trace:
                 yield self._slice(place, "waits", "wait", began, first_pass[number])
 
     def _moves(
-        self, stretches: pd.DataFrame, places: Sequence[_Place | None], begins: Integers, ends: Integers
+        self, stretches: pd.DataFrame, places: Sequence[Place | None], begins: Integers, ends: Integers
     ) -> Iterator[Event]:
         moved = stretches[stretches["end"].isin(MOVES)]
         if moved.empty:
@@ -359,17 +322,38 @@ class _Trace:
             yield from self._flow(start, left, end, int(begins[target]), reason)
 
     def _engine_counters(self, engine: str, stretches: pd.DataFrame) -> Iterator[Event]:
-        process = self._tracks.process(engine)
         num_points = POINTS_PER_STEP * stretches["step"].nunique()
         first_pass_s = stretches["first_pass_s"].fillna(stretches["began_s"]).clip(upper=stretches["ended_s"])
         for name, began_s, ended_s in (
             ("requests running", first_pass_s, stretches["ended_s"]),
             ("requests waiting", stretches["began_s"], first_pass_s),
         ):
-            times, counts = concurrency(began_s, ended_s)
-            chosen = _thin(times, num_points)
-            for at, count in zip(times[chosen].tolist(), counts[chosen].tolist(), strict=True):
-                yield self._counter(process, name, _ns(at), requests=count)
+            yield from self._open_requests(engine, name, concurrency(began_s, ended_s), num_points)
+
+    def _open_requests(
+        self, engine: str, name: str, changes: tuple[npt.NDArray[np.float64], Integers], num_points: int
+    ) -> Iterator[Event]:
+        times, counts = changes
+        chosen = _thin(times, num_points)
+        for at, count in zip(times[chosen].tolist(), counts[chosen].tolist(), strict=True):
+            yield self._counter(self._tracks.process(engine), name, _ns(at), requests=count)
+
+    def _held_out_events(self, responses: pd.DataFrame) -> Iterator[Event]:
+        """The requests of one evaluation, from launch to end: its table has no time of a first forward pass."""
+        for engine, mine in responses.sort_values(["launched_at_s", "finished_at_s"]).groupby("engine", sort=True):
+            name = str(engine)
+            self._engine(name)
+            begins, ends = _array_ns(mine["launched_at_s"]).tolist(), _array_ns(mine["finished_at_s"]).tolist()
+            changes = concurrency(mine["launched_at_s"], mine["finished_at_s"])
+            yield from self._open_requests(name, "held-out requests", changes, POINTS_PER_STEP)
+            labels = mine["set"] + ": " + mine["prompt"] + " #" + mine["sample"].astype(str)
+            columns = [mine[each].tolist() for each in ("finish_reason", "length_tokens", "reward")]
+            for lane, began, ended, label, end, length_tokens, reward in zip(
+                lanes(begins, ends), begins, ends, labels.tolist(), *columns, strict=True
+            ):
+                place = self._tracks.thread(name, f"held-out {lane + 1}")
+                facts = {"end": end, "length_tokens": length_tokens, "reward": reward}
+                yield self._slice(place, label, "evaluation", began, ended, **facts)
 
     def _moment_events(self) -> Iterator[Event]:
         steps = self._run.steps

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker.config.record import read_record
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.tables import read_table
+from rollpacker.metrics.tables import EVALUATION_FOLDER, load_manifest, read_table
 from rollpacker.timeline.moments import LoggedMoments, read_moments
 
 if TYPE_CHECKING:
@@ -107,6 +107,15 @@ class RunTables:
                 later_responses=later_responses,
                 later_intervals=later_intervals,
             )
+
+    def held_out(self) -> Iterator[pd.DataFrame]:
+        """Read `evaluation_responses` of each evaluation before, in and after these steps; stopped sets have none."""
+        span = int(self.steps["step"].iloc[0]), int(self.steps["step"].iloc[-1]) + 1  # counted in finished steps
+        manifest = load_manifest(self.run_dir / EVALUATION_FOLDER)
+        if manifest is None or not manifest.parts:
+            return
+        for step in sorted(set(read_table(self.run_dir, "evaluations", span)["step"].to_pylist())):
+            yield read_table(self.run_dir, "evaluation_responses", (step, step)).to_pandas()
 
 
 def _divided(frame: pd.DataFrame, last_step: int) -> tuple[pd.DataFrame, pd.DataFrame]:

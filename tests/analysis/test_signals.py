@@ -28,7 +28,7 @@ def is_there(pid):
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 130), (signal.SIGHUP, 130), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
 )
 def test_however_it_is_ended_its_workers_end_too(tmp_path, number, status):
     process = subprocess.Popen(

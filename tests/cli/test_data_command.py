@@ -46,6 +46,7 @@ def test_list_names_every_set_with_its_repository(capsys):
         (["gsm8k", "out=x"], "`from` is not set"),
         (["gsm8k", "from=set"], "`out` is not set"),
         (["gsm8k", "from=nowhere", "out=x"], "nowhere does not exist"),
+        (["gsm8k", "from=nowhere", "out=x", "split=train"], "nowhere does not exist"),
         (["gsm8k", "from=set", "out=x"], "several splits, and none is chosen Its splits: test, train Write split=test"),
         (["gsm8k", "from=set", "out=x", "split=dev"], "no split dev Its splits: test, train Write split=test"),
         (["gsm8k", "from=set", "out=set"], "out=set is"),
@@ -56,6 +57,29 @@ def test_a_wrong_argument_writes_nothing(gsm8k, capsys, words, said):
     assert main(["data", *words]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert not Path("x").exists()
+
+
+def test_a_data_set_that_is_not_in_the_cache_is_refused_with_the_command_that_downloads_it(gsm8k, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(gsm8k / "hub"))
+    Path("answers.jsonl").write_text('{"id": "q", "response": "7"}\n')
+    named = "from=hf://openai/gsm8k"
+    for words in (
+        ["data", "gsm8k", named, "out=x"],
+        ["data", "gsm8k", named, "split=train", "out=x"],
+        ["score", "reward=math", "data.path=hf://openai/gsm8k", "responses=answers.jsonl", "out=x"],
+    ):
+        assert main(words) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "hf://openai/gsm8k: the Hugging Face cache in" in said
+        assert "hf download openai/gsm8k --repo-type dataset" in said
+
+
+def test_a_data_set_of_the_cache_is_named_as_it_was_written(gsm8k, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(gsm8k / "hub"))
+    parquet = Path("set/main/train-00000-of-00001.parquet")
+    write_cached(gsm8k / "hub", "dataset", "openai/gsm8k", {f"main/{parquet.name}": parquet})
+    assert main(["data", "gsm8k", "from=hf://openai/gsm8k", "out=gsm8k.jsonl"]) == 0
+    assert "from hf://openai/gsm8k" in capsys.readouterr().out
 
 
 def test_check_reads_a_parquet_of_the_hub_by_name_and_says_the_commit(gsm8k, capsys, monkeypatch):

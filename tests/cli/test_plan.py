@@ -178,8 +178,10 @@ def test_all_mistakes_are_told_together():
     assert "`gpus` is not set" in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_plan_leaves_no_file_and_no_process(workdir, number):
+@pytest.mark.parametrize(
+    ("number", "last_line"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")]
+)
+def test_an_interrupted_plan_leaves_no_file_and_no_process(workdir, number, last_line):
     scratch = workdir / "scratch"
     scratch.mkdir()
     out = workdir / "out" / "plan"
@@ -193,8 +195,8 @@ def test_an_interrupted_plan_leaves_no_file_and_no_process(workdir, number):
     assert len(list(scratch.glob("rollpacker-plan-*"))) == 1
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert errors.endswith("interrupted\n")
+    assert process.returncode == 128 + number
+    assert errors.endswith(f"{last_line}\n")
     assert "Traceback" not in errors
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     assert list(scratch.iterdir()) == []

@@ -200,3 +200,11 @@ def test_another_set_than_the_named_one_is_refused_with_its_columns(tmp_path):
     for name in CONVERTERS.keys() - {"rows", "gpqa"}:
         with pytest.raises(DataError, match="Fields of this line: `text`"):
             convert(name, tmp_path / "set")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [1.0, float("-inf")], {"deep": [float("nan")]}])
+def test_a_number_that_json_does_not_have_is_refused_with_its_row_and_column(tmp_path, value):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"id": "a", "score": 0.5}) + "\n" + json.dumps({"id": "b", "score": value}) + "\n")
+    with pytest.raises(DataError, match="line 2: `score` holds NaN or an infinite number"):
+        list(convert_rows(CONVERTERS["rows"], path, None, Converted()))

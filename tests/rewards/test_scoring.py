@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker.config.compose import compose_score
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.config.sections.reward import RewardSection
-from rollpacker.core.errors import DataError, StorageFailed
+from rollpacker.core.errors import ConfigError, DataError, StorageFailed
 from rollpacker.rewards.scoring import score_file
+from tests.data.files import write_parquet
 
 WALK = RewardSection(name="walk")
 DEEPMATH = Path(
@@ -70,6 +72,29 @@ def test_a_wrong_response_line_is_named_and_nothing_is_written(tmp_path, prompts
         assert word in str(caught.value)
     assert "data." not in str(caught.value)
     assert not (tmp_path / "scores.jsonl").exists()
+
+
+def test_responses_are_read_from_a_table_as_prompts_are(tmp_path, prompts):
+    responses = write_parquet(tmp_path / "answers.parquet", [{"id": "walk-1", "response": "+2 5"}])
+    score_file(WALK, [PromptFile(path=prompts)], responses, tmp_path / "scores.jsonl")
+    assert read(tmp_path / "scores.jsonl") == [{"id": "walk-1", "reward": 1.0, "reason": "correct"}]
+    wrong = write_parquet(tmp_path / "wrong.parquet", [{"id": "walk-1", "answer": "+2 5"}])
+    with pytest.raises(DataError, match=r"wrong\.parquet, row 1: the field `response` is missing"):
+        score_file(WALK, [PromptFile(path=prompts)], wrong, tmp_path / "scores.jsonl")
+
+
+def test_a_misspelt_domain_is_refused_as_in_training(tmp_path, prompts):
+    responses = write(tmp_path / "answers.jsonl", [{"id": "walk-1", "response": "+2 5"}])
+    misspelt = RewardSection(domains={"wlak": "walk"})
+    with pytest.raises(ConfigError, match=r"(?s)reward\.domains names `wlak`.*Write reward\.domains\.walk"):
+        score_file(misspelt, [PromptFile(path=prompts)], responses, tmp_path / "scores.jsonl")
+
+
+def test_over_long_reward_shaping_is_refused_since_no_lengths_are_known():
+    words = ["data.path=p.jsonl", "responses=r.jsonl", "out=s.jsonl"]
+    for key in ("reward.overlong_buffer_tokens=8", "reward.overlong_penalty=2"):
+        with pytest.raises(ConfigError, match=key.partition("=")[0] + " is set, and `rollpacker score` does not know"):
+            compose_score([*words, key])
 
 
 def test_an_empty_response_file_is_refused(tmp_path, prompts):

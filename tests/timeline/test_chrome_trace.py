@@ -12,7 +12,7 @@ import pytest
 
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
-from rollpacker.metrics.tables import read_frame
+from rollpacker.metrics.tables import Manifest, read_frame
 from rollpacker.timeline.chrome_trace import save_trace
 from rollpacker.timeline.run_tables import open_run
 from rollpacker.timeline.stretches import GOES_ON, stretches_of
@@ -94,6 +94,51 @@ def test_every_response_is_a_slice_on_its_engine_and_every_migration_an_arrow(st
     assert found == expected
     assert len(flows) == summary.num_migrations == (intervals["activity"] == "evicted").sum() > 0
     assert summary.num_slices == sum(map(len, threads.values()))
+
+
+@pytest.mark.parametrize("when", ["alone", "fill"])
+def test_every_held_out_response_is_a_slice_on_its_engine_and_counted_there(tmp_path, when):
+    lines = [{"id": f"q{n}", "domain": "math", "prompt": f"{n}?", "ground_truth": "1"} for n in range(20)]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = (f"evaluation.path={tmp_path / 'new.jsonl'}", "evaluation.every_steps=1", f"evaluation.when={when}")
+    run = modelled_run(tmp_path / "run", "system=verl", *words)
+    trace, _ = trace_of(run, tmp_path / "trace.json")
+    threads, _ = check(trace)
+    processes = {
+        event["pid"]: event["args"]["name"].partition(",")[0].partition(" ")[0]
+        for event in trace["traceEvents"]
+        if event["name"] == "process_name"
+    }
+    responses = read_frame(run, "evaluation_responses")
+    assert (read_frame(run, "evaluations")["mode"] == "fill").any() == (when == "fill")
+    drawn = [
+        (processes[pid], event["name"], began, ended)
+        for (pid, _), slices in threads.items()
+        for began, ended, event in slices
+        if event["cat"] == "evaluation"
+    ]
+    assert sorted(drawn) == sorted(
+        (row.engine, f"new: {row.prompt} #{row.sample}", round(row.launched_at_s * 1e9), round(row.finished_at_s * 1e9))
+        for row in responses.itertuples()
+    )
+    most = Counter()
+    for event in trace["traceEvents"]:
+        if event["name"] == "held-out requests":
+            engine = processes[event["pid"]]
+            most[engine] = max(most[engine], event["args"]["requests"])
+    assert most.keys() == set(responses["engine"])
+    assert all(0 < number <= len(lines) for number in most.values())
+
+
+def test_of_some_steps_only_the_evaluations_beside_them_are_written(tmp_path):
+    line = {"id": "q", "domain": "math", "prompt": "?", "ground_truth": "1"}
+    (tmp_path / "new.jsonl").write_text(json.dumps(line) + "\n")
+    words = (f"evaluation.path={tmp_path / 'new.jsonl'}", "evaluation.every_steps=1")
+    run = modelled_run(tmp_path / "run", "system=verl", *words)
+    held_out = [set(frame["step"]) for frame in open_run(run, (1, 1)).held_out()]
+    assert held_out == [{1}, {2}]
+    (run / "evaluation" / "manifest.json").write_bytes(Manifest().to_json())
+    assert not list(open_run(run).held_out()), "a run whose first evaluation is not over"
 
 
 def test_a_modelled_run_says_so_in_every_name(streamed, tmp_path):

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from rollpacker.config.keys import nearest
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
 from rollpacker.config.sections.elastic import ElasticSection
@@ -37,6 +36,7 @@ from rollpacker.core.settings import (
 )
 from rollpacker.core.stream_scaling import can_lend
 from rollpacker.core.tail_escalation_settings import TailEscalationSettings
+from rollpacker.data.domains import refuse_unknown_domains
 from rollpacker.runtime.placing.fleets import costs_of, degrees_of
 
 NOTHING_TO_LEND = (
@@ -191,17 +191,8 @@ def supplied_settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, 
     if not config.trains:
         return scheduler_settings(config, num_prompts_by_domain)
     weights, domains = config.data.domain_weights, list(num_prompts_by_domain)
-    for key, name in [
-        *(("data.domain_weights", name) for name in weights),
-        *(("reward.domains", name) for name in config.reward.domains),
-    ]:
-        if name not in domains:
-            close = nearest(name, domains)
-            raise ConfigError(
-                f"{key} names `{name}`, which no prompt in {_source(config)} has as its domain.",
-                f"Its domains are {', '.join(domains)}.",
-                f"Write {key}.{close[0]}." if close else f"Leave out {key}.{name}.",
-            )
+    for key, named in (("data.domain_weights", weights), ("reward.domains", config.reward.domains)):
+        refuse_unknown_domains(key, named, domains, _source(config))
     if weights and (unweighted := [domain for domain in domains if domain not in weights]):
         raise ConfigError(
             f"data.domain_weights has no weight for {', '.join(unweighted)}, so these prompts would never be trained.",
