@@ -13,10 +13,10 @@ TRACE_FILE = "trace.json.gz"
 
 HELP = CommandHelp(
     purpose=(
-        "Write a trace of a run, finished or not, from its tables and event logs: every request on its engine, also "
-        "those of complete held-out sets, migrations and turns as arrows, trainer, rewards and driver, rounds and "
-        "steps, lost engines, and how many requests ran and waited. Open it at ui.perfetto.dev or chrome://tracing. "
-        "Forty steps on 64 GPUs take some seconds."
+        "Write a trace of a run, finished or not, from its tables and event logs: every request on its engine, "
+        "migrations and turns as arrows, trainer, rewards and driver, rounds and steps, lost engines, and how many "
+        "requests ran and waited; those of complete held-out sets from launch to end. Open it at ui.perfetto.dev or "
+        "chrome://tracing. Forty steps on 64 GPUs take some seconds."
     ),
     usage="RUN [steps=FIRST:LAST] [out=FILE]",
     arguments=(

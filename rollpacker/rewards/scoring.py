@@ -17,6 +17,7 @@ from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.errors import DataError
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.data.domains import refuse_unknown_domains
+from rollpacker.data.file_listing import data_files
 from rollpacker.data.jsonl import shown
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.rows import read_rows
@@ -75,7 +76,11 @@ def score_file(
             nothing has been scored then.
         StorageFailed: The output cannot be written.
     """
-    _check_output(out_path, *(file.location for file in files), responses_path)
+    if responses_path.is_dir():
+        raise DataError(
+            f"The response file {responses_path} is a directory", "Allowed: a file", "Name a file in that directory"
+        )
+    _check_output(out_path, *(each for file in files for each in data_files(file)), responses_path)
     prompts = {prompt.key: prompt for prompt in load_prompts(files)}
     data_names = ", ".join(file.written for file in files)
     domains = list(dict.fromkeys(prompt.domain for prompt in prompts.values()))

@@ -4,8 +4,9 @@
     process "trainer"    training, streamed parts of it, checkpoints
     process "rewards"    each response while it was scored; judges and other actors on threads of their own
     process "environments"  each response while it waited for its environment, in a run that has any
-    process "engine-3"   what the engine did, and on its lanes each request that it had; counters running and waiting;
-                         on other lanes its held-out requests, with a counter of their own
+    process "held-out"   each held-out request on a lane of its last engine, from launch to end: its table has no more;
+                         a counter of those of each engine
+    process "engine-3"   what the engine did, and on its lanes each request that it had; counters running and waiting
 
 Invariants: on one thread slices nest, or follow each other; a flow's two ends lie in slices; times are whole
 nanoseconds since the run began, and none lies outside the steps that are written, but for the evaluations before, in
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     from rollpacker.timeline.run_tables import RunTables, StepTables
     from rollpacker.timeline.stretches import Integers
     from rollpacker.timeline.tracks import Event
+
+HELD_OUT = "held-out"
+"""The process of held-out requests."""
 
 POINTS_PER_STEP = 64
 """Of one counter of one engine: finer changes are left out, so that the counters are no more than the slices."""
@@ -331,27 +335,27 @@ class _Trace:
             yield from self._open_requests(engine, name, concurrency(began_s, ended_s), num_points)
 
     def _open_requests(
-        self, engine: str, name: str, changes: tuple[npt.NDArray[np.float64], Integers], num_points: int
+        self, process: str, name: str, changes: tuple[npt.NDArray[np.float64], Integers], num_points: int
     ) -> Iterator[Event]:
         times, counts = changes
         chosen = _thin(times, num_points)
         for at, count in zip(times[chosen].tolist(), counts[chosen].tolist(), strict=True):
-            yield self._counter(self._tracks.process(engine), name, _ns(at), requests=count)
+            yield self._counter(self._tracks.process(process), name, _ns(at), requests=count)
 
     def _held_out_events(self, responses: pd.DataFrame) -> Iterator[Event]:
-        """The requests of one evaluation, from launch to end: its table has no time of a first forward pass."""
-        for engine, mine in responses.sort_values(["launched_at_s", "finished_at_s"]).groupby("engine", sort=True):
-            name = str(engine)
-            self._engine(name)
+        """The requests of one evaluation; also while they wait for a slot or their environment, if they have one."""
+        self._tracks.process(HELD_OUT, rank=4)
+        for engine in sorted(responses["engine"].unique(), key=natural_order):
+            mine = responses[responses["engine"] == engine].sort_values(["launched_at_s", "finished_at_s"])
             begins, ends = _array_ns(mine["launched_at_s"]).tolist(), _array_ns(mine["finished_at_s"]).tolist()
             changes = concurrency(mine["launched_at_s"], mine["finished_at_s"])
-            yield from self._open_requests(name, "held-out requests", changes, POINTS_PER_STEP)
+            yield from self._open_requests(HELD_OUT, f"requests of {engine}", changes, POINTS_PER_STEP)
             labels = mine["set"] + ": " + mine["prompt"] + " #" + mine["sample"].astype(str)
             columns = [mine[each].tolist() for each in ("finish_reason", "length_tokens", "reward")]
             for lane, began, ended, label, end, length_tokens, reward in zip(
                 lanes(begins, ends), begins, ends, labels.tolist(), *columns, strict=True
             ):
-                place = self._tracks.thread(name, f"held-out {lane + 1}")
+                place = self._tracks.thread(HELD_OUT, f"{engine}, lane {lane + 1}")
                 facts = {"end": end, "length_tokens": length_tokens, "reward": reward}
                 yield self._slice(place, label, "evaluation", began, ended, **facts)
 

@@ -7,6 +7,7 @@ the run was opened: a run that is still being written looks as it did at that mo
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,8 +90,7 @@ class RunTables:
         for first in range(0, len(self.steps), num_steps):
             steps = self.steps.iloc[first : first + num_steps]
             span = int(steps["step"].iloc[0]), int(steps["step"].iloc[-1])
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # said once, when the run was opened
+            with _unsaid():
                 responses, intervals, domains = (
                     read_table(self.run_dir, table, (span[0], span[1] + self.num_later)).to_pandas()
                     for table in ("responses", "intervals", "domains")
@@ -114,8 +114,20 @@ class RunTables:
         manifest = load_manifest(self.run_dir / EVALUATION_FOLDER)
         if manifest is None or not manifest.parts:
             return
-        for step in sorted(set(read_table(self.run_dir, "evaluations", span)["step"].to_pylist())):
-            yield read_table(self.run_dir, "evaluation_responses", (step, step)).to_pandas()
+        with _unsaid():
+            steps = sorted(set(read_table(self.run_dir, "evaluations", span)["step"].to_pylist()))
+        for step in steps:
+            with _unsaid():
+                responses = read_table(self.run_dir, "evaluation_responses", (step, step))
+            yield responses.to_pandas()
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Suppress what warns of an older schema: it is said once, when the run is opened."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _divided(frame: pd.DataFrame, last_step: int) -> tuple[pd.DataFrame, pd.DataFrame]:

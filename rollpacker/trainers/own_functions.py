@@ -112,7 +112,7 @@ def _try_loss(source: str) -> tuple[str, ...]:
             "loss",
             source,
             f"its losses are {loss_N.tolist()}, and its gradient {gradient_N.tolist()}, of tokens with the advantages "
-            f"{advantages}; responses of advantage 0 are among those that it gets",
+            f"{advantages}; responses of advantage 0 may be among those that it gets",
         )
     return loss.reads
 

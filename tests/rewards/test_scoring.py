@@ -108,6 +108,19 @@ def test_an_input_file_is_never_overwritten(tmp_path, prompts):
         with pytest.raises(DataError, match="one of the input files"):
             score_file(WALK, [PromptFile(path=prompts)], responses, out)
     assert read(responses) == [{"id": "walk-1", "response": "+2 5"}]
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    part = folder / "train.jsonl"
+    part.write_bytes(prompts.read_bytes())
+    with pytest.raises(DataError, match="one of the input files"):
+        score_file(WALK, [PromptFile(path=folder)], responses, part)
+
+
+def test_a_folder_of_responses_is_refused(tmp_path, prompts):
+    (tmp_path / "answers").mkdir()
+    write(tmp_path / "answers" / "a.jsonl", [{"id": "walk-1", "response": "+2 5"}])
+    with pytest.raises(DataError, match="is a directory"):
+        score_file(WALK, [PromptFile(path=prompts)], tmp_path / "answers", tmp_path / "scores.jsonl")
 
 
 def test_an_output_that_cannot_be_written_is_a_storage_failure(tmp_path, prompts):

@@ -97,23 +97,23 @@ def test_every_response_is_a_slice_on_its_engine_and_every_migration_an_arrow(st
 
 
 @pytest.mark.parametrize("when", ["alone", "fill"])
-def test_every_held_out_response_is_a_slice_on_its_engine_and_counted_there(tmp_path, when):
+def test_every_held_out_response_is_a_slice_on_a_lane_of_its_engine_and_counted(tmp_path, when):
     lines = [{"id": f"q{n}", "domain": "math", "prompt": f"{n}?", "ground_truth": "1"} for n in range(20)]
     (tmp_path / "new.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = (f"evaluation.path={tmp_path / 'new.jsonl'}", "evaluation.every_steps=1", f"evaluation.when={when}")
     run = modelled_run(tmp_path / "run", "system=verl", *words)
     trace, _ = trace_of(run, tmp_path / "trace.json")
     threads, _ = check(trace)
-    processes = {
-        event["pid"]: event["args"]["name"].partition(",")[0].partition(" ")[0]
+    lanes = {
+        (event["pid"], event["tid"]): event["args"]["name"].partition(",")[0]
         for event in trace["traceEvents"]
-        if event["name"] == "process_name"
+        if event["name"] == "thread_name"
     }
     responses = read_frame(run, "evaluation_responses")
     assert (read_frame(run, "evaluations")["mode"] == "fill").any() == (when == "fill")
     drawn = [
-        (processes[pid], event["name"], began, ended)
-        for (pid, _), slices in threads.items()
+        (lanes[place], event["name"], began, ended)
+        for place, slices in threads.items()
         for began, ended, event in slices
         if event["cat"] == "evaluation"
     ]
@@ -121,11 +121,11 @@ def test_every_held_out_response_is_a_slice_on_its_engine_and_counted_there(tmp_
         (row.engine, f"new: {row.prompt} #{row.sample}", round(row.launched_at_s * 1e9), round(row.finished_at_s * 1e9))
         for row in responses.itertuples()
     )
-    most = Counter()
+    most: Counter[str] = Counter()
     for event in trace["traceEvents"]:
-        if event["name"] == "held-out requests":
-            engine = processes[event["pid"]]
-            most[engine] = max(most[engine], event["args"]["requests"])
+        name = event["name"].removeprefix("requests of ")
+        if name != event["name"]:
+            most[name] = max(most[name], event["args"]["requests"])
     assert most.keys() == set(responses["engine"])
     assert all(0 < number <= len(lines) for number in most.values())
 
