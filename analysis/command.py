@@ -102,7 +102,12 @@ class _Question:
 
 def run(arguments: Arguments) -> None:
     """List, draw, or compare with the record of the claims."""
-    names, settings = parse_settings("analysis", arguments.words, _defaults(), example="table2 backend=sim")
+    words, defaults = arguments.words, _defaults()
+    if "compare" in words:
+        out_alone = {"out": defaults["out"]}
+        names, settings = parse_settings("analysis compare", words, out_alone, example="runs/verl runs/rollpacker")
+    else:
+        names, settings = parse_settings("analysis", words, defaults, example="table2 backend=sim")
     match names:
         case ["list"]:
             Terminal().print(_listing())
@@ -239,21 +244,30 @@ def _kinds(runs: Sequence[Run], question: _Question) -> tuple[list[list[Run]], l
     modelled = [run for run in runs if run.is_modelled]
     if not (measured and modelled):
         return [measured or modelled], []
-    kinds, first = [measured, modelled], "measured"
+    kinds, first, second, advice = [measured, modelled], "measured", "modelled", ""
     if question.backend == "sim":
-        kinds, first = [modelled, measured], "modelled; leave out backend=sim for the measured"
+        kinds, first, second = [modelled, measured], "modelled", "measured"
+        advice = "; without backend=sim the measured come first"
     said = f"Of the runs below {question.runs} {len(measured)} were measured and {len(modelled)} modelled"
-    return kinds, [f"{said}. No exhibit mixes them: where it has both kinds it shows the {first}."]
+    shown = f"it shows the {first}, or where these give it no number the {second}"
+    return kinds, [f"{said}. No exhibit mixes them: {shown}{advice}."]
 
 
 def _of_first_kind(exhibit: Exhibit, kinds: Sequence[Sequence[Run]], setup: str) -> tuple[Numbers, list[str]]:
-    """Compute an exhibit from the first kind of runs that give it a number; also gives the runs that were left out."""
+    """Compute an exhibit from the first kind of runs that give it a number.
+
+    Also gives a sentence for each run that was left out, and for each table of a kind without a number that cannot be
+    read.
+    """
+    told: list[str] = []
     for runs in kinds:
         drawn_from = Runs(runs=runs, setup=setup)
         numbers = exhibit.numbers(drawn_from)
-        if _has_own(numbers):
+        told += drawn_from.left_out
+        if _has_own(numbers) or runs is kinds[-1]:
             break
-    return numbers, drawn_from.left_out
+        told += [sentence for run in runs for sentence in run.unread]
+    return numbers, told
 
 
 def _has_own(numbers: Numbers) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from rollpacker.config.record import CONFIG_FILE
+from rollpacker.config.record import CONFIG_FILE, started_in
 from rollpacker.core.errors import DataError
 from rollpacker.metrics.schemas import ALL_TABLES
 from rollpacker.metrics.tables import EVALUATION_FOLDER, MANIFEST, read_frame
@@ -43,9 +43,21 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The run's configuration; empty where the run kept none."""
         try:
-            return dict(yaml.safe_load((self.folder / CONFIG_FILE).read_text(encoding="utf-8")) or {})
-        except (OSError, yaml.YAMLError, ValueError):
+            return dict(yaml.safe_load(self._record) or {})
+        except (yaml.YAMLError, ValueError):
             return {}
+
+    @property
+    def started_in(self) -> Path:
+        """The folder that relative paths of its configuration begin in; this one where its record does not say."""
+        return started_in(self._record) or Path.cwd()
+
+    @cached_property
+    def _record(self) -> str:
+        try:
+            return (self.folder / CONFIG_FILE).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return ""
 
     @property
     def model(self) -> str:

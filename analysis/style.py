@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +33,8 @@ PNG_DPI = 200
 _LEGEND_POINTS = 7.5
 """Size of a legend's text; its other lengths are in these."""
 _HANDLE_LENGTH, _HANDLE_GAP, _COLUMN_GAP = 1.6, 0.8, 1.2
+_BESIDE_POINTS = _LEGEND_POINTS * (_HANDLE_LENGTH + _HANDLE_GAP + _COLUMN_GAP)
+"""What a legend's entry takes beside its name."""
 _LEGEND_MARGIN = 2.0
 """Left free of the figure's width, in all."""
 
@@ -66,11 +69,14 @@ def title_figure(figure: Figure, title: str, incomplete: str = "") -> None:
 
 
 def legend_below(figure: Figure, handles: Sequence[Artist], loc: str = "outside lower center") -> None:
-    """Name what is drawn below all panels, in as few rows as fit between the figure's edges."""
+    """Name what is drawn below all panels, in as few rows as fit between the figure's edges; breaks longer names."""
+    room = 72 * figure.get_figwidth() - _LEGEND_POINTS * (_LEGEND_MARGIN - _COLUMN_GAP)
+    labels = [_folded(str(handle.get_label()), room - _BESIDE_POINTS) for handle in handles]
     figure.legend(
         handles=handles,
+        labels=labels,
         loc=loc,
-        ncols=_num_columns([str(handle.get_label()) for handle in handles], 72 * figure.get_figwidth()),
+        ncols=_num_columns(labels, room),
         fontsize=_LEGEND_POINTS,
         handlelength=_HANDLE_LENGTH,
         handletextpad=_HANDLE_GAP,
@@ -78,14 +84,28 @@ def legend_below(figure: Figure, handles: Sequence[Artist], loc: str = "outside 
     )
 
 
+def _folded(label: str, room_points: float) -> str:
+    """Break a name that is wider than this into lines."""
+    folded, num_characters = label, len(label)
+    while _width_points(folded) > room_points:
+        num_characters -= 1
+        folded = "\n".join(textwrap.wrap(label, num_characters))
+    return folded
+
+
+def _width_points(label: str) -> float:
+    """Of the widest line of a legend's entry, without its handle."""
+    return max(
+        (TextPath((0, 0), line, size=_LEGEND_POINTS).get_extents().width for line in label.split("\n")), default=0
+    )
+
+
 def _num_columns(labels: Sequence[str], room_points: float) -> int:
     """Of a legend, each as wide as its widest entry with its handle."""
-    widths = [TextPath((0, 0), label, size=_LEGEND_POINTS).get_extents().width for label in labels]
-    beside = _LEGEND_POINTS * (_HANDLE_LENGTH + _HANDLE_GAP + _COLUMN_GAP)
-    room = room_points - _LEGEND_POINTS * (_LEGEND_MARGIN - _COLUMN_GAP)
+    widths = [_width_points(label) for label in labels]
     for num_rows in range(1, len(labels)):
         num_columns = math.ceil(len(labels) / num_rows)
-        if sum(max(column) + beside for column in np.array_split(widths, num_columns)) <= room:
+        if sum(max(column) + _BESIDE_POINTS for column in np.array_split(widths, num_columns)) <= room_points:
             return num_columns
     return 1
 

@@ -110,27 +110,28 @@ def write_page(exhibits: Iterable[Exhibit], out: Path) -> Path:
     """Write `index.html`, which shows every exhibit whose files are in `out`, in this order."""
     written = {exhibit: file for exhibit in exhibits if (file := out / f"{exhibit.name}.txt").exists()}
     texts = {exhibit: file.read_text(encoding="utf-8").splitlines()[1:] for exhibit, file in written.items()}
-    contents = "\n".join(_entry(exhibit, lines) for exhibit, lines in texts.items())
-    sections = "\n".join(_section(exhibit, lines, out) for exhibit, lines in texts.items())
+    drawn = {exhibit: (out / f"{exhibit.name}.png").exists() for exhibit in texts}
+    contents = "\n".join(_entry(exhibit, lines, has_figure=drawn[exhibit]) for exhibit, lines in texts.items())
+    sections = "\n".join(_section(exhibit, lines, has_figure=drawn[exhibit]) for exhibit, lines in texts.items())
     page = out / "index.html"
     write_atomically(page, printable(_PAGE.format(contents=contents, sections=sections)).encode())
     return page
 
 
-def _entry(exhibit: Exhibit, lines: Sequence[str]) -> str:
-    """A line of the table of contents, with how many claims stand how."""
+def _entry(exhibit: Exhibit, lines: Sequence[str], *, has_figure: bool) -> str:
+    """A line of the table of contents, with how many claims stand how; without a figure there was no number."""
     counts = Counter(map(_standing_of, lines))
     marks = ", ".join(
         f'<span class="{standing.name.lower()}">{counts[standing]} {standing}</span>'
         for standing in Standing
         if counts[standing]
     )
-    return f'<tr><td><a href="#{exhibit.name}">{html.escape(exhibit.title)}</a></td><td>{marks}</td></tr>'
+    told = marks or ("" if has_figure else str(Standing.UNKNOWN))
+    return f'<tr><td><a href="#{exhibit.name}">{html.escape(exhibit.title)}</a></td><td>{told}</td></tr>'
 
 
-def _section(exhibit: Exhibit, lines: Sequence[str], out: Path) -> str:
+def _section(exhibit: Exhibit, lines: Sequence[str], *, has_figure: bool) -> str:
     name, title = exhibit.name, html.escape(exhibit.title)
-    has_figure = (out / f"{name}.png").exists()
     image = f'<a href="{name}.pdf"><img src="{name}.png" alt="{title}"></a>' if has_figure else ""
     return (
         f'<section id="{name}"><h2>{title}</h2>\n{image}\n{"".join(map(_paragraph, lines))}\n'

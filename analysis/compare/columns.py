@@ -1,5 +1,6 @@
 """The columns of a comparison: runs that differ in nothing but their seed are repetitions of one column.
 
+What a run keeps and reports tells nothing apart, nor does how the path of one file is written.
 Invariant: a column's runs are of one system, all measured or all modelled, and each has a seed of its own.
 """
 
@@ -7,17 +8,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 
 from rollpacker.analysis.runs import Run
-from rollpacker.config.words import in_hydra, shortened
+from rollpacker.config.keys import REQUIRED, legal_keys
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.words import counted, in_hydra, shortened
 
-_NOT_COMPARED: Final = {"run.seed", "run.dir", "run.resume", "run.progress"}
-"""Keys that repetitions may differ in."""
+_NOT_COMPARED: Final = re.compile(
+    r"tracker\..*|run\.(seed|dir|resume|progress|callbacks|samples_per_step|best_by|keep_.*|checkpoint_.*)"
+)
+"""Keys that repetitions may differ in: what is trained is the same, and what is generated but for the seed."""
 
 _MOST_KEYS: Final = 3
 """That a column's name has."""
@@ -53,7 +59,8 @@ def columns_of(runs: Sequence[Run]) -> list[Column]:
     """Group runs, in the order of the first of each column; runs of one setting and seed are of different columns."""
     groups: dict[str, list[list[Run]]] = {}
     for run in runs:
-        setting = json.dumps([run.system, run.is_modelled, _settings(run)], sort_keys=True, default=str)
+        own = {key: _compared(run, key, value) for key, value in _settings(run).items()}
+        setting = json.dumps([run.system, run.is_modelled, own], sort_keys=True, default=str)
         columns = groups.setdefault(setting, [])
         column = next((column for column in columns if run.seed not in {other.seed for other in column}), None)
         if column is None:
@@ -70,28 +77,54 @@ def columns_of(runs: Sequence[Run]) -> list[Column]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in _flat(run.config, "") if key not in _NOT_COMPARED}
+    """What tells a run from others, by dotted keys; a key that its record lacks has the default, and null is absent."""
+    settings = _defaults() | dict(_flat(run.config, ""))
+    if settings["trainer.lr_schedule"] == "constant":  # another spans the steps; all means are over those shared
+        del settings["run.num_steps"]
+    return {key: value for key, value in settings.items() if value is not None and not _NOT_COMPARED.fullmatch(key)}
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """Of every key but those of sections that a run may be without; null of one that has none."""
+    keys = [key for key in legal_keys(RunConfig).values() if not key.absent_section]
+    return dict(_flat({key.name: None if key.default == REQUIRED else key.default for key in keys}, ""))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
 
+def _compared(run: Run, key: str, value: Any) -> Any:
+    """A value as it is compared: of files and folders that are there, where they really lie."""
+    if isinstance(value, list):
+        return [_compared(run, key, each) for each in value]
+    known = legal_keys(RunConfig).get(key)
+    is_path = known is not None and known.is_path and isinstance(value, str)
+    path = run.started_in / value if is_path else ""
+    return os.path.realpath(path) if os.path.exists(path) else value  # noqa: PTH110  never raises, whatever the name is
+
+
 def _details(columns: Mapping[int, Sequence[Run]]) -> dict[int, str]:
     """Tell columns of one system apart: by the keys that differ, or where this is not enough by their folders."""
-    settings = {at: _settings(runs[0]) for at, runs in columns.items()}
+    first = {at: runs[0] for at, runs in columns.items()}
+    settings = {at: _settings(run) for at, run in first.items()}
     keys = dict.fromkeys(key for own in settings.values() for key in own)
-    differing = [key for key in keys if len({json.dumps(own.get(key), default=str) for own in settings.values()}) > 1]
+    differing = [
+        key
+        for key in keys
+        if len({json.dumps(_compared(first[at], key, own.get(key)), default=str) for at, own in settings.items()}) > 1
+    ]
     last_parts = Counter(key.rpartition(".")[2] for key in differing)
     names = {key: last if last_parts[last := key.rpartition(".")[2]] == 1 else key for key in differing}
     details = {}
     for at, own in settings.items():
         words = [f"{name}={shortened(in_hydra(own.get(key)))}" for key, name in names.items()]
-        more = f" and {len(words) - _MOST_KEYS} more keys" if len(words) > _MOST_KEYS else ""
+        more = f" and {counted(len(words) - _MOST_KEYS, 'more key')}" if len(words) > _MOST_KEYS else ""
         details[at] = ", ".join(words[:_MOST_KEYS]) + more
     if len(set(details.values())) < len(details):
         return {at: _folder(runs) for at, runs in columns.items()}

@@ -14,6 +14,7 @@ from rich.text import Text
 from rollpacker.analysis.compare.columns import columns_of
 from rollpacker.analysis.compare.figure import draw
 from rollpacker.analysis.compare.numbers import rows_of
+from rollpacker.analysis.compare.scores import scores_of
 from rollpacker.analysis.compare.table import error_said, tables_of
 from rollpacker.analysis.runs import Run, find_runs, read_runs, shared_steps
 from rollpacker.core.errors import ConfigError
@@ -46,15 +47,18 @@ def show(given: Sequence[Path], out: Path) -> None:
         )
     console = Terminal()
     columns = columns_of(runs)
-    rows = rows_of(columns, shared)
+    scores = scores_of(columns)
+    rows = rows_of(columns, scores, shared)
     for table in tables_of(columns, rows, len(shared), console.width):
         console.print(table)
     if any(each and each.error is not None for row in rows for each in row.values):
-        console.print(Text(f"+-: {error_said(columns)}", style="dim"))
+        console.print(Text(f"+-: {error_said(columns, scores)}", style="dim"))
     if said := _said_of_steps(runs, len(shared)):
         console.print(said, soft_wrap=True)
+    for sentence in scores.said(shared[-1] + 1):
+        console.print(sentence, soft_wrap=True)
     times = next(row for row in rows if row.title == "rollout time")
-    for path in draw(columns, times, out / "compare"):
+    for path in draw(columns, scores, times, shared, out / "compare"):
         console.print(f"figure: {path}", soft_wrap=True)
     for sentence in dict.fromkeys(sentence for run in runs for sentence in run.unread):
         _note(sentence)

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 
 from rollpacker.analysis.compare.columns import Column
 from rollpacker.analysis.compare.numbers import Row
+from rollpacker.analysis.compare.scores import Scores
 from rollpacker.analysis.compare.table import error_said, origin_of
 from rollpacker.analysis.style import (
     CYCLE_STEPS,
@@ -39,15 +40,17 @@ _NAME_HEIGHT: Final = 0.15
 """Share of the upper panel's height that the name of a mean takes, in two lines; in one it is half of it."""
 
 
-def draw(columns: Sequence[Column], mean_row: Row, stem: Path) -> tuple[Path, Path]:
+def draw(
+    columns: Sequence[Column], scores: Scores, mean_row: Row, shared: Sequence[int], stem: Path
+) -> tuple[Path, Path]:
     """Write the figure as PNG and PDF: rollout times above, with the means of a row; held-out scores below.
 
-    Without held-out scores the training rewards take their place.
+    The means are over the shared steps. Without held-out scores the training rewards take their place.
     """
     use_style()
     figure, (times, rewards) = plt.subplots(2, 1, figsize=(FIGURE_WIDTH_INCHES, 5.2), sharex=True, height_ratios=(3, 2))
     colors = list(itertools.islice(_colors(columns), len(columns)))
-    has_scores = any(len(run.evaluations) for column in columns for run in column.runs)
+    has_scores = any(len(own) for own in scores.by_run.values())
     has_rounds = len(columns) <= _MOST_WITH_ROUNDS
     has_grey = has_scores and len(columns) <= len(_GREY_STYLES)
     for position, (column, color) in enumerate(zip(columns, colors, strict=True)):
@@ -58,19 +61,20 @@ def draw(columns: Sequence[Column], mean_row: Row, stem: Path) -> tuple[Path, Pa
         if has_grey:
             _draw_cycles(rewards, column, "reward_mean", "0.75", style=_GREY_STYLES[position], width=1.4)
         if has_scores:
-            _draw_scores(rewards, column, color)
+            _draw_scores(rewards, scores.of(column.runs), color)
         else:
             _draw_cycles(rewards, column, "reward_mean", color)
     cycle = f"over {CYCLE_STEPS} steps"
     times.set_title(f"Rollout time {'of each step' if has_rounds else cycle} ({origin_of(columns)})")
     times.set_ylabel("seconds")
     times.set_ylim(0, _HEADROOM * times.get_ylim()[1])
-    _draw_means(times, mean_row, colors)
+    _draw_means(times, mean_row, (shared[0] + 0.5, shared[-1] + 1.5), colors)
     legend_below(figure, times.get_legend_handles_labels()[0], "outside lower left")
     grey = f"; in grey the training reward {cycle}" * has_grey
     rewards.set_title(f"Held-out score{grey}" if has_scores else f"Training reward {cycle}")
     rewards.set_ylabel("reward")
-    bands = f"; bands: {error_said(columns)}" if has_scores or any(len(column.runs) > 1 for column in columns) else ""
+    said = error_said(columns, scores)
+    bands = f"; bands: {said}" if said else ""
     rewards.set_xlabel(f"training step{bands}")
     for axes in (times, rewards):
         axes.margins(x=0.02)
@@ -119,18 +123,18 @@ def _draw_rounds(axes: Axes, column: Column, color: str) -> None:
             edgecolor=color,
             linewidth=1.4,
             zorder=3,
-            label=name if kind == "plain" else f"{name}, {kind} round",
+            label=name if kind == "plain" else f"{kind} round: {name}",
         )
 
 
-def _draw_means(axes: Axes, row: Row, colors: Sequence[str]) -> None:
-    """Draw each mean, and write it at the right end of its line, or as near as the others leave room."""
+def _draw_means(axes: Axes, row: Row, span: tuple[float, float], colors: Sequence[str]) -> None:
+    """Draw each mean over the steps that it is of, and write it at the right, as near as the others leave room."""
     means = [each.value for each in row.values if each]
     name, height = ("mean\n", _NAME_HEIGHT) if len(means) <= _MOST_WITH_ROUNDS else ("", _NAME_HEIGHT / 2)
     top = axes.get_ylim()[1]
     places = _apart([mean / top for mean in means], height)
     for mean, color, place in zip(means, colors, places, strict=True):
-        axes.axhline(mean, color=color, linestyle="--", linewidth=1.4)
+        axes.hlines(mean, *span, color=color, linestyle="--", linewidth=1.4)
         axes.annotate(
             f"{name}{mean:.{row.num_digits}f} {row.unit}",
             xy=(1.01, place),
@@ -166,13 +170,12 @@ def _draw_cycles(
     _draw_line(axes, smooth.mean(axis=1), smooth.sem(axis=1), color, **line)
 
 
-def _draw_scores(axes: Axes, column: Column, color: str) -> None:
+def _draw_scores(axes: Axes, scores: Sequence[pd.DataFrame], color: str) -> None:
     """Draw the held-out scores of each set, with their errors over seeds, or of one run over the prompts."""
-    scores = pd.concat([run.evaluations for run in column.runs], ignore_index=True)
-    for _, of_set in scores.groupby("set"):
-        by_step = of_set.groupby("step")
-        is_single = by_step.size().max() == 1
-        error = by_step["se_over_prompts"].first() if is_single else by_step["reward_mean"].sem()
-        mean = by_step["reward_mean"].mean()
+    means = [own["reward_mean"] for own in scores]
+    for name in means[0].columns if means else ():
+        of_set = pd.concat([own[name] for own in means], axis=1)
+        error = of_set.sem(axis=1) if len(scores) > 1 else scores[0]["se_over_prompts", name]
+        mean = of_set.mean(axis=1)
         _draw_line(axes, mean, error, color, linewidth=2.2)
         axes.scatter(mean.index, mean, color=color, s=16, zorder=3)

@@ -1,6 +1,7 @@
 """What is compared: means over the runs of a column, each with its standard error, over the steps that all runs have.
 
-Speedups are ratios of sums over the steps, as in the paper: of runs with equal seeds, or else of the columns' means.
+Speedups are ratios of sums over the steps, as in the paper: per seed where both columns have the same seeds, or else
+of the columns' means, so that they fit the times in the rows above.
 How well a system learned is what its policy scores on held-out prompts. The reward of the batches that it trained is
 not the policy's: a race selects short responses, and a long round hard prompts.
 """
@@ -15,6 +16,7 @@ from typing import Final, NamedTuple
 import pandas as pd
 
 from rollpacker.analysis.compare.columns import Column
+from rollpacker.analysis.compare.scores import Scores
 from rollpacker.analysis.runs import Run
 from rollpacker.analysis.style import CYCLE_STEPS
 
@@ -45,7 +47,7 @@ class Row(NamedTuple):
     is_signed: bool = False
 
 
-def rows_of(columns: Sequence[Column], shared: list[int]) -> list[Row]:
+def rows_of(columns: Sequence[Column], scores: Scores, shared: list[int]) -> list[Row]:
     """Compute all rows that some column has, over these steps; the first column is the baseline."""
 
     def row(title: str, unit: str, num_digits: int, number: Callable[[pd.DataFrame], float]) -> Row:
@@ -64,7 +66,7 @@ def rows_of(columns: Sequence[Column], shared: list[int]) -> list[Row]:
         row("longest response", "tokens", 0, lambda steps: float(steps["response_length_max_tokens"].mean())),
         row("bubble ratio (idle slots)", "%", 0, _bubble_percent),
         row("tokens wasted", "%", 0, _wasted_percent),
-        *_held_out(columns, shared[-1] + 1),
+        *_held_out(columns, scores, scores.steps(shared[-1] + 1)),
         row("training reward, first steps", "", 2, lambda steps: float(steps["reward_mean"].head(num_end).mean())),
         row("training reward, last steps", "", 2, lambda steps: float(steps["reward_mean"].tail(num_end).mean())),
         *(
@@ -88,22 +90,27 @@ def _bubble_percent(steps: pd.DataFrame) -> float:
 
 
 def _wasted_percent(steps: pd.DataFrame) -> float:
-    return float(100 * steps["tokens_wasted"].sum() / max(1, steps["tokens_generated"].sum()))
+    return float(100 * steps["tokens_wasted"].sum(min_count=1) / max(1, steps["tokens_generated"].sum()))
 
 
 def _speedup(column: Column, baseline: Column, shared: list[int], name: str) -> Estimate | None:
-    """How much faster a column is; None between what was measured and what was modelled."""
+    """How much faster a column is; None where the two cannot be compared."""
     if column is baseline:
         return Estimate(1.0)
-    if column.is_modelled != baseline.is_modelled:
+    if not _are_comparable(column, baseline):
         return None
 
     def sum_s(run: Run) -> float:
         return float(run.steps.loc[shared, name].sum())
 
-    if pairs := _pairs(column, baseline):
-        return estimate([sum_s(base) / sum_s(run) for run, base in pairs])
+    if column.by_seed.keys() == baseline.by_seed.keys():
+        return estimate([sum_s(base) / sum_s(run) for run, base in _pairs(column, baseline)])
     return Estimate(fmean(map(sum_s, baseline.runs)) / fmean(map(sum_s, column.runs)))
+
+
+def _are_comparable(column: Column, baseline: Column) -> bool:
+    """Whether no modelled number would be compared with a measured one."""
+    return column.is_modelled == baseline.is_modelled
 
 
 def _pairs(column: Column, baseline: Column) -> list[tuple[Run, Run]]:
@@ -111,25 +118,20 @@ def _pairs(column: Column, baseline: Column) -> list[tuple[Run, Run]]:
     return [(run, baseline.by_seed[run.seed]) for run in column.runs if run.seed in baseline.by_seed]
 
 
-def _held_out(columns: Sequence[Column], num_steps: int) -> list[Row]:
-    """Scores at the first and the last evaluation that all runs with scores have, up to so many finished steps."""
-    scores = {id(run): _scores(run) for column in columns for run in column.runs}
-    with_scores = [set(own) for own in scores.values() if own]
-    steps = sorted(step for step in set.intersection(*with_scores) if step <= num_steps) if with_scores else []
+def _held_out(columns: Sequence[Column], scores: Scores, steps: Sequence[int]) -> list[Row]:
+    """Scores at the first and the last of the evaluations that all runs with scores have."""
 
     def score(column: Column, step: int) -> Estimate | None:
-        found = [own[step] for run in column.runs if (own := scores[id(run)])]
+        found = [_mean(own, step) for own in scores.of(column.runs)]
         return found[0] if len(found) == 1 else estimate([each.value for each in found]) if found else None
 
     def gain(column: Column, step: int) -> Estimate | None:
-        pairs = [
-            (own, base)
-            for run, other in _pairs(column, columns[0])
-            if (own := scores[id(run)]) and (base := scores[id(other)])
-        ]
-        if column is columns[0] or len(pairs) < 2:  # noqa: PLR2004  (one difference has no error)
+        if column is columns[0] or not _are_comparable(column, columns[0]):
             return None
-        return estimate([own[step].value - base[step].value for own, base in pairs])
+        pairs = [own for pair in _pairs(column, columns[0]) if len(own := scores.of(pair)) == len(pair)]
+        if len(pairs) < 2:  # noqa: PLR2004  (one difference has no error)
+            return None
+        return estimate([_mean(own, step).value - _mean(base, step).value for own, base in pairs])
 
     rows = [
         Row(f"held-out score, step {step}", "", [score(column, step) for column in columns], 3)
@@ -143,11 +145,8 @@ AGAINST: Final = "held-out score, against the first"
 """Paired: the mean over seeds of the difference to the first column's run of the same seed."""
 
 
-def _scores(run: Run) -> dict[int, Estimate]:
-    """The mean score over the held-out sets, with its error over their prompts, by the number of finished steps."""
-    return {
-        int(of_step["step"].iloc[0]): Estimate(
-            float(of_step["reward_mean"].mean()), float((of_step["se_over_prompts"] ** 2).sum() ** 0.5 / len(of_step))
-        )
-        for _, of_step in run.evaluations.groupby("step")
-    }
+def _mean(scores: pd.DataFrame, step: int) -> Estimate:
+    """A run's mean over the held-out sets, with its error over their prompts where each set has one."""
+    of_step = scores.loc[step]
+    errors = of_step["se_over_prompts"]
+    return Estimate(float(of_step["reward_mean"].mean()), float((errors**2).sum(skipna=False) ** 0.5 / len(errors)))

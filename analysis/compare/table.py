@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rollpacker.analysis.compare.columns import Column
 from rollpacker.analysis.compare.numbers import Estimate, Row
+from rollpacker.analysis.compare.scores import Scores
 from rollpacker.config.words import counted
 
 _BESIDE: Final = 3
@@ -56,7 +57,7 @@ def _head(column: Column, columns: Sequence[Column], *, has_several: bool) -> st
 def _folded(text: str) -> Iterator[str]:
     """Break a key with its value, or a path, into short lines."""
     line = ""
-    for piece in re.findall(r"[^=/]*[=/]?", text):
+    for piece in re.findall(r"[^=/]+[=/]?|[=/]", text):
         if line and len(line + piece) > _HEAD_WIDTH:
             yield line
             line = ""
@@ -75,12 +76,12 @@ def origin_of(columns: Sequence[Column]) -> str:
     return " and ".join(sorted(kinds))
 
 
-def error_said(columns: Sequence[Column]) -> str:
-    """What the standard errors are over."""
-    numbers = {len(column.runs) > 1 for column in columns}
-    if numbers == {False}:
-        return "standard error over the held-out prompts"
-    return "standard error over seeds" + "; of a single run, over the held-out prompts" * (len(numbers) > 1)
+def error_said(columns: Sequence[Column], scores: Scores) -> str:
+    """What the standard errors are over; empty where nothing has one."""
+    over = ["over seeds"] if any(len(column.runs) > 1 for column in columns) else []
+    if any(len(scores.of(column.runs)) == 1 for column in columns):
+        over.append("over the held-out prompts")
+    return "standard error " + "; of a single run, ".join(over) if over else ""
 
 
 def _said(row: Row, estimate: Estimate | None) -> str:

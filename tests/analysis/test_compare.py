@@ -9,8 +9,9 @@ from rollpacker.analysis.compare import figure
 from rollpacker.analysis.compare.columns import columns_of
 from rollpacker.analysis.compare.figure import draw
 from rollpacker.analysis.compare.numbers import AGAINST, Estimate, rows_of
+from rollpacker.analysis.compare.scores import scores_of
 from rollpacker.analysis.compare.table import error_said, tables_of
-from rollpacker.analysis.runs import read_runs
+from rollpacker.analysis.runs import read_runs, shared_steps
 from rollpacker.analysis.style import OTHER_COLORS, SYSTEM_COLORS
 from rollpacker.cli.main import main
 from rollpacker.terminal import Terminal
@@ -51,8 +52,8 @@ def compared(*folders):
     runs, problems = read_runs(folders)
     assert not problems
     columns = columns_of(runs)
-    steps = sorted(set.intersection(*(set(run.steps.index) for run in runs)))
-    return {row.title: row for row in rows_of(columns, steps)}, columns
+    rows = rows_of(columns, scores_of(columns), shared_steps(runs))
+    return {row.title: row for row in rows}, columns
 
 
 def printed(capsys, *words):
@@ -106,6 +107,37 @@ def test_means_are_compared_where_no_seeds_pair(tmp_path):
     assert AGAINST not in rows
 
 
+def test_a_speedup_fits_the_times_where_only_some_seeds_pair(tmp_path):
+    plain = {0: 11.0, 1: 11.0, 2: 5.0}
+    folders = [write(tmp_path / f"verl-{seed}", "verl", [time_s], seed=seed) for seed, time_s in plain.items()]
+    folders += [write(tmp_path / f"tail-{seed}", "tail", [5.0], seed=seed) for seed in (2, 3)]
+    rows, _ = compared(*folders)
+    assert rows["rollout speedup"].values[1] == Estimate(9 / 5)
+    rows, _ = compared(*folders[:-1])
+    assert rows["rollout speedup"].values[1] == Estimate(9 / 5)
+
+
+def test_runs_that_differ_in_what_they_keep_and_report_are_repetitions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    configs = [
+        {"tracker": {"wandb_name": "a"}, "model": {"path": "model"}, "trainer": {"kl_in": "loss"}},
+        {"tracker": {"wandb_name": "b"}, "model": {"path": str(tmp_path / "model")}, "data": {"solve_rates": None}},
+        {"run": {"keep_checkpoints": 9, "checkpoint_every_steps": 1, "num_steps": 99}, "model": {"path": "./model"}},
+    ]
+    folders = [write(tmp_path / str(at), "tail", [1.0], seed=at, config=own) for at, own in enumerate(configs)]
+    assert [len(column.runs) for column in compared(*folders)[1]] == [3]
+    record = tmp_path / "2" / "config.yaml"
+    record.write_text(f'# Relative paths begin in "{tmp_path / "0"}"\n{record.read_text()}')
+    assert [len(column.runs) for column in compared(*folders)[1]] == [2, 1]
+
+
+def test_the_number_of_steps_tells_runs_apart_whose_learning_rate_spans_them(tmp_path):
+    configs = [{"run": {"num_steps": number}, "trainer": {"lr_schedule": "cosine"}} for number in (10, 20)]
+    folders = [write(tmp_path / str(at), "tail", [1.0], seed=at, config=own) for at, own in enumerate(configs)]
+    assert [column.detail for column in compared(*folders)[1]] == ["num_steps=10", "num_steps=20"]
+
+
 @pytest.mark.parametrize(
     ("configs", "details"),
     [
@@ -115,11 +147,11 @@ def test_means_are_compared_where_no_seeds_pair(tmp_path):
         ),
         (
             [{"data": {"path": "a"}, "model": {"path": "x"}}, {"data": {"path": "b"}, "model": {"path": "y"}}],
-            ["data.path=a, model.path=x", "data.path=b, model.path=y"],
+            ["model.path=x, data.path=a", "model.path=y, data.path=b"],
         ),
         (
             [{"trainer": {}}, {"trainer": {"a": 1, "b": 2, "c": 3, "d": 4}}],
-            ["trainer={}, a=null, b=null and 2 more keys", "trainer=null, a=1, b=2 and 2 more keys"],
+            ["a=null, b=null, c=null and 1 more key", "a=1, b=2, c=3 and 1 more key"],
         ),
         ([{}, {"run": {"resume": "auto"}}], ["old/seed", "new/seed"]),
     ],
@@ -155,10 +187,16 @@ def test_many_columns_fold_into_tables_that_fit(tmp_path):
 
 def test_measured_and_modelled_runs_say_so_and_have_no_speedup_over_each_other(both, tmp_path, capsys):
     modelled = write(tmp_path / "modelled", "verl", [2.0] * 10, modelled=True)
-    lines, _ = printed(capsys, modelled, both[1], f"out={tmp_path}")
+    other = write(tmp_path / "other", "verl", [2.0] * 10, modelled=True, seed=1)
+    tail = write(tmp_path / "tail-1", "rollpacker", SHORT_AND_LONG, seed=1)
+    folders = [modelled, other, both[1], tail]
+    for folder in folders:
+        write_scores(folder, {0: 0.5, 10: 0.9})
+    lines, _ = printed(capsys, *folders, f"out={tmp_path}")
     assert lines[0] == "10 steps, measured and modelled; means per step"
     assert "┃ ┃ modelled ┃ measured ┃" in lines
     assert "rollout speedup 1.00 x" in lines
+    assert not any(AGAINST in line for line in lines)
 
 
 def test_the_score_of_a_single_run_has_its_error_over_the_prompts(both, tmp_path, capsys):
@@ -170,9 +208,48 @@ def test_the_score_of_a_single_run_has_its_error_over_the_prompts(both, tmp_path
     assert not any("against the first" in line or "runs" in line for line in lines)
 
 
+def test_a_held_out_set_that_a_run_lacks_is_in_no_mean(both, tmp_path, capsys):
+    write_scores(both[0], {0: {"math": 0.8, "code": 0.2}, 10: {"math": 0.8, "code": 0.2}})
+    write_scores(both[1], {0: {"math": 0.8}, 10: {"math": 0.9}})
+    lines, _ = printed(capsys, *both, f"out={tmp_path}")
+    assert "held-out score, step 10 0.800 +- 0.010 0.900 +- 0.010" in lines
+    assert f"The held-out set code is left out: {both[1]} has no score of it." in lines
+
+
+def test_without_a_set_that_all_have_no_scores_are_compared(both, tmp_path, capsys):
+    for folder, name in zip(both, ("math", "code"), strict=True):
+        write_scores(folder, {10: {name: 0.8}})
+    lines, _ = printed(capsys, *both, f"out={tmp_path}")
+    assert not any(line.startswith("held-out score") for line in lines)
+    assert f"The held-out set code is left out: {both[0]} has no score of it." in lines
+
+
+def test_an_evaluation_in_which_a_set_has_no_score_is_not_compared(both, tmp_path, capsys):
+    write_scores(both[0], {0: {"math": 0.8, "code": 0.2}, 10: {"math": 0.8, "code": 0.2}})
+    write_scores(both[1], {0: {"math": 0.8, "code": 0.2}, 10: {"math": 0.8, "code": None}})
+    lines, _ = printed(capsys, *both, f"out={tmp_path}")
+    assert [line for line in lines if line.startswith("held-out score")] == [
+        "held-out score, step 0 0.500 +- 0.007 0.500 +- 0.007"
+    ]
+    assert f"{both[1]} has no held-out score of code at step 10: no mean has this step of it." in lines
+
+
+def test_scores_without_a_step_in_common_are_named(both, tmp_path, capsys):
+    write_scores(both[0], {10: 0.8})
+    write_scores(both[1], {5: 0.8, 20: 0.9})
+    lines, _ = printed(capsys, *both, f"out={tmp_path}")
+    assert not any(line.startswith("held-out score") for line in lines)
+    assert "No step up to 10 has a held-out score of every run that has scores: none is compared." in lines
+
+
 def test_what_an_error_is_over_is_said_of_both_kinds(seeds, both):
-    _, columns = compared(*sorted(seeds.glob("verl-?")), both[1])
-    assert error_said(columns) == "standard error over seeds; of a single run, over the held-out prompts"
+    folders = [*sorted(seeds.glob("verl-?")), both[1]]
+    _, columns = compared(*folders)
+    assert error_said(columns, scores_of(columns)) == "standard error over seeds"
+    write_scores(both[1], {0: 0.5, 10: 0.9})
+    _, columns = compared(*folders)
+    said = "standard error over seeds; of a single run, over the held-out prompts"
+    assert error_said(columns, scores_of(columns)) == said
 
 
 def test_a_run_that_went_on_is_compared_over_the_steps_that_both_have(both, tmp_path, capsys):
@@ -209,7 +286,8 @@ def drawn(monkeypatch):
 
 def draw_all(folders, stem):
     rows, columns = compared(*folders)
-    draw(columns, rows["rollout time"], stem)
+    shared = shared_steps(run for column in columns for run in column.runs)
+    draw(columns, scores_of(columns), rows["rollout time"], shared, stem)
 
 
 def test_the_figure_has_a_line_of_means_over_seeds_for_each_column(seeds, tmp_path, drawn):
@@ -220,6 +298,19 @@ def test_the_figure_has_a_line_of_means_over_seeds_for_each_column(seeds, tmp_pa
     scores = [line.get_ydata().tolist() for line in rewards.lines if line.get_color() != "0.75"]
     assert scores == [pytest.approx([0.5, 0.92]), pytest.approx([0.5, 0.9])]
     assert rewards.get_xlabel() == "training step; bands: standard error over seeds"
+
+
+def test_the_figure_has_scores_where_all_seeds_and_all_sets_have_one(seeds, tmp_path, drawn):
+    write_scores(write(tmp_path / "verl-9", "verl", [4.0] * 5, seed=9), {0: {"unseen": 0.5, "other": 0.1}, 5: {}})
+    draw_all([*sorted(seeds.glob("verl-?")), tmp_path / "verl-9"], tmp_path / "compare")
+    scores = [line.get_xdata().tolist() for line in drawn[1].lines if line.get_color() != "0.75"]
+    assert scores == [[0]]
+
+
+def test_means_of_runs_of_different_length_end_with_the_shared_steps(tmp_path, drawn):
+    draw_all([write(tmp_path / "verl", "verl", [4.0] * 8), write(tmp_path / "tail", "tail", [3.0] * 4)], tmp_path)
+    dashed = [line for line in drawn[0].collections if line.get_linestyle()[0][1]]
+    assert [line.get_segments()[0][:, 0].tolist() for line in dashed] == [[0.5, 4.5]] * 2
 
 
 def test_training_rewards_are_grey_beside_any_held_out_score(both, tmp_path, drawn):
@@ -265,7 +356,7 @@ def test_the_figure_shows_every_step_of_both_systems_with_long_rounds_marked(bot
     handles, labels = drawn[0].get_legend_handles_labels()
     shown = dict(zip(labels, (group.get_offsets().data.tolist() for group in handles), strict=True))
     assert [len(points) for points in shown.values()] == [10, 8, 2]
-    assert shown["tail batching, long round"] == [[5.0, 4.0], [10.0, 4.0]]
+    assert shown["long round: tail batching"] == [[5.0, 4.0], [10.0, 4.0]]
 
 
 def test_the_command_prints_the_table_and_writes_png_and_pdf(both, tmp_path, capsys):
@@ -289,6 +380,17 @@ def test_a_run_that_is_shown_is_not_called_left_out(both, tmp_path, capsys):
     assert old.startswith(f"{both[0]}: ")
     assert "num_preemptions" in old
     assert unread.startswith(f"the evaluations of {both[0]} are left out: {both[0]}/evaluation/manifest.json is not")
+
+
+def test_a_number_that_no_step_knows_is_not_shown_as_zero(both, tmp_path, capsys):
+    forget_column(both[0], "tokens_wasted")
+    lines, _ = printed(capsys, *both, f"out={tmp_path / 'out'}")
+    assert "tokens wasted 25 %" in lines
+
+
+def test_a_comparison_takes_no_setting_of_an_exhibit(both, tmp_path, capsys):
+    assert main(["analysis", "compare", *map(str, both), "backend=sim", f"out={tmp_path / 'out'}"]) == 2
+    assert "It takes out=..." in capsys.readouterr().err
 
 
 def test_without_any_run_nothing_is_drawn_and_the_exit_code_is_2(tmp_path, capsys):

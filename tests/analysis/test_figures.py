@@ -38,6 +38,7 @@ def drawn_colors(figure):
             3,
         ),
         (("W" * 40,) * 4, 6),
+        (("long round: tail, data.path=/shared/" + "x" * 200 + ".parquet, learning_rate=1e-06",), 3),
     ],
 )
 def test_a_legend_ends_within_the_figure_in_as_few_rows_as_that_leaves(names, num_rows):

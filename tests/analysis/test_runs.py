@@ -1,5 +1,7 @@
 """Which runs an exhibit takes: one per seed, of its model, and what it says of the others."""
 
+import shutil
+
 import pytest
 
 from rollpacker.analysis import command
@@ -100,7 +102,8 @@ def test_no_number_compares_a_measured_run_with_a_modelled_one(tmp_path, capsys)
     ours = {point.x: point.y for point in numbers["table2"].points if point.source is Source.MODELLED}
     assert ours["+ tail"] == 1.0
     told = f"Of the runs below {tmp_path} 1 were measured and 4 modelled. No exhibit mixes them: "
-    assert capsys.readouterr().err.count(f"{told}where it has both kinds it shows the measured.") == 1
+    shown = "it shows the measured, or where these give it no number the modelled."
+    assert capsys.readouterr().err.count(f"{told}{shown}") == 1
     write_run(tmp_path / "plain", "verl", [3.0, 3.0])
     ours = [point for point in gathered(tmp_path, "table2")["table2"].points if point.source is Source.MEASURED]
     assert {point.x: point.y for point in ours} == {"veRL": 1.0, "+ tail": 3.0}
@@ -118,7 +121,22 @@ def test_what_is_modelled_beside_measured_runs_is_drawn_from_the_modelled_ones_a
     assert {(point.x, point.y, point.source) for point in ours} == {
         (x, 1.0, Source.MODELLED) for x in ("veRL", "+ tail", "+ stream")
     }
-    assert "it shows the modelled; leave out backend=sim for the measured." in capsys.readouterr().err
+    shown = "it shows the modelled, or where these give it no number the measured; without backend=sim the measured"
+    assert shown in capsys.readouterr().err
+
+
+def test_what_is_said_of_a_kind_that_gives_no_number_is_kept(tmp_path, capsys):
+    mixed(tmp_path)
+    shutil.copytree(tmp_path / "real", tmp_path / "twin")
+    fields = {"model": "Qwen2.5-14B", "task": "code"}
+    broken = write_run(tmp_path / "broken", "verl", [4.0], responses=[{"reward_time_s": 3.0}], **fields)
+    for part in (broken / "metrics" / "responses").iterdir():
+        part.write_text("")
+    numbers = gathered(tmp_path, "table2", "fig07a")
+    assert {point.source for own in numbers.values() for point in own.points} == {Source.PAPER, Source.MODELLED}
+    notes = capsys.readouterr().err
+    assert f"{tmp_path / 'twin'} is left out: {tmp_path / 'real'} has its seed, 0" in notes
+    assert notes.count(f"the responses of {broken} are left out: ") == 1
 
 
 def test_a_table_of_a_run_that_cannot_be_read_is_missing_where_it_is_needed_and_only_there(tmp_path):

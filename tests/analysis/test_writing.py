@@ -4,7 +4,7 @@ import shutil
 
 from rollpacker.analysis.exhibits import EXHIBITS
 from rollpacker.analysis.numbers import Numbers
-from rollpacker.analysis.writing import write_exhibit
+from rollpacker.analysis.writing import write_exhibit, write_page
 from rollpacker.cli.main import main
 from tests.analysis.written_runs import write_run
 
@@ -45,6 +45,8 @@ def test_an_exhibit_that_has_no_number_any_more_keeps_no_figure(tmp_path):
         (tmp_path / name).write_text("of an earlier command")
     write_exhibit(EXHIBITS["ladder"], Numbers(points=[]), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"ladder.csv", "ladder.txt", "table2.png"}
+    page = write_page([EXHIBITS["ladder"]], tmp_path)
+    assert f"{EXHIBITS['ladder'].title}</a></td><td>no runs</td>" in page.read_text()
 
 
 def test_the_list_of_exhibits_fits_a_terminal(capsys):

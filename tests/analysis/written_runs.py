@@ -74,11 +74,15 @@ def numbers_of(exhibit, folder):
 
 
 def write_scores(folder, scores):
-    """Held-out scores of a run by its finished steps."""
+    """Held-out scores of a run by its finished steps: of one set, or of several by their names."""
     writer = MetricsWriter(folder / "evaluation", EVALUATION_TABLES)
     for step, score in scores.items():
-        row = row_of(EVALUATIONS, step=step, set="unseen", reward_mean=score, se_over_prompts=0.01)
-        writer.write_step(step, {"evaluations": [row], "pass_at_k": [], "evaluation_responses": []})
+        of_sets = score if isinstance(score, dict) else {"unseen": score}
+        rows = [
+            row_of(EVALUATIONS, step=step, set=name, reward_mean=each, se_over_prompts=0.01)
+            for name, each in of_sets.items()
+        ]
+        writer.write_step(step, {"evaluations": rows, "pass_at_k": [], "evaluation_responses": []})
     writer.close()
 
 
