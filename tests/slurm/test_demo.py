@@ -84,7 +84,7 @@ def test_ctrl_c_in_the_middle_leaves_neither_job_nor_cluster(tmp_path: Path) -> 
 
 def test_a_killed_demo_leaves_neither_job_nor_cluster_nor_whoever_waits_for_them(tmp_path: Path) -> None:
     demo = Demo(tmp_path)
-    demo.wait_for("waiting")
+    demo.wait_for("submitted for")
     demo.process.kill()
     demo.process.wait()
     require_nothing_left(demo.cluster)
