@@ -95,7 +95,7 @@ _SECTIONS = {
         "gpu-check": "Show on this machine's GPUs what only GPUs can show",
     },
     "Reproduce the paper": {
-        "analysis": "Draw tables and figures from runs, and model missing runs",
+        "analysis": "Draw tables and figures, model missing runs; compare your own",
         "calibrate": "Fit the modelled cluster to the paper's numbers",
     },
 }

@@ -36,6 +36,13 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": EOS,
     "pad_token_id": 0,
 }
+_CAPPED: dict[str, Any] = {
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "attn_logit_softcapping": 1.0,
+    "initializer_range": 0.1,
+}
+"""Attention scores are capped, far below what they are."""
 
 
 CONFIGS: dict[str, Callable[[], Any]] = {
@@ -45,24 +52,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "gemma3": lambda: transformers.Gemma3TextConfig(
         **_SIZES, head_dim=16, sliding_window=7, layer_types=["sliding_attention", "full_attention"]
     ),
-    # attention scores that are capped, far below what they are
-    "gemma2": lambda: transformers.Gemma2Config(
-        **_SIZES,
-        head_dim=16,
-        sliding_window=7,
-        query_pre_attn_scalar=16,
-        attn_logit_softcapping=1.0,
-        initializer_range=0.1,
-    ),
+    "gemma2": lambda: transformers.Gemma2Config(**_SIZES, **_CAPPED, sliding_window=7),
     # the same in full attention only
-    "vaultgemma": lambda: transformers.VaultGemmaConfig(
-        **_SIZES,
-        head_dim=16,
-        layer_types=["full_attention"] * 2,
-        query_pre_attn_scalar=16,
-        attn_logit_softcapping=1.0,
-        initializer_range=0.1,
-    ),
+    "vaultgemma": lambda: transformers.VaultGemmaConfig(**_SIZES, **_CAPPED, layer_types=["full_attention"] * 2),
     # learned positions, no rotary embedding, no grouped heads
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=512, bos_token_id=0, eos_token_id=EOS
