@@ -32,6 +32,17 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """Undo what a test's command did to signals: a child that inherits it may outlive the SIGTERM that is to end it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return (yield)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def pytest_collection_modifyitems(config, items) -> None:
     """In a process of pytest-xdist, begin with what takes longest."""
     if hasattr(config, "workerinput"):

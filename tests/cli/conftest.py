@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, Qwen2Tokenizer  # noqa: F401  (for the forks in which `check` looks at tokens)
 
 from tests.cli.inputs import write_model, write_prompts
 

@@ -3,26 +3,33 @@
 A run tokenizes all of its prompts as it starts. `rollpacker check` takes a sample, spread evenly over the files, that
 needs a few seconds; where the sample is all prompts, what would stop the run is an error here, too. A run that is
 resumed is refused if what is left of its prompts is not what its checkpoint was written with. Tokens are made in a
-process of its own, which can be ended when it takes too long. That is a fork: it has all that is loaded here, and loads
-only what tokenizers need.
+process of its own, which can be ended when it takes too long: `python -m` this. It is no fork: this process may have
+threads of libraries, and a lock that one of them holds would stay locked in the copy for ever.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import multiprocessing
+import os
+import pickle
 import signal
+import subprocess
+import sys
+import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from rollpacker.core.errors import WorldError
 from rollpacker.data.fitting import fit_prompts
 from rollpacker.data.held_out import load_held_out
 from rollpacker.data.order import is_of, keys_of
 from rollpacker.environments.factory import make_tokenizer, try_observation
 from rollpacker.environments.prompts import prompts_to_train
+from rollpacker.rewards.processes import set_parent_death_signal
+from rollpacker.rewards.supervisor_process import path_of_package
 from rollpacker.runtime.rollout.scheduling import check_supply
 
 if TYPE_CHECKING:
@@ -48,7 +55,7 @@ def notes_of_tokens(config: RunConfig) -> list[str]:
     """
     try:
         notes: list[str] = _in_other_process(_look, config)
-    except multiprocessing.TimeoutError:
+    except subprocess.TimeoutExpired:
         return [f"The prompts' tokens were not counted: that takes longer than {LOOK_S:g} s."]
     return notes
 
@@ -90,16 +97,51 @@ def _keys_that_fit(tokenization: _Tokenization) -> Mapping[Domain, Sequence[str]
     """Each domain's prompts that are not too long; None where that takes too long to say."""
     try:
         keys: Mapping[Domain, Sequence[str]] = _in_other_process(_fitting_keys, tokenization.config)
-    except multiprocessing.TimeoutError:
+    except subprocess.TimeoutExpired:
         return None
     return keys
 
 
-def _in_other_process(function: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function there; raises what it raises, and `TimeoutError` of multiprocessing after `LOOK_S`."""
-    ignores_ctrl_c = (signal.SIGINT, signal.SIG_IGN)  # this process ends the other one
-    with multiprocessing.get_context("fork").Pool(1, signal.signal, ignores_ctrl_c) as pool:
-        return pool.apply_async(function, arguments).get(LOOK_S)
+def _in_other_process(function: Callable[[RunConfig], Any], config: RunConfig) -> Any:
+    """Call a function of this module there; raises what it raises, and `TimeoutExpired` after `LOOK_S`.
+
+    Raises:
+        WorldError: The process died.
+    """
+    process = subprocess.run(  # noqa: S603  # our own module
+        [sys.executable, "-P", "-m", __name__],
+        input=pickle.dumps((function.__name__, config)),
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path_of_package()},
+        start_new_session=True,  # Ctrl-C comes here, and ends that process as well
+        timeout=LOOK_S,
+        check=False,
+    )
+    if process.returncode:
+        raise WorldError(
+            f"The process that tokenizes the prompts ended with code {process.returncode}.",
+            "",
+            "What it printed says more; without a word it was killed, mostly for want of memory.",
+        )
+    is_error, result = pickle.loads(process.stdout)  # noqa: S301  # from our own process
+    if is_error:
+        raise result
+    return result
+
+
+def _main() -> None:
+    """Be the other process: read a function's name and its argument, and write whether it raised, and what it gave."""
+    set_parent_death_signal(signal.SIGKILL)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no answer
+    name, config = pickle.load(sys.stdin.buffer)  # noqa: S301  # from our own process
+    try:
+        answer: tuple[bool, Any] = (False, {"_look": _look, "_fitting_keys": _fitting_keys}[name](config))
+    except Exception as error:  # noqa: BLE001  # the process boundary: the parent raises it again
+        error.add_note(traceback.format_exc())
+        answer = (True, error)
+    with answers:
+        pickle.dump(answer, answers)
 
 
 def _fitting_keys(config: RunConfig) -> Mapping[Domain, Sequence[str]]:
@@ -123,3 +165,7 @@ def _look(config: RunConfig) -> list[str]:
         check_supply(config, Counter(each.prompt.domain for each in fitting.prompts.values()))
         return [*notes, *fitting.notes(config.data)]
     return [*notes, *(f"Of every {step}th prompt: {note}" for note in fitting.notes(config.data))]
+
+
+if __name__ == "__main__":
+    _main()

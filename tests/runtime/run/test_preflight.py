@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 from rollpacker.config.compose import compose
 from rollpacker.config.words import replaced
-from rollpacker.core.errors import CheckpointError, ConfigError, DataError, ModelError, UserError
+from rollpacker.core.errors import CheckpointError, ConfigError, DataError, ModelError, UserError, WorldError
 from rollpacker.core.ids import Domain
 from rollpacker.runtime.run import prompt_look
 from rollpacker.runtime.run.folder_checks import check_creatable
@@ -174,6 +175,27 @@ def test_prompts_that_the_points_of_a_sweep_share_are_tokenized_once(
     resolved = [validate(compose([*words, "run.resume=auto"])) for words in points]
     assert [each.finished_steps for each in resolved] == [10, 10]
     assert len(calls) == 1
+
+
+def test_prompts_are_tokenized_in_a_process_that_waits_for_no_lock_of_this_one(
+    inputs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = threading.Lock()
+    held.acquire()
+    monkeypatch.setattr(prompt_look, "make_tokenizer", lambda _: held.acquire())  # as libraries do in a fork
+    assert prompt_look.notes_of_tokens(compose(inputs)) == []
+
+
+def test_tokens_that_take_too_long_are_not_counted(inputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_look, "LOOK_S", 0.01)
+    (note,) = prompt_look.notes_of_tokens(compose(inputs))
+    assert note == "The prompts' tokens were not counted: that takes longer than 0.01 s."
+
+
+def test_a_process_that_dies_over_the_prompts_is_told(inputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(WorldError, match="tokenizes the prompts ended with code 1"):
+        prompt_look.notes_of_tokens(compose(inputs))
 
 
 def test_a_safetensors_file_with_a_torn_header_is_a_model_error(inputs: list[str], tmp_path: Path) -> None:
