@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import socket
 import struct
+from contextlib import suppress
+from pathlib import Path
 
 from rollpacker.core.errors import ConfigError
 
@@ -16,6 +19,10 @@ JOINABLE_LOOPBACK = "127.0.0.2"
 """Of a run on this machine alone that takes rollout workers: Ray lets no second node join a head at `LOOPBACK`."""
 _ONLY_FROM_HERE = (LOOPBACK, "127.0.1.1")
 """Many distributions resolve a machine's own name to one of these."""
+_FIRST_PORT = 20_000
+"""Above those that Ray gives to its workers."""
+_OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_MOST_TRIES = 100
 
 
 def node_address(name: str, interface: str | None, *, is_alone: bool) -> str:
@@ -40,11 +47,24 @@ def node_address(name: str, interface: str | None, *, is_alone: bool) -> str:
 
 
 def free_port(address: str) -> int:
-    """Let the operating system choose an unused port."""
+    """Choose an unused port, one that no outgoing connection can take before its server does where there are such."""
+    others = range(_FIRST_PORT, _first_outgoing_port())
+    chance = random.SystemRandom()  # a run seeds the other generator, which would give its ports again
+    for port in chance.sample(others, min(_MOST_TRIES, len(others))):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((address, port))
+            return port
     with socket.socket() as probe:
         probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        chosen: int = probe.getsockname()[1]
+        return chosen
+
+
+def _first_outgoing_port() -> int:
+    try:
+        return int(_OUTGOING_PORTS.read_text().split()[0])
+    except OSError:  # a container that hides it
+        return _FIRST_PORT
 
 
 def is_listening(address: str) -> bool:

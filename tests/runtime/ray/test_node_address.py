@@ -2,6 +2,7 @@
 
 import socket
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,18 @@ def test_a_free_port_is_one_where_nobody_listens_yet():
     assert not is_listening(f"127.0.0.1:{port}")
     with socket.create_server(("127.0.0.1", port)):
         assert is_listening(f"127.0.0.1:{port}")
+
+
+def test_a_free_port_is_none_that_an_outgoing_connection_or_a_worker_of_ray_takes():
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(19_999 < free_port("127.0.0.1") < first_outgoing for _ in range(200))
+
+
+@pytest.mark.parametrize("ranges", ["1024\t65535\n", None])
+def test_where_all_ports_are_for_outgoing_connections_the_system_chooses(monkeypatch, tmp_path, ranges):
+    known = tmp_path / "ip_local_port_range"
+    if ranges is not None:
+        known.write_text(ranges)
+    monkeypatch.setattr("rollpacker.runtime.ray.node_address._OUTGOING_PORTS", known)
+    with socket.create_server(("127.0.0.1", free_port("127.0.0.1"))):
+        pass
