@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"{file} holds {str(content)[:50]!r}", "Allowed: a JSON object", _REMEDY)
     return content
+
+
+def decoder_of(description: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a `config.json` says of the decoder, which that of a model with images has in a section."""
+    section = description.get("text_config")
+    return section if isinstance(section, dict) else description
 
 
 _REMEDY = "Download the file again, or save model and tokenizer again with `save_pretrained(DIR)`"

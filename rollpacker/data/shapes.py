@@ -7,7 +7,6 @@ rotary tables are left out: together they are below 0.1 % of the parameters. Of 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,8 @@ from typing import Any
 
 from rollpacker.config.sections.model import ModelSection, ShapeSection
 from rollpacker.core.errors import ModelError
-from rollpacker.data.json_files import read_object
+from rollpacker.data.json_files import decoder_of, read_object
 from rollpacker.data.weight_files import read_tensors
-from rollpacker.paths import read_text
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -105,21 +103,20 @@ def transformer_of(model: ModelSection) -> Transformer:
     number = _BYTES[model.dtype]
     if model.shape is not None:
         return Transformer(shape=model.shape, bytes_per_number=number)
-    shape = _read_shape(model.directory)
     description = read_object(model.directory / "config.json")
-    return Transformer(shape=shape, bytes_per_number=number, caps_scores=caps_scores(description))
+    return Transformer(
+        shape=_shape_of(model.directory, description), bytes_per_number=number, caps_scores=caps_scores(description)
+    )
 
 
 def caps_scores(description: Mapping[str, Any]) -> bool:
     """Whether the model that a `config.json` describes caps its attention scores, as Gemma 2."""
-    return _text_model(description).get("attn_logit_softcapping") is not None
+    return decoder_of(description).get("attn_logit_softcapping") is not None
 
 
-def _read_shape(folder: Path) -> ShapeSection:
-    file = folder / "config.json"
+def _shape_of(folder: Path, description: Mapping[str, Any]) -> ShapeSection:
+    sizes = decoder_of(description)
     try:
-        content: dict[str, Any] = json.loads(read_text(file))
-        sizes = content.get("text_config", content)
         num_heads = sizes["num_attention_heads"]
         return ShapeSection(
             num_layers=sizes["num_hidden_layers"],
@@ -129,13 +126,13 @@ def _read_shape(folder: Path) -> ShapeSection:
             head_dim=sizes.get("head_dim") or sizes["hidden_size"] // num_heads,
             intermediate_size=sizes["intermediate_size"],
             vocab_size=sizes["vocab_size"],
-            has_tied_embeddings=_has_tied_embeddings(folder, content | sizes),
+            has_tied_embeddings=_has_tied_embeddings(folder, {**description, **sizes}),
             latent_size=sizes["kv_lora_rank"] + sizes["qk_rope_head_dim"] if sizes.get("kv_lora_rank") else 0,
             **_experts(sizes),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
-            f"{file} does not give the sizes of a transformer: {error!r}.",
+            f"{folder}/config.json does not give the sizes of a transformer: {error!r}.",
             "Read are num_hidden_layers, hidden_size, num_attention_heads, intermediate_size and vocab_size.",
             "Choose a model option with a shape, such as model=qwen2.5-7b, or correct the file.",
         ) from error
@@ -158,14 +155,8 @@ def _has_tied_embeddings(folder: Path, sizes: Mapping[str, Any]) -> bool:
 
 def num_experts_of(description: Mapping[str, Any]) -> int:
     """Experts in a layer of the model that a `config.json` describes, or the most that it lists; 0 for a dense one."""
-    numbers = (_numbers(_text_model(description).get(name)) for name in _NUM_EXPERTS)
+    numbers = (_numbers(decoder_of(description).get(name)) for name in _NUM_EXPERTS)
     return max(next((given for given in numbers if given), [0]))
-
-
-def _text_model(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a `config.json` says of the decoder, which that of a model with images has in a section."""
-    text_model = description.get("text_config")
-    return text_model if isinstance(text_model, dict) else description
 
 
 def _numbers(given: Any) -> list[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import ModelError
-from rollpacker.data.json_files import read_object
+from rollpacker.data.json_files import decoder_of, read_object
 from rollpacker.data.shapes import num_experts_of
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ def _refuse_mixed_lengths(config: RunConfig, description: Mapping[str, Any]) -> 
     for all rows. Engines take either for the whole run, by the longest sequence that they may be asked for, held-out
     ones among them; so these count, too.
     """
-    text_model = description.get("text_config")
-    sizes = text_model if isinstance(text_model, dict) else description
+    sizes = decoder_of(description)
     prompt, response = config.data.max_prompt_tokens, config.longest_response_tokens
     for kind, rope in _ropes(sizes):
         if kind == "dynamic" and type(sizes.get(_POSITIONS)) is not int:

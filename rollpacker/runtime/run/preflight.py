@@ -23,7 +23,7 @@ from rollpacker.core.ids import Domain
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.chat_templates import check_chat
 from rollpacker.data.held_out import check_apart, load_held_out, notes_of_suffixes
-from rollpacker.data.json_files import read_object
+from rollpacker.data.json_files import decoder_of, read_object
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.order import other_prompts
 from rollpacker.data.shapes import caps_scores
@@ -269,7 +269,7 @@ def _check_drafts(config: RunConfig, description: Mapping[str, Any]) -> None:
     """Refuse a model that the torch engine says it cannot verify drafts of, as far as its file tells."""
     if config.engine.name != "torch" or not config.system.speculative_decoding:
         return
-    kinds = set(description.get("text_config", description).get("layer_types") or ()) - {"full_attention"}
+    kinds = set(decoder_of(description).get("layer_types") or ()) - {"full_attention"}
     if kinds or caps_scores(description):
         what = f"are {min(kinds)}" if kinds else "cap attention scores (attn_logit_softcapping)"
         raise ConfigError(
@@ -354,8 +354,8 @@ def _max_positions(path: Path) -> int | None:
         description = read_object(path / "config.json")
     except ModelError:
         return None  # the check of the model's files reports it
-    text_model = description.get("text_config", description)
-    return next((text_model[key] for key in MAX_POSITIONS_KEYS if isinstance(text_model.get(key), int)), None)
+    sizes = decoder_of(description)
+    return next((sizes[key] for key in MAX_POSITIONS_KEYS if isinstance(sizes.get(key), int)), None)
 
 
 def _runs_in_this_environment(config: RunConfig) -> bool:
