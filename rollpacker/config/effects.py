@@ -1,6 +1,6 @@
-"""Keys of a configuration that have no effect, because another key turns off what they configure.
+"""Keys of a configuration that have no effect, because another key turns off what they configure, or another one.
 
-The schema marks such keys (`OnlyWith`). Only values that differ from the default are reported, wherever they were set.
+The schema marks the former (`OnlyWith`). Only values that differ from the default are reported, wherever they were set.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def keys_without_effect(config: RunConfig) -> tuple[str, ...]:
-    """A sentence for each key, in the schema's order."""
-    return (*_found(config, config, ""), *_beyond_the_end(config))
+    """A sentence for each key, in the schema's order; then for those whose effect is another than expected."""
+    return (*_found(config, config, ""), *_beyond_the_end(config), *_unlike_its_paper(config))
 
 
 def _found(config: RunConfig, section: BaseModel, prefix: str) -> Iterator[str]:
@@ -71,4 +71,13 @@ def _beyond_the_end(config: RunConfig) -> Iterator[str]:
         yield (
             f"trainer.warmup_steps={warmup} with run.num_steps={steps}: the run ends before its learning rate is "
             f"trainer.learning_rate={config.trainer.learning_rate:g}."
+        )
+
+
+def _unlike_its_paper(config: RunConfig) -> Iterator[str]:
+    given = config.trainer.loss_normalisation
+    if config.trainer.loss == "gspo" and given != "sequence":
+        yield (
+            f"trainer.loss=gspo with trainer.loss_normalisation={given}: in its paper each response counts the same, "
+            "which is trainer.loss_normalisation=sequence."
         )

@@ -102,6 +102,17 @@ def test_check_says_what_plain_batching_will_do(workdir: Path, capsys: pytest.Ca
     assert "verl: a step waits for every response of its batch; they are scored after the last one" in text
     assert "rounds launch" not in text
     assert "about 3, limited by run.num_epochs" in text
+    assert "learning rate's" not in text
+
+
+def test_check_says_where_epochs_end_before_the_schedule_of_the_learning_rate(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["check", *RUN, "system=verl", "run.num_epochs=2"]
+    for schedule in ("trainer.warmup_steps=20", "trainer.lr_schedule=cosine"):
+        text = " ".join(_run([*words, schedule], capsys).split())
+        assert "the learning rate's warm-up and decay span run.num_steps=100; set it to 3 for those of" in text
+    assert "learning rate's" not in _run([*words, "trainer.lr_schedule=cosine", "run.num_steps=3"], capsys)
 
 
 def test_check_counts_evaluations_by_the_steps_that_an_epoch_gives(

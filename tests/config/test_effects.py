@@ -41,6 +41,7 @@ def test_a_warm_up_that_ends_with_the_run_has_its_effect() -> None:
         (["system=verl", "engine.profile=x.json"], "engine.profile=x.json"),
         (["system.max_launch_factor=3"], "system.max_launch_factor=3.0"),
         (["trainer.warmup_steps=1000", "run.num_steps=2"], "trainer.warmup_steps=1000"),
+        (["trainer.loss=gspo", *MINIBATCHES], "trainer.loss=gspo with trainer.loss_normalisation=token_bound"),
         (["trainer.shard_gradients=true"], "trainer.shard_gradients=true"),
         (["trainer.min_lr_ratio=0.5"], "trainer.min_lr_ratio=0.5"),
         (["trainer.clip_ratio_low=0.3"], "trainer.clip_ratio_low=0.3"),

@@ -127,12 +127,19 @@ def num_steps_of(config: RunConfig, resolved: ResolvedRun) -> int:
 
 
 def step_words(config: RunConfig, resolved: ResolvedRun) -> str:
-    """Give the number of steps, and how often they go through the prompts."""
+    """Give the number of steps, how often they go through the prompts, and whether the learning rate spans more."""
     per_epoch = _steps_per_epoch(config, resolved)
     if config.run.num_epochs is not None:
         num_steps = num_steps_of(config, resolved)
         limit = "run.num_epochs" if num_steps < config.run.num_steps else "run.num_steps"
-        return f"about {num_steps:,}, limited by {limit}; an epoch is {_number(per_epoch)} steps"
+        text = f"about {num_steps:,}, limited by {limit}; an epoch is {_number(per_epoch)} steps"
+        has_schedule = config.trainer.warmup_steps > 0 or config.trainer.lr_schedule != "constant"
+        if not has_schedule or num_steps == config.run.num_steps:
+            return text
+        return (
+            f"{text}\nthe learning rate's warm-up and decay span run.num_steps={config.run.num_steps}; set it to "
+            f"{num_steps} for those of the epochs"
+        )
     epochs = Fraction(config.run.num_steps) / per_epoch
     return f"{config.run.num_steps:,}, which is {_number(epochs)} epochs of {_number(per_epoch)} steps"
 

@@ -74,7 +74,8 @@ class RewardSection(Section):
     the length limit, down to `overlong_penalty` less at the limit. null: not at all. What dynamic sampling goes by is
     the reward before it."""
     overlong_penalty: Annotated[Positive, OnlyWith("reward.overlong_buffer_tokens")] = 1.0
-    """Taken off the reward of a response that reaches the limit; with `overlong_buffer_tokens`."""
+    """Taken off the reward of a response that reaches the limit; with `overlong_buffer_tokens`. DAPO's 1, for rewards
+    of -1 and 1, is 0.5 for those of 0 and 1, which the checks here give."""
     max_open: Count = Field(1024, ge=1)
     """Responses that the process of a real reward holds; further ones wait in the driver. Keep it above `num_workers`
     and `sandbox.num_workers`. For LLM judges: judge.max_open."""

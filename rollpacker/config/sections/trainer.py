@@ -54,9 +54,9 @@ class TrainerSection(Section):
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Decay over `run.num_steps`, advanced by pipeline steps."""
     warmup_steps: Count = 0
-    """Steps over which the learning rate rises linearly from 0."""
+    """Steps over which the learning rate rises linearly, the first of them at `learning_rate` / `warmup_steps`."""
     min_lr_ratio: Annotated[Number, OnlyWith("trainer.lr_schedule", "linear", "cosine")] = Field(0.0, ge=0, le=1)
-    """Where a decaying schedule ends, as a share of `learning_rate`."""
+    """What a decaying schedule reaches one step after `run.num_steps`, as a share of `learning_rate`."""
     adam_betas: tuple[Annotated[Number, Field(ge=0, lt=1)], Annotated[Number, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay of the gradient's mean and of its square."""
     weight_decay: Number = Field(0.0, ge=0, le=10)
@@ -74,11 +74,12 @@ class TrainerSection(Section):
     current, proximal, behaviour (log-probabilities), advantages (tensors, a number per token) and num_tokens (of each
     response), by name, and returns the loss of each token, and perhaps where it was clipped, true or false."""
     clip_ratio_low: Annotated[Number | None, _CLIPPING] = Field(None, ge=0, le=1)
-    """The probability ratio, or the weight, is clipped below 1 minus this; 1 is no bound. null is what its authors use
-    with a `loss`: 0.2, of tis, cispo and topr 1, of gspo 0.0003. With loss=ppo and `num_minibatches` 1 the ratio is 1,
+    """The probability ratio, or the weight, is clipped below 1 minus this; 1 is no bound. null is what a `loss` has
+    in its paper: 0.2, of tis, cispo and topr 1, of gspo 0.0003. With loss=ppo and `num_minibatches` 1 the ratio is 1,
     and nothing is clipped."""
     clip_ratio_high: Annotated[Number | None, _CLIPPING] = Field(None, ge=0)
-    """The same above 1 plus this. null is 0.28, of tis and topr 0, of gspo 0.0004."""
+    """The same above 1 plus this. null is 0.28, which is DAPO's, and for cispo a choice of ours; of tis and topr 0, of
+    gspo 0.0004."""
     dual_clip: Annotated[
         Number | None,
         OnlyWith("objective.clips_ratio", words="trainer.num_minibatches above 1, or with trainer.loss=ppo_behaviour,"),
