@@ -34,6 +34,9 @@ MAX_NAME_CHARS = 1_000
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ALLOWED = "Allowed: a file of JSON lines, Parquet, Arrow or CSV"
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"PK\x03\x04")
+"""The first bytes of files of gzip, zstd, xz, bzip2 and zip."""
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MAX_SHOWN_CHARS = 60
 """How much of a wrong value a message repeats."""
 
@@ -220,6 +223,14 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 3] + "..."
 
 
+def remedy_of(error: UnicodeDecodeError) -> str:
+    """Say how to make UTF-8 of a file that is not, by the first bytes of what was decoded."""
+    if error.object.startswith(_COMPRESSED):
+        return "Decompress the file"
+    encoding = "utf-16" if error.object.startswith(_UTF_16) else "latin1"
+    return f"Convert the file, for example with `iconv -f {encoding} -t utf-8`"
+
+
 def _digest(raw: bytes) -> bytes:
     return hashlib.blake2b(raw, digest_size=8).digest()
 
@@ -266,7 +277,7 @@ def _parse_line(raw_line: bytes, line: FileLine) -> JsonLine:
         raise DataError(
             f"{line}: byte {error.start + 1} (0x{raw_line[error.start]:02x}) is not UTF-8",
             "Allowed: text in UTF-8",
-            "Convert the file, for example with `iconv -f latin1 -t utf-8`",
+            remedy_of(error),
         ) from None
     except json.JSONDecodeError as error:
         raise DataError(

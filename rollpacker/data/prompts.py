@@ -30,7 +30,7 @@ from rollpacker.data.jsonl import shown
 from rollpacker.data.rows import JUDGE_FIELDS, READ_FIELDS, read_prompt_rows
 from rollpacker.data.test_cases import code_fields, is_filled, read_code_reference
 from rollpacker.paths import real_path
-from rollpacker.protocols.references import AnswerReference, FileLine, JudgeReference
+from rollpacker.protocols.references import AnswerReference, FileLine, JudgeReference, TableRow
 from rollpacker.protocols.rollout import Prompt
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _read_ground_truth(line: JsonLine) -> str:
 
 
 def _read_messages(line: JsonLine) -> tuple[dict[str, Any], ...]:
-    value = line.fields["messages"]
+    value = _as_given(line, "messages")
     if isinstance(value, str):
         value = line.parse_text(
             "messages",
@@ -227,7 +227,7 @@ def _read_messages(line: JsonLine) -> tuple[dict[str, Any], ...]:
 def _read_tools(line: JsonLine) -> list[Any]:
     """What the chat template tells the model of the functions that it may call."""
     allowed, remedy = "Allowed: a list of functions as JSON schemas", "Correct `tools`, or call the field otherwise"
-    value = line.fields["tools"]
+    value = _as_given(line, "tools")
     if isinstance(value, str):
         value = line.parse_text("tools", value, allowed, remedy)
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
@@ -235,10 +235,26 @@ def _read_tools(line: JsonLine) -> list[Any]:
     return value
 
 
+def _as_given(line: JsonLine, name: str) -> object:
+    """Take a field without what a table adds: each of its objects has the fields of all others, filled with null."""
+    value = line.fields[name]
+    return _without_nulls(value) if isinstance(line.line, TableRow) else value
+
+
+def _without_nulls(value: object) -> object:
+    match value:
+        case dict():
+            return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+        case list():
+            return [_without_nulls(each) for each in value]
+        case _:
+            return value
+
+
 def _read_message(line: JsonLine, message: object, index: int) -> dict[str, Any]:
     """The content of a tool may be empty, and that of an assistant who calls tools may be missing.
 
-    Tables fill the fields that a message lacks with null, which is taken out for the chat template.
+    Lines that were written from a table may have null in the place of fields that a message lacks.
     """
     where = f"`messages[{index}]`"
     if not isinstance(message, dict) or "role" not in message or not message.keys() & {"content", "tool_calls"}:

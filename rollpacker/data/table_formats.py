@@ -8,12 +8,13 @@ decimals become texts; bytes, such as images, become null; 0.1 is 0.1 in a colum
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rollpacker.core.errors import DataError
-from rollpacker.data.jsonl import MAX_LINE_BYTES, JsonLine, reading
+from rollpacker.data.jsonl import MAX_LINE_BYTES, JsonLine, reading, remedy_of
 from rollpacker.paths import open_to_read
 from rollpacker.protocols.references import TableRow
 
@@ -51,8 +52,10 @@ def read_table(path: Path, *, kind: str) -> Iterator[JsonLine]:
                     "Allowed: shorter ones, since each is held as a whole",
                     "Shorten it; or close its quotation mark, if one is left open",
                 ) from error
-            where = f" after row {number}" if number else ""
-            raise _broken(path, kind, f"cannot be read as {form}{where}: {error}") from error
+            problem = f"cannot be read as {form}{f' after row {number}' if number else ''}: {error}"
+            if form == "CSV" and isinstance(error, UnicodeDecodeError):
+                raise DataError(f"The {kind} {path} {problem}", "Allowed: text in UTF-8", remedy_of(error)) from error
+            raise _broken(path, kind, problem) from error
         except OverflowError as error:
             raise DataError(
                 f"The {kind} {path} has a time that Python cannot hold" + (f", after row {number}" if number else ""),
@@ -79,7 +82,9 @@ def _csv_rows(path: Path) -> Iterator[dict[str, object]]:
     """Every value is a text, and the first line has the names."""
     csv.field_size_limit(_MAX_FIELD_CHARS)  # of this process
     with path.open(newline="", encoding="utf-8-sig") as file:
-        for row in csv.DictReader(file, strict=True):
+        reader = csv.DictReader(file, strict=True)
+        _refuse_repeated(path, reader.fieldnames or ())
+        for row in reader:
             if None in row or None in row.values():
                 raise ValueError("a row has more or fewer values than there are columns")
             yield dict(row)
@@ -87,9 +92,21 @@ def _csv_rows(path: Path) -> Iterator[dict[str, object]]:
 
 def _arrow_rows(path: Path, form: str | None) -> Iterator[dict[str, Any]]:
     for batch in _batches(path, form):
+        _refuse_repeated(path, batch.schema.names)
         unplain = [column.name for column in batch.schema if not _is_plain(column.type)]
         for row in _with_shortest_decimals(batch).to_pylist():
             yield row | {name: _plain(row[name]) for name in unplain}
+
+
+def _refuse_repeated(path: Path, columns: Iterable[str]) -> None:
+    """Refuse columns of the same name, of which a row could have one; those without a name are for no one."""
+    for name, number in Counter(columns).items():
+        if name and number > 1:
+            raise DataError(
+                f"{path} has {number} columns called `{name}`",
+                "Allowed: a name for each column that no other one has",
+                "Rename them, or delete all but one",
+            )
 
 
 def _with_shortest_decimals(batch: Any) -> Any:

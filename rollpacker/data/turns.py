@@ -13,6 +13,7 @@ environment that speaks first: there it is no message, and an answer begins.
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import DataError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rollpacker.protocols.rollout import Prompt
 
 _MARKER = "RollPackerTurn"
-"""Stands for a turn: a word that no template writes or changes."""
+"""Stands for a turn, with a digest of the messages behind it: a word that none of them has, and no template changes."""
 
 
 class TurnRenderer:
@@ -75,11 +76,12 @@ class TurnRenderer:
 
     def _reply(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
         """What the template writes behind a turn."""
-        answered = [*([] if _ends_with_user(prompt) else [_user("-")]), {"role": "assistant", "content": _MARKER}]
+        marker = _MARKER + hashlib.blake2b(repr(messages).encode(), digest_size=8).hexdigest()
+        answered = [*([] if _ends_with_user(prompt) else [_user("-")]), {"role": "assistant", "content": marker}]
         whole = self._tokenizer.render(prompt, [*answered, *messages], opens_answer=opens_answer)
-        _, marker, after = whole.rpartition(_MARKER)
-        if not marker:
-            raise _not_extendable(prompt, _MARKER, whole)
+        _, found, after = whole.rpartition(marker)
+        if not found:
+            raise _not_extendable(prompt, marker, whole)
         return after
 
     def _num_written(self, prompt: Prompt, turn: list[int], following: list[int]) -> int:

@@ -7,7 +7,8 @@ conversation so far is new, and follows the turn's tokens as they were sampled. 
 has; what they gave is messages of the role `tool`.
 
 Invariant: a request goes on from the messages so far, the policy's turns among them, as they were, and has the tools
-that the prompt has; another is refused.
+that the prompt has; another is refused. How long a turn may be is for the run to say: many clients always send a
+`max_tokens`, which is not read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 
 Message = dict[str, Any]
 
+_OF_ALL = {"stream": False, "n": 1, "stop": [], "response_format": {"type": "text"}}
+"""What a request may have, by OpenAI's names: a turn is one text, whole, and ends as the policy ends it."""
 _LONGEST = 200
 """Characters of a message, where a refusal shows one."""
 
@@ -52,10 +55,11 @@ class Conversation:
             ConversationError: It changes or leaves out a message, adds one before the first turn or none after it,
                 has other tools, or asks for what a turn cannot be.
         """
-        for name, allowed in (("stream", False), ("n", 1), *self._sampling_params.items()):
+        tools = request.get("tools") or []
+        of_tools = {"tool_choice": "auto"} if tools else {}
+        for name, allowed in (_OF_ALL | of_tools | self._sampling_params).items():
             if request.get(name) not in (None, allowed):
                 raise ConversationError(f"a request has {name}={request[name]!r:.100}, and not {allowed}")
-        tools = request.get("tools") or []
         if self.tools is None:
             self.tools = tools
         if tools != self.tools:

@@ -15,8 +15,9 @@ from rollpacker.environments.known_parameters import taking_known
 _COLOURED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0?m", re.DOTALL)
 _BACKGROUND = re.compile(r"(?:4|10)[0-7]")
 """Codes of SGR, see console_codes(4)."""
-_WHOLE_NUMBER = re.compile(r"-?\d{1,18}")
-"""Python refuses to read one of thousands of digits."""
+_WHOLE_NUMBER = re.compile(r"((?:(?<!\w)-)?(?<!\d)(?<!\d\.)\d{1,18})(?:\.0+)?(?!\.?\d)")
+"""No part of a longer one: 1.0 is 1, 1.5 is none, and 1-2 ends with 2. Python refuses to read one of thousands of
+digits."""
 
 Step = tuple[Any, Any, Any, Any, Any]
 

@@ -5,7 +5,7 @@ text, these say what is wrong with it: a model can learn from that, and a broken
 
 * `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them; the last tag may be missing.
 * `llama3_json`: `{"name": ..., "parameters": {...}}` from the beginning of the turn on, perhaps after `<|python_tag|>`,
-  several with `;` between. Without the tag, an object without `name` is no call: answers may be JSON.
+  several with `;` between. Without the tag, braces without a `name` are no call: answers may be JSON, or a set.
 * `qwen3_coder`: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, any number of
   them, or functions alone, without a tag around any. Values are plain text; what they mean is for the function's type
   hints to say, or for its schema.
@@ -14,7 +14,8 @@ text, these say what is wrong with it: a model can learn from that, and a broken
 * `deepseek_v3`, `deepseek_v31`: between DeepSeek's tokens for the begin and the end of a call, any number of them,
   `function`, its separator, the name and a block of JSON; or the name, the separator and JSON. Each name reads both.
 
-What stands before `</think>` is no call. Text around calls is for no one.
+What stands before `</think>` is no call; in the argument of a call, it is a word as any other. Text around calls is for
+no one.
 """
 
 from __future__ import annotations
@@ -30,18 +31,21 @@ from typing import Any, NamedTuple
 _CLOSING = re.compile(r"<[|\uff5c][^<>\s]*[|\uff5c]>\s*\Z")
 """The token that ends a turn."""
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_PYTHON_TAG = "<|python_tag|>"
+_LLAMA = re.compile(r"(?:.*</think>)?\s*(<\|python_tag\|>|(?=\{))\s*", re.DOTALL)
 _FORM = 'it is JSON: {"name": NAME, "arguments": {...}}'
 _XML_FORM = "it is <function=NAME><parameter=KEY>VALUE</parameter></function>"
 _FUNCTION = re.compile(r"\s*<function=([^>]+)>(.*?)</function>\s*", re.DOTALL)
 _UNTAGGED = re.compile(r"<function=.*?(?:</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>]+)>(.*?)</parameter>\s*", re.DOTALL)
 _PYTHONIC_FORM = "it is [NAME(KEY=CONSTANT, ...), ...]"
-_PYTHONIC = re.compile(r"(?:<\|python_start\|>)?\s*(\[\s*[A-Za-z_]\w*\(.*)", re.DOTALL)
+_PYTHONIC = re.compile(r"(?:.*</think>)?\s*(?:<\|python_start\|>\s*)?(\[\s*[A-Za-z_]\w*\(.*)", re.DOTALL)
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _BEGIN, _SEPARATOR, _END = (f"<\uff5ctool\u2581{name}\uff5c>" for name in ("call\u2581begin", "sep", "call\u2581end"))
 _DEEPSEEK = re.compile(rf"{_BEGIN}(.*?)(?:{_END}|\Z)", re.DOTALL)
 _DEEPSEEK_FORM = f"it is NAME{_SEPARATOR}{{...}}, or function{_SEPARATOR}NAME and a block of JSON"
+_OPENING = f"<tool_call>|<function=|{_BEGIN}"
+_WHOLE_CALL = re.compile(f"(?:{_OPENING})(?:(?!{_OPENING}).)*?(?:</tool_call>|</function>|{_END})", re.DOTALL)
+"""Of any family with tags."""
 _BLOCK = re.compile(r"([^\n]*)\n```json\n(.*)\n```\s*", re.DOTALL)
 
 
@@ -79,14 +83,14 @@ def parse_llama3_json(text: str) -> list[Call]:
     Raises:
         MalformedCallError: It begins with JSON, and that is no call.
     """
-    said = _said(text).strip()
-    rest = said.removeprefix(_PYTHON_TAG)
-    has_tag = rest != said
-    if not has_tag and not rest.startswith("{"):
+    begun = _LLAMA.match(text)
+    if begun is None:
+        return []
+    has_tag, rest = bool(begun[1]), _CLOSING.sub("", text[begun.end() :])
+    if not has_tag and '"name"' not in rest:
         return []
     found: list[Call] = []
     decoder = json.JSONDecoder()
-    rest = rest.strip()
     while not found or rest.startswith("{"):
         try:
             value, end = decoder.raw_decode(rest)
@@ -122,7 +126,7 @@ def parse_pythonic(text: str) -> list[Call]:
     Raises:
         MalformedCallError: It begins with a call in a list, and is none.
     """
-    begun = _PYTHONIC.match(_said(text).strip())
+    begun = _PYTHONIC.match(text)
     if begun is None:
         return []
     written = begun[1][: begun[1].rfind("]") + 1]
@@ -175,7 +179,10 @@ def value_of(text: str) -> object:
 
 
 def _said(text: str) -> str:
-    return _CLOSING.sub("", text.rpartition("</think>")[2])
+    """What follows the thinking, which a `</think>` between the tags of a call does not end."""
+    without_calls = _WHOLE_CALL.sub(lambda call: " " * len(call[0]), text)
+    thought, end, _ = without_calls.rpartition("</think>")
+    return _CLOSING.sub("", text[len(thought + end) :])
 
 
 def _call_of(value: object) -> Call:

@@ -16,7 +16,7 @@ import pytest
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain
 from rollpacker.data.tokenization import PromptTokenizer
-from rollpacker.data.turns import TurnRenderer
+from rollpacker.data.turns import _MARKER, TurnRenderer
 from rollpacker.environments.factory import try_observation
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt
@@ -160,6 +160,14 @@ def test_what_tools_return_follows_a_turn_as_the_template_writes_it_and_an_answe
 
 def _words(numbers: random.Random) -> str:
     return " ".join(numbers.choice(["go", "left", "3", "né", "<b>"]) for _ in range(numbers.randrange(1, 6)))
+
+
+def test_an_observation_may_hold_any_word_also_the_one_that_stands_for_a_turn(model_path):
+    tokenizer, renderer = renderer_of(model_path, "chatml")
+    first, turn = prompt(user("hi")), tokenizer.encode_text("go<|im_end|>")
+    text = f"a {_MARKER} b"
+    following = tokenizer.token_texts(renderer.observation(first, text, turn))
+    assert following == f"\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_turn_that_was_cut_is_closed_as_the_template_closes_it(model_path):

@@ -76,6 +76,8 @@ ANSWERED = [*PROMPT, {"role": "assistant", "content": "<think> hm </think> 2"}]
         ({"messages": [*ANSWERED, said("on")], "temperature": 0.2}, r"temperature=0\.2, and not 1\.0"),
         ({"messages": [*ANSWERED, said("on")], "n": 2}, "n=2"),
         ({"messages": [*ANSWERED, said("on")], "stream": True}, "stream=True"),
+        ({"messages": [*ANSWERED, said("on")], "stop": ["\n"]}, r"stop=\['\\n'\], and not \[\]"),
+        ({"messages": [*ANSWERED, said("on")], "response_format": {"type": "json_object"}}, "json_object"),
         ({"messages": [*ANSWERED, said("on")], "tools": TOOLS}, "has the tools add, pick, and its prompt no tools"),
         (
             {"messages": [*ANSWERED, CALLING, said("on")]},
@@ -93,6 +95,19 @@ def test_a_request_that_changes_what_was_said_or_asks_for_more_is_refused(reques
     conversation.answer(ANSWERED[-1])
     with pytest.raises(ConversationError, match=says):
         conversation.take(request_)
+
+
+@pytest.mark.parametrize("choice", ["required", "none", {"type": "function", "function": {"name": "add"}}])
+def test_a_request_that_chooses_for_the_policy_whether_it_calls_a_tool_is_refused(choice):
+    with pytest.raises(ConversationError, match=r"tool_choice=.*, and not auto"):
+        Conversation(PROMPT, PARAMS, TOOLS).take({"messages": PROMPT, "tools": TOOLS, "tool_choice": choice})
+
+
+@pytest.mark.parametrize(("tools", "choice"), [((), "none"), ((), "auto"), (TOOLS, "auto")])
+def test_what_clients_send_of_themselves_is_no_reason_to_refuse(tools, choice):
+    settings = {"stop": None, "response_format": {"type": "text"}, "max_tokens": 4096, "parallel_tool_calls": True}
+    request = {"messages": PROMPT, "tools": list(tools), "tool_choice": choice, **settings}
+    assert Conversation(PROMPT, PARAMS, tools).take(request) == []
 
 
 def test_a_first_request_that_is_not_the_prompt_is_refused():

@@ -31,6 +31,13 @@ def test_a_number_in_a_turn_is_the_action_and_an_observation_is_what_is_rendered
     env.close()
 
 
+def test_one_that_is_delayed_is_played_in_texts_too():
+    env = make("rollpacker.environments.delayed:Delayed", {"env": "gymnasium:make", "arguments": LAKE})
+    begun = env.answer({"reset": {"seed": 1, "options": {}}})
+    assert begun["observation"].split() == ["[S]FFF", "FHFH", "FFFH", "HFFG"]
+    assert env.answer(said("I go right: 2"))["observation"].split()[:2] == ["(Right)", "S[F]FF"]
+
+
 def test_an_episode_is_won_and_its_reward_is_gymnasiums():
     env = lake()
     env.reset(seed=1)
@@ -38,7 +45,7 @@ def test_an_episode_is_won_and_its_reward_is_gymnasiums():
     assert last[1:3] == (1, True)
 
 
-@pytest.mark.parametrize("turn", ["", "right", "4", "-1", "2 or 7", "9" * 10_000])
+@pytest.mark.parametrize("turn", ["", "right", "4", "-1", "2 or 7", "1.5", "9" * 18 + "2", "9" * 10_000])
 def test_a_turn_without_an_action_does_nothing_and_is_told_which_there_are(turn: str):
     env = lake()
     env.reset(seed=1)
@@ -46,6 +53,13 @@ def test_a_turn_without_an_action_does_nothing_and_is_told_which_there_are(turn:
     assert observation == "No action. Write one number, 0 to 3."
     assert rest == [0.0, False, False, {}]
     assert "S[F]FF" in env.step("2")[0]
+
+
+@pytest.mark.parametrize("turn", ["2.0", "1-2", "Go right.2", "With 0.75: 2", "2. I am 0.75 sure", "\u9009\u62e92"])
+def test_the_last_whole_number_is_none_that_is_part_of_another(turn: str):
+    env = lake()
+    env.reset(seed=1)
+    assert "(Right)" in env.step(turn)[0]
 
 
 def test_actions_may_begin_elsewhere_and_what_is_coloured_stays_to_be_seen():

@@ -119,7 +119,32 @@ def test_no_text_raises_anything_but_what_the_model_is_told(parse: Any, text: st
         assert all(isinstance(call, Call) for call in calls)
 
 
-@pytest.mark.parametrize("text", ["The answer is \\boxed{5}.", '{"answer": 5}', "", 'It is {"name": "f"}.'])
+WORD = json.dumps("print('</think>')")
+
+
+@pytest.mark.parametrize("thinking", ["", "hm</think>", "<think>I write <tool_call> and [f(</think>\n"])
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"code": {WORD}}}}}</tool_call>'),
+        ("llama3_json", f'{{"name": "f", "parameters": {{"code": {WORD}}}}}<|eom_id|>'),
+        (
+            "qwen3_coder",
+            f"<tool_call><function=f><parameter=code>{json.loads(WORD)}</parameter></function></tool_call>",
+        ),
+        ("qwen3_coder", f"<function=f><parameter=code>{json.loads(WORD)}</parameter></function></tool_call>"),
+        ("pythonic", f"[f(code={WORD})]"),
+        ("deepseek_v31", f'{token("tool_call_begin")}f{token("tool_sep")}{{"code": {WORD}}}{token("tool_call_end")}'),
+    ],
+)
+def test_the_end_of_thinking_in_an_argument_ends_no_thinking(parser: str, text: str, thinking: str):
+    [call] = PARSERS[parser](thinking + text)
+    assert (call.name, call.arguments) == ("f", {"code": json.loads(WORD)})
+
+
+@pytest.mark.parametrize(
+    "text", ["The answer is \\boxed{5}.", '{"answer": 5}', "", 'It is {"name": "f"}.', "{1, 2}", '{"a", "b"}']
+)
 def test_of_llama_json_that_names_no_function_and_braces_in_a_text_are_answers(text: str):
     assert parse_llama3_json(text) == []
 

@@ -1,0 +1,74 @@
+"""What tables add to rows, and what of them cannot be read as it was meant."""
+
+import gzip
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rollpacker.config.sections.data import PromptFile
+from rollpacker.core.errors import DataError
+from rollpacker.data.prompts import load_prompts
+from tests.data.files import write_parquet
+
+
+def function(name, **parameters):
+    return {"name": name, "parameters": {each: {"type": kind} for each, kind in parameters.items()}}
+
+
+def call(name, **arguments):
+    return {"function": {"name": name, "arguments": arguments}}
+
+
+def test_functions_and_calls_of_a_table_have_their_own_parameters_alone(tmp_path):
+    tools = [function("weather", city="string"), function("add", a="number", b="number")]
+    calling = {"role": "assistant", "content": "", "tool_calls": [call("weather", city="Rome"), call("add", a=1, b=2)]}
+    messages = [{"role": "user", "content": "hi"}, calling, {"role": "tool", "content": "ok"}]
+    row = {"id": "a", "domain": "d", "messages": messages, "tools": tools, "level": {"of": None, "is": [None]}}
+    [prompt] = load_prompts([PromptFile(path=write_parquet(tmp_path / "x.parquet", [row]))])
+    assert prompt.row == {"tools": tools, "level": {"of": None, "is": [None]}}
+    assert prompt.messages == tuple(messages)
+
+
+def test_a_null_that_a_schema_has_as_json_in_a_table_stays(tmp_path):
+    row = {"id": "a", "domain": "d", "prompt": "hi", "tools": '[{"name": "f", "default": null}]'}
+    [prompt] = load_prompts([PromptFile(path=write_parquet(tmp_path / "x.parquet", [row]))])
+    assert prompt.row["tools"] == [{"name": "f", "default": None}]
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.parquet"])
+def test_columns_of_the_same_name_are_refused(tmp_path, name):
+    path = tmp_path / name
+    if name == "x.csv":
+        path.write_text("id,prompt,prompt,domain\n1,a,b,d\n")
+    else:
+        pq.write_table(pa.table([["1"], ["a"], ["b"], ["d"]], names=["id", "prompt", "prompt", "domain"]), path)
+    with pytest.raises(DataError, match="has 2 columns called `prompt`"):
+        load_prompts([PromptFile(path=path)])
+
+
+def test_columns_without_a_name_which_spreadsheets_leave_are_no_matter(tmp_path):
+    (tmp_path / "x.csv").write_text("id,prompt,domain,,\n1,a,d,,\n")
+    [prompt] = load_prompts([PromptFile(path=tmp_path / "x.csv")])
+    assert prompt.text == "a"
+
+
+TEXT = 'id,domain,prompt\n1,d,"{""é"": 1}"\n'
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])
+@pytest.mark.parametrize(
+    ("raw", "remedy"),
+    [
+        (gzip.compress(TEXT.encode()), "Decompress the file"),
+        (b"\x28\xb5\x2f\xfd" + TEXT.encode(), "Decompress the file"),
+        (TEXT.encode("utf-16"), "`iconv -f utf-16 -t utf-8`"),
+        (TEXT.replace("id,domain,prompt\n", "").encode("latin1"), "`iconv -f latin1 -t utf-8`"),
+    ],
+    ids=["gzip", "zstd", "UTF-16", "Latin-1"],
+)
+def test_a_text_that_is_not_utf_8_is_refused_with_how_it_becomes_that(tmp_path, name, raw, remedy):
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(DataError) as caught:
+        load_prompts([PromptFile(path=tmp_path / name)])
+    assert remedy in caught.value.remedy
