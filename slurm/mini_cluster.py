@@ -18,6 +18,7 @@ As a command, from the repository's root, as root: python3 -m slurm.mini_cluster
 
 import argparse
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -50,6 +51,8 @@ PREEMPTIBLE_PARTITIONS = {"REQUEUE": "low", "CANCEL": "lowcancel"}
 _START_TIMEOUT_S = 60
 """Of each daemon. All are ready within 3 s on an idle machine of two cores."""
 _COMMAND_TIMEOUT_S = 120
+_MAX_FIRST_JOB = 9_000_000
+"""Seven digits, as on clusters that are in use; Slurm itself ends at 67 million (MaxJobId)."""
 _SHORT_FOLDER = Path("/tmp")  # noqa: S108 - made by mkdtemp, and a socket's path may not be longer than 107 bytes
 
 
@@ -245,7 +248,10 @@ class MiniCluster:
             os.mknod(layout.device(gpu), 0o666 | stat.S_IFCHR, null)  # Slurm takes no ordinary file
         full_name = socket.gethostname()
         hostname = full_name.split(".")[0]
-        (layout.root / "slurm.conf").write_text(slurm_conf(shape, layout=layout, ports=ports, hostname=hostname))
+        # an earlier cluster's numbers of jobs are in the folders of runs
+        first_job = f"FirstJobId={1 + secrets.randbelow(_MAX_FIRST_JOB)}\n"
+        conf = slurm_conf(shape, layout=layout, ports=ports, hostname=hostname)
+        (layout.root / "slurm.conf").write_text(f"{conf}{first_job}")
         (layout.root / "gres.conf").write_text(gres_conf(shape, layout=layout))
         layout.task_prolog.write_text(task_prolog(layout=layout))
         layout.task_prolog.chmod(0o755)

@@ -75,10 +75,15 @@ def workers_script(point: Point, job_id: str, sweep_folder: Path) -> str:
     return elastic_script(
         point.config,
         job_id=job_id,
-        name=f"workers-{point.config.run.dir.name}",
+        name=workers_name(point),
         folder=batch_folder(sweep_folder),
         python=_python(Batch(shape=shape, points=(point,)), sweep_folder),
     )
+
+
+def workers_name(point: Point) -> str:
+    """What Slurm calls the jobs of these."""
+    return f"workers-{point.config.run.dir.name}"
 
 
 def _for_workers(batch: Batch, sweep_folder: Path) -> dict[str, list[str]]:

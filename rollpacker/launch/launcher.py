@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rollpacker.config.launching import LauncherSettings, validate_launcher
 from rollpacker.config.multirun import config_of_point, point_names
 from rollpacker.core.errors import Interrupted, WorldError
-from rollpacker.launch.batches import Batch, batch_folder, batch_script, batches, workers_script
+from rollpacker.launch.batches import Batch, batch_folder, batch_script, batches, workers_name, workers_script
 from rollpacker.launch.job import PointProcess, Task
 from rollpacker.launch.points import Point
 from rollpacker.launch.queued_points import points_in_queue
@@ -174,10 +174,14 @@ def _add_workers(point: Point, folder: Path, console: Terminal) -> None:
 
 
 def _cancel_workers_of_earlier_job(point: Point) -> None:
-    """Cancel the rollout workers beside a job that is over: those that Slurm holds would stay in the queue."""
+    """Cancel the rollout workers beside a job that is over: those that Slurm holds would stay in the queue.
+
+    By name, too: a cluster that has lost its state may have given their number to another job.
+    """
     submission = read_submission(point.config.run.dir)
     if submission is not None and (array := workers_array(submission)) is not None:
-        run_slurm("scancel", array, cluster=submission.cluster)  # fails for an array that is over, too
+        name = f"--name={workers_name(point)}"
+        run_slurm("scancel", name, array, cluster=submission.cluster)  # fails for an array that is over, too
 
 
 def _what_next(points: Sequence[Point], folder: Path) -> str:

@@ -171,10 +171,11 @@ def test_workers_that_are_held_when_their_runs_job_has_ended_are_cancelled_by_th
 
     launch_with_workers()
     assert "\nCancel them:  scancel 1 2\n" in capsys.readouterr().out
+    assert "\n#SBATCH --job-name=workers-a\n" in Path("sweep/.submitit/2_submission.sh").read_text()
     for name, script in (("squeue", ""), ("sacct", ""), ("scancel", "echo $* >>cancelled")):
         install_command(sbatch.parent, name, script, monkeypatch)
     launch_with_workers()
-    assert Path("cancelled").read_text() == "2\n"
+    assert Path("cancelled").read_text() == "--name=workers-a 2\n"
     assert "\nCancel them:  scancel 3 4\n" in capsys.readouterr().out
 
 

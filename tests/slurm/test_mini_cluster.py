@@ -156,6 +156,9 @@ def test_two_clusters_at_once_do_not_meet(cluster: MiniCluster) -> None:
         assert "elsewhere" not in cluster.run("squeue", "-h", "-o", "%j").stdout
         assert [process.command for process in cluster.processes_on("node1")] == []
         assert other.environment["SLURM_CONF"] != cluster.environment["SLURM_CONF"]
+        configuration = [each.run("scontrol", "show", "config").stdout.splitlines() for each in (cluster, other)]
+        first_jobs = {line for lines in configuration for line in lines if line.startswith("FirstJobId")}
+        assert len(first_jobs) == 2  # in the folder of a run, the job of one is none of the other's
 
 
 def test_a_time_that_the_partition_forbids_waits_for_ever(cluster: MiniCluster) -> None:

@@ -61,6 +61,8 @@ class Allocation:
     """What a preempted job has until its end; None when it is unknown."""
     num_environment_nodes: int = 0
     """Nodes on which environments run and nothing else."""
+    launcher_port: str = ""
+    """Of the srun that started this step, the same for all ranks; empty in a heterogeneous job, where it is not."""
 
     @property
     def is_head(self) -> bool:
@@ -83,8 +85,12 @@ class Allocation:
 
     @property
     def key(self) -> str:
-        """Of this attempt of this job, unique among all attempts and jobs."""
-        return f"{self.job_id}.{self.step_id}.{self.restart_count}"
+        """Of this attempt of this job; the port tells it from that of an earlier job which had the same number.
+
+        Numbers of jobs come again when a cluster has lost its state.
+        """
+        key = f"{self.job_id}.{self.step_id}.{self.restart_count}"
+        return f"{key}.{self.launcher_port}" if self.launcher_port else key
 
 
 def current_allocation(environment: Mapping[str, str]) -> Allocation | None:
@@ -124,6 +130,7 @@ def current_allocation(environment: Mapping[str, str]) -> Allocation | None:
         requeue_file=Path(requeue_file) if requeue_file else None,
         grace_s=float(environment.get(GRACE_VARIABLE) or 0) or None,
         num_environment_nodes=len(of_environments),
+        launcher_port="" if of_environments else environment.get("SLURM_STEP_LAUNCHER_PORT", ""),
     )
 
 

@@ -49,6 +49,17 @@ class Attempt:
     """How long its interrupted step had run."""
 
 
+def request_requeue(allocation: Allocation | None) -> None:
+    """Ask the batch script, where one of ours waits for that, to send the job back into the queue when its ranks end.
+
+    Raises:
+        StorageFailed: Its file cannot be written.
+    """
+    if allocation is not None and allocation.requeue_file is not None:
+        with storage_errors(allocation.requeue_file):
+            allocation.requeue_file.touch()
+
+
 class JobAttempts:
     """The attempts of the job that this process is in."""
 
@@ -98,8 +109,7 @@ class JobAttempts:
         is_futile = finished_steps == self._current.first_step
         if is_futile and num_futile >= self._cluster.max_attempts_without_progress:
             return self._no_progress(where, num_futile, deadline.reserve_s, now)
-        with storage_errors(self._allocation.requeue_file):
-            self._allocation.requeue_file.touch()
+        request_requeue(self._allocation)
         return Preempted(
             where,
             "The batch script sends the job back into the queue, unless it was cancelled.",

@@ -17,7 +17,6 @@ import asyncio
 import signal
 import time
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config.sections.cluster import ClusterSection
@@ -190,7 +189,8 @@ class SlurmPreemption(ShellPreemption):
         self.job_id = allocation.job_id
         self._of_slurm = signals or SignalListener()
         self._clock = clock
-        self._meaning = partial(meaning_of, allocation, cluster)
+        self._allocation = allocation
+        self._cluster = cluster
         self._attempts = JobAttempts(config.run.dir, allocation, cluster)
 
     def listen(self, note: Callable[[str], None]) -> None:
@@ -205,3 +205,7 @@ class SlurmPreemption(ShellPreemption):
         if self._first is not None:
             return super().leave(finished_steps, num_steps)
         return self._attempts.leave(finished_steps, num_steps, self.deadline, self._clock())
+
+    def _meaning(self, number: signal.Signals, now: float) -> tuple[str, float]:
+        has_unsaved_steps = self.finished_steps > self.saved_steps
+        return meaning_of(self._allocation, self._cluster, number, now, has_unsaved_steps=has_unsaved_steps)

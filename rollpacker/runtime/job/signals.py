@@ -2,7 +2,12 @@
 
     cluster.signal near the time limit      the time limit: the time until then
     cluster.signal, otherwise               preemption, on a cluster that sends the job's own signal: the grace time
-    SIGTERM, SIGURG, SIGUSR2                preemption, cancellation or `scancel --signal=URG`: the grace time
+    SIGURG, SIGUSR2                         preemption or `scancel --signal=URG`: the grace time
+    SIGTERM, with unsaved steps             cancellation: KillWait, however long the grace time is
+    SIGTERM, otherwise                      preemption: the grace time
+
+Cancellation and a preemption by SIGTERM look alike. A cancelled run that assumes the grace time is killed, and loses
+the finished steps that are in no checkpoint; a preempted one that assumes KillWait does a step again.
 
 A preemption in the minutes before the time limit looks like the time limit; a run that then assumes too much time is
 killed, and resumes from its last checkpoint.
@@ -41,10 +46,25 @@ Meaning = Callable[[signal.Signals, float], tuple[str, float]]
 
 
 def meaning_of(
-    allocation: Allocation, cluster: ClusterSection, number: signal.Signals, now: float
+    allocation: Allocation,
+    cluster: ClusterSection,
+    number: signal.Signals,
+    now: float,
+    *,
+    has_unsaved_steps: bool = False,
 ) -> tuple[str, float]:
-    """Read a signal in a job: give the reason to leave, and until when."""
+    """Read a signal in a job: give the reason to leave, and until when.
+
+    Args:
+        allocation: Of the job.
+        cluster: What the job asked for.
+        number: Of the signal.
+        now: When it came, on the scale of `end_time`.
+        has_unsaved_steps: Whether finished steps are in no checkpoint.
+    """
     end_time, grace_s = allocation.end_time, allocation.grace_s or UNKNOWN_GRACE_S
+    if number is signal.SIGTERM and has_unsaved_steps:
+        grace_s = min(grace_s, UNKNOWN_GRACE_S)
     remaining_s = math.inf if end_time is None else end_time - now
     is_early = remaining_s > cluster.signal_lead_s + EARLY_S
     if end_time is None or is_early or number is not signal.Signals[f"SIG{cluster.signal}"]:

@@ -2,8 +2,9 @@
 
 Rank 0 starts the head on its node, announces it in the rendezvous, and waits for the nodes of the other ranks (see
 `node_service.py`); outside Slurm there is one node. From then on a lost node ends the run: whatever it awaits is
-cancelled, and a `WorldError` names the node. Without Ray on a node of engines alone the run goes on; if the node itself
-is down, Slurm ends the job some minutes later, and requeues it. An actor that dies is handled by its user.
+cancelled, a `WorldError` names the node, and the job asks to be requeued: `attempts.py` bounds how often. Without Ray
+on a node of engines alone the run goes on; if the node itself is down, Slurm ends the job some minutes later, and
+requeues it. An actor that dies is handled by its user.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from rollpacker.core.errors import EngineFailed, StorageFailed, WorldError
+from rollpacker.runtime.job.allocation import current_allocation
+from rollpacker.runtime.job.attempts import request_requeue
 from rollpacker.runtime.job.signals import handlers_kept
 from rollpacker.runtime.ray.node import RayNode, log_tail, pin_of
 from rollpacker.runtime.ray.node_address import LOOPBACK, is_listening
@@ -99,14 +102,15 @@ class RayCluster:
                             self._loss = await self._find_loss()
         finally:
             await self._stop()
-        if self._loss is None:
+        if self._loss is None or not isinstance(error, asyncio.CancelledError | EngineFailed):
             return
+        with suppress(StorageFailed):  # then somebody starts the run again
+            request_requeue(current_allocation(os.environ))
         if isinstance(error, asyncio.CancelledError):
             assert self._body is not None
             self._body.uncancel()
             raise self._loss from None
-        if isinstance(error, EngineFailed):
-            raise self._loss from error
+        raise self._loss from error
 
     async def _start_head(self) -> None:
         name = self._node_names[0]
@@ -220,7 +224,7 @@ class RayCluster:
         return WorldError(
             f"{names} is lost: Ray there has ended.",
             self._log_tails(nodes),
-            "The run's checkpoints are complete: start it again with run.resume=auto, or let Slurm requeue the job.",
+            "The run's checkpoints are complete: unless Slurm requeues its job, start it again with run.resume=auto.",
         )
 
     def _with_stages(self, nodes: Sequence[int]) -> str:

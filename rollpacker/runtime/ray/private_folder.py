@@ -6,6 +6,7 @@ it gets a folder below. And the folder is made only where no other user may rena
 Its maker holds its lock, and the guardian of Ray removes it. Where even the guardian was killed (Slurm kills every
 process of a job at its end), the next run that makes a folder there on the same machine finds the lock free and removes
 it. The lock names the machine: where several have their scratch on one file system, none may see the locks of others.
+A folder whose lock names none was never used: its maker was killed, or the disk was full.
 """
 
 from __future__ import annotations
@@ -42,15 +43,19 @@ class PrivateFolder:
     def __init__(self, scratch: Path) -> None:
         """Make it in `scratch`; raises OSError where that cannot be."""
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=scratch))
-        self._lock = (self.path / _LOCK_FILE).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._lock.write(socket.gethostname())
-        self._lock.flush()
         self.sessions = self.path / _SESSIONS
         """Made by Ray, and open to everyone who may enter the folder above."""
         self.temporary_files = self.path / _TEMPORARY_FILES
         """Replaces /tmp in Ray's processes: sockets of vLLM, code that torch compiles and runs."""
-        self.temporary_files.mkdir()
+        try:
+            self._lock = (self.path / _LOCK_FILE).open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._lock.write(socket.gethostname())
+            self._lock.flush()
+            self.temporary_files.mkdir()
+        except OSError:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def remove(self) -> None:
         """Remove it."""
@@ -112,5 +117,5 @@ def _remove_if_abandoned(folder: Path) -> None:
     with lock_file.open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_old = time.time() - lock_file.stat().st_mtime > _ABANDONED_S
-        if is_old and lock.read() == socket.gethostname():
+        if is_old and lock.read() in {"", socket.gethostname()}:
             shutil.rmtree(folder, ignore_errors=True)

@@ -7,8 +7,8 @@
     done           rank 0 no longer needs the other ranks
 
 Every file but the logs is written whole by one rank and read by others, so nothing is ever locked. The folder's name is
-that of one step of the job, which has one command: the ranks of a second one know nothing in common that the first one
-did not know, and are refused. A process that nobody meets has its token on its own node.
+that of one step of the job (`Allocation.key`), which has one command: the ranks of a second one know nothing in common
+that the first one did not know, and are refused. A process that nobody meets has its token on its own node.
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ class Rendezvous:
         if self.report_of(rank) is not None:
             raise WorldError(
                 f"Rank {rank} has already run a command in this step of the job: {self.folder}",
-                "In a step, the ranks of one command cannot be told from those of another.",
-                "Give each command a step of its own: start it by `srun --ntasks-per-node=1`.",
+                "In a step, the ranks of one command cannot be told from those of another, nor in a heterogeneous job "
+                "from those of an earlier job with the same number.",
+                "Give each command a step of its own: start it by `srun --ntasks-per-node=1`. If this is the first "
+                "one, remove that folder.",
             )
         self.report(rank, NodeReport(node=node, stage="starting"))
 

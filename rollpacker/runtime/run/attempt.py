@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
+import signal
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -15,6 +19,8 @@ from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.event_log import EVENTS_FOLDER, attempt_paths
 from rollpacker.metrics.files import make_private_folder, remove_temporaries, storage_errors, write_atomically
+from rollpacker.runtime.job.allocation import current_allocation
+from rollpacker.runtime.job.signals import handlers_kept
 from rollpacker.runtime.run.checkpoints import Checkpoint, CheckpointStore
 from rollpacker.runtime.run.exporting import MODEL_FOLDER
 from rollpacker.runtime.run.run_folder import RUN_FILE, RunIdentity, find_resumable, identify_run, set_steps_aside
@@ -26,6 +32,13 @@ if TYPE_CHECKING:
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of a file system that has no locks, such as Lustre mounted without `flock`."""
+
+_POLL_S = 0.5
+_MOMENT_S = 1.0
+"""`rollpacker jobs` takes the lock for much less, to see whether a run holds it."""
+_PATIENCE_S = 120.0
+"""An NFSv4 server keeps the locks of a node that died for a lease, usually 90 s. The other ranks wait longer than this
+for the first one (`backend.deadlines.start_s`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +68,8 @@ class RunAttempt:
 def locked_folder(run_dir: Path) -> Iterator[None]:
     """Make the run's folder and hold its lock: two processes in one folder would overwrite each other's files.
 
+    In a job it is waited for, `_PATIENCE_S` at most: the attempt before may have died without giving it back.
+
     Raises:
         ConfigError: Another process holds it, or the file system has no locks.
     """
@@ -69,13 +84,14 @@ def locked_folder(run_dir: Path) -> Iterator[None]:
 
 def _lock(lock: IO[str], run_dir: Path) -> None:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(
-            f"Another process is running in run.dir={run_dir}.",
-            "A run's folder belongs to one process at a time.",
-            "Wait for it, or choose another run.dir.",
-        ) from None
+        is_ours = _takes(lock, _MOMENT_S)
+        if not is_ours and current_allocation(os.environ) is not None:
+            sys.stderr.write(
+                f"Another process holds the lock of {run_dir}: waiting for it, {_PATIENCE_S:.0f} s at most.\n"
+            )
+            with handlers_kept():
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # the event loop stands still, deaf to Ctrl-C
+                is_ours = _takes(lock, _PATIENCE_S)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
@@ -84,6 +100,22 @@ def _lock(lock: IO[str], run_dir: Path) -> None:
             "A run locks its folder, so that two processes never overwrite each other's checkpoints and tables.",
             "Ask for locks (Lustre: mount option flock), or choose a run.dir on another file system.",
         ) from None
+    if not is_ours:
+        raise ConfigError(
+            f"Another process is running in run.dir={run_dir}.",
+            "A run's folder belongs to one process at a time.",
+            "Wait for it, or choose another run.dir.",
+        )
+
+
+def _takes(lock: IO[str], patience_s: float) -> bool:
+    """Take a lock within so many seconds, if that is possible."""
+    for _ in range(round(patience_s / _POLL_S)):
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(_POLL_S)
+    return False
 
 
 def begin_attempt(config: RunConfig, note: Callable[[str], None]) -> RunAttempt:

@@ -31,6 +31,7 @@ def test_a_task_knows_its_rank_and_what_it_may_use():
         STEP
         | {
             "SLURM_RESTART_COUNT": "3",
+            "SLURM_STEP_LAUNCHER_PORT": "36207",
             "SLURM_CPUS_PER_TASK": "6",
             "SLURM_MEM_PER_NODE": "3000",
             "CUDA_VISIBLE_DEVICES": "0,2",
@@ -42,7 +43,7 @@ def test_a_task_knows_its_rank_and_what_it_may_use():
     assert allocation is not None
     assert not allocation.is_head
     assert allocation.node_names == ("node1", "node2")
-    assert allocation.key == "7.0.3"
+    assert allocation.key == "7.0.3.36207"
     assert (allocation.num_nodes, allocation.num_cpus, allocation.gpus) == (2, 6, ("0", "2"))
     assert allocation.memory_bytes == min(3000 << 20, cgroup_memory() or math.inf)
     assert allocation.end_time == pytest.approx(1760000000)
@@ -69,7 +70,7 @@ TWO_COMPONENTS = {
 def test_nodes_of_environments_follow_those_of_the_run_even_where_both_share_one(
     rank, node, name, memory_mb, is_of_environments
 ):
-    own = {"SLURM_PROCID": str(rank), "SLURMD_NODENAME": node}
+    own = {"SLURM_PROCID": str(rank), "SLURMD_NODENAME": node, "SLURM_STEP_LAUNCHER_PORT": str(36207 + rank)}
     allocation = current_allocation(STEP | TWO_COMPONENTS | own)
     assert allocation is not None
     assert allocation.node_names == ("gpu1", "gpu2", "cpu7-environments", "gpu2-environments")
@@ -77,6 +78,14 @@ def test_nodes_of_environments_follow_those_of_the_run_even_where_both_share_one
     assert (allocation.name, allocation.node_name) == (name, node)
     assert allocation.memory_bytes == min(memory_mb << 20, cgroup_memory() or math.inf)
     assert allocation.is_of_environments is is_of_environments
+    assert allocation.key == "7.0.0"  # srun has a port of its own for each component
+
+
+def test_a_job_whose_number_comes_again_is_another_one():
+    first, second = (current_allocation(STEP | {"SLURM_STEP_LAUNCHER_PORT": port}) for port in ("36207", "41245"))
+    assert first is not None
+    assert second is not None
+    assert first.key != second.key
 
 
 def test_what_slurm_does_not_limit_is_unknown():

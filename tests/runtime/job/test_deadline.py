@@ -242,6 +242,22 @@ def test_a_signal_means_the_time_limit_only_where_the_limit_is_near(tmp_path, le
     assert heard.name in reason
 
 
+@pytest.mark.parametrize(
+    ("heard", "has_unsaved_steps", "grace_s", "leaves_s"),
+    [
+        (signal.SIGTERM, True, 600.0, UNKNOWN_GRACE_S),
+        (signal.SIGTERM, True, 15.0, 15.0),
+        (signal.SIGTERM, False, 600.0, 600.0),
+        (URG, True, 600.0, 600.0),
+    ],
+)
+def test_sigterm_may_be_a_cancellation_where_finished_steps_would_be_lost(
+    tmp_path, heard, has_unsaved_steps, grace_s, leaves_s
+):
+    here, cluster = allocation(tmp_path, grace_s=grace_s), ClusterSection(name="slurm")
+    assert meaning_of(here, cluster, heard, 7.0, has_unsaved_steps=has_unsaved_steps)[1] == 7.0 + leaves_s
+
+
 def test_a_job_without_a_time_limit_has_its_grace(tmp_path):
     assert meaning_of(allocation(tmp_path), ClusterSection(name="slurm"), URG, 7.0)[1] == 7.0 + UNKNOWN_GRACE_S == 37.0
 

@@ -11,6 +11,7 @@ from rollpacker.config.compose import compose
 from rollpacker.core.errors import Interrupted
 from rollpacker.runtime.job.deadline import PreemptionDeadline, StepInterrupted
 from rollpacker.runtime.job.preemption import STEP_PATIENCE_S, ShellPreemption, SlurmPreemption, loop_time
+from rollpacker.runtime.job.signals import handlers_kept
 from rollpacker.runtime.run.status import read_status
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
@@ -83,6 +84,24 @@ def test_the_second_signal_leaves_at_once_and_says_what_is_lost(config, tmp_path
     if status.finished_steps > saved:
         assert error.allowed.endswith("Lost: 1 step since then.")
     assert not list((tmp_path / "run").rglob(".tmp-*"))
+
+
+def test_sigterm_with_a_long_grace_leaves_time_to_save_finished_steps_before_scancel_kills(config, tmp_path):
+    async def story():
+        loop = asyncio.get_running_loop()
+        preemption = SlurmPreemption(config, allocation(tmp_path, grace_s=600.0), clock=loop.time)
+        preemption.listen(lambda _: None)
+        preemption.finished_steps = 1
+        preemption.deadline.checkpoint_took(CHECKPOINT_S)
+        preemption.deadline.expect(100.0, CHECKPOINT_S)
+        loop.call_later(5.0, signal.raise_signal, signal.SIGTERM)
+        with pytest.raises(StepInterrupted):
+            async with preemption.deadline.in_step():
+                await asyncio.sleep(100.0)
+        return loop.time(), preemption.deadline.reason
+
+    with handlers_kept():
+        assert run_in_virtual_time(story()) == (pytest.approx(5.0), "SIGTERM came, with 30 s to leave")
 
 
 def ended_after(num_finished: int, *, asked_s: float, step_s: float) -> float:

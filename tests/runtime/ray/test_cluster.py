@@ -118,6 +118,29 @@ async def test_the_head_ends_and_the_runs_own_error_is_told_when_the_folder_is_l
     assert cluster.notes[-1] == "stopped"
 
 
+@pytest.mark.parametrize("is_requeued", [False, True])
+async def test_a_job_that_lost_a_node_is_requeued_where_a_batch_script_waits_for_that(
+    tmp_path, monkeypatch, is_requeued
+):
+    step = {"JOB_ID": "7", "STEP_NUM_TASKS": "1", "STEP_NODELIST": "n0", "PROCID": "0", "CPUS_ON_NODE": "4"}
+    for name, value in step.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURMD_NODENAME", "n0")
+    monkeypatch.setenv("ROLLPACKER_REQUEUE_FILE", str(tmp_path / "7.requeue") if is_requeued else "")
+    cluster = EndingCluster(tmp_path, monkeypatch)
+    cluster.missing = [2]
+    with pytest.raises(WorldError, match="n2 is lost"):
+        await lose_an_engine(cluster)
+    assert (tmp_path / "7.requeue").exists() is is_requeued
+
+
+async def test_a_run_that_ends_well_is_not_requeued_for_a_node_that_is_lost_meanwhile(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster_module, "request_requeue", pytest.fail)
+    cluster = EndingCluster(tmp_path, monkeypatch)
+    async with cluster:
+        cluster._loss = cluster._lost([2])
+
+
 async def test_the_head_ends_when_the_search_for_a_lost_node_fails(tmp_path, monkeypatch):
     cluster = EndingCluster(tmp_path, monkeypatch)
 

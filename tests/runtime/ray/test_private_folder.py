@@ -1,5 +1,7 @@
 """Where Ray's session lives on a node."""
 
+import errno
+import fcntl
 import os
 import socket
 import subprocess
@@ -81,6 +83,26 @@ def test_what_another_user_has_left_is_not_looked_into(scratch):
     os.chown(theirs, 65534, 65534)
     private_folder((str(scratch),), {})
     assert (theirs / "lock").exists()
+
+
+def test_on_a_full_disk_nothing_is_left(scratch, monkeypatch):
+    def fill(_file, _operation):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fcntl, "flock", fill)
+    with pytest.raises(WorldError, match=f"{scratch} is not writable \\(No space left on device\\)"):
+        private_folder((str(scratch),), {})
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("age_s", [0, 100])
+def test_a_folder_whose_maker_ended_before_it_named_its_machine_is_removed_when_it_is_old(scratch, age_s):
+    abandoned = abandon(scratch, age_s)
+    made_at = (abandoned / "lock").stat().st_mtime
+    (abandoned / "lock").write_text("")
+    os.utime(abandoned / "lock", (made_at, made_at))
+    private_folder((str(scratch),), {})
+    assert abandoned.exists() == (age_s == 0)
 
 
 def abandon(scratch, age_s):

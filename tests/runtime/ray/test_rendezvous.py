@@ -30,6 +30,14 @@ def test_a_rank_that_has_been_here_for_another_command_is_told_to_start_a_step(r
     assert "srun" in raised.value.remedy
 
 
+def test_a_job_whose_number_comes_again_does_not_meet_the_earlier_one(tmp_path):
+    config = compose(["experiment=e2e", f"model.path={tmp_path}", f"data.path={tmp_path}", f"run.dir={tmp_path}/run"])
+    for port in ("36207", "41245"):
+        rendezvous = rendezvous_of(config, allocation(tmp_path, node_names=("a", "b"), launcher_port=port))
+        assert rendezvous is not None
+        rendezvous.open(0, "a")
+
+
 @pytest.mark.parametrize(
     ("nodes", "words", "meets"),
     [

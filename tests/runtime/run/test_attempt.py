@@ -5,12 +5,30 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rollpacker.core.errors import ConfigError, RollpackerError, StorageFailed
 from rollpacker.runtime.run.attempt import locked_folder
+
+
+@pytest.fixture(autouse=True)
+def when_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Nobody sleeps, but does what a test says."""
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    return lambda act: monkeypatch.setattr(time, "sleep", lambda _: act())
+
+
+@pytest.fixture
+def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = {"JOB_ID": "7", "STEP_NUM_TASKS": "1", "STEP_NODELIST": "node1", "PROCID": "0", "CPUS_ON_NODE": "4"}
+    for name, value in step.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
 
 
 def refusal(run_dir: Path) -> RollpackerError:
@@ -24,6 +42,54 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_one_runs(tmp
         assert "Another process is running" in refusal(tmp_path / "run").problem
     with locked_folder(tmp_path / "run"):
         pass
+
+
+def test_a_look_at_the_lock_by_another_command_does_not_end_a_run_that_begins(
+    tmp_path: Path, when_waiting: Callable[[Callable[[], None]], None]
+) -> None:
+    with (tmp_path / "lock").open("w") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        when_waiting(look.close)
+        with locked_folder(tmp_path):
+            pass
+
+
+@pytest.mark.usefixtures("in_job")
+def test_in_a_job_the_lock_of_a_node_that_died_is_waited_for(
+    tmp_path: Path, when_waiting: Callable[[Callable[[], None]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    polls = iter(range(200))
+    with (tmp_path / "lock").open("w") as lease:
+        fcntl.flock(lease, fcntl.LOCK_EX)
+        when_waiting(lambda: lease.close() if next(polls) == 181 else None)  # two a second
+        with locked_folder(tmp_path):
+            pass
+    assert capsys.readouterr().err == f"Another process holds the lock of {tmp_path}: waiting for it, 120 s at most.\n"
+
+
+@pytest.mark.usefixtures("in_job")
+def test_in_a_job_a_run_that_lives_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    with locked_folder(tmp_path):
+        assert "Another process is running" in refusal(tmp_path).problem
+
+
+@pytest.mark.usefixtures("in_job")
+def test_ctrl_c_ends_the_wait_although_an_event_loop_has_taken_the_signal(
+    tmp_path: Path, when_waiting: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: heard.append(number))
+    try:
+        with locked_folder(tmp_path):
+            monkeypatch.setattr("rollpacker.runtime.run.attempt._MOMENT_S", 0.0)
+            when_waiting(lambda: signal.raise_signal(signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt), locked_folder(tmp_path):
+                pass
+        assert heard == []
+        signal.raise_signal(signal.SIGINT)
+        assert heard == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
