@@ -14,6 +14,7 @@ from typing import Any
 
 from rollpacker.config.python_names import load_named
 from rollpacker.environments.known_parameters import taking_known
+from rollpacker.environments.numbered_actions import InTexts, is_played_in_numbers
 
 _Z99 = 2.326
 """Of a normal distribution, where one of a hundred lies above."""
@@ -43,7 +44,8 @@ class Delayed:
         p_crash: float = 0.0,
         p_crash_at_reset: float = 0.0,
     ) -> None:
-        self._env = load_named(env)(**(arguments or {}))
+        delayed = load_named(env)(**(arguments or {}))
+        self._env = InTexts(delayed) if is_played_in_numbers(delayed) else delayed
         self._reset = taking_known(self._env.reset)
         self._median_s = median_s
         self._sigma = math.log(max(p99_s, median_s) / median_s) / _Z99 if median_s else 0.0

@@ -25,6 +25,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -35,13 +36,22 @@ from rollpacker.core.ids import RequestId
 from rollpacker.environments.starting import EnvironmentStarter
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentNews, EnvironmentReset, EnvironmentTurn
-from rollpacker.rewards.supervisor_process import DiedAtStart, LateStart, ProcessDied, SupervisorProcess
+from rollpacker.rewards.supervisor_process import (
+    STOP_LIMIT_S,
+    DiedAtStart,
+    LateStart,
+    ProcessDied,
+    SupervisorProcess,
+)
 
 _MOST_DEAD_STARTS = 3
 """In a row, after which it is no accident that a process ends as it starts."""
 
 _MOST_PROBLEMS = 100
 """Different ones that are logged."""
+
+_POLL_S = 0.02
+"""Between looks at which processes have ended; a thread for each would be more than an event loop has."""
 
 _NO_LIMITS: Mapping[str, str] = MappingProxyType({})
 
@@ -140,7 +150,7 @@ class EnvironmentPool:
         return await self._answers.collect()
 
     async def close(self) -> None:
-        """End all processes."""
+        """End all processes, at once those that have not closed what they hold after `STOP_LIMIT_S`."""
         calling = [*self._calls.values(), *self._finishing]
         for task in calling:
             task.cancel()
@@ -149,8 +159,11 @@ class EnvironmentPool:
         processes = [*self._free, *self._finishing.values(), *filter(None, self._open.values())]
         for process in processes:
             process.disconnect()
-        for process in processes:
-            await asyncio.to_thread(process.close)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_LIMIT_S):
+                while not all(process.has_died for process in processes):  # noqa: ASYNC110 no event tells of it
+                    await asyncio.sleep(_POLL_S)
+        await asyncio.gather(*(process.end() for process in processes if not process.has_died))
         self._answers.close()
 
     async def _answer_of(

@@ -9,6 +9,9 @@ or `{failure}` where the environment raised, `{failure, is_unfit}` where it answ
 `{"tool_schemas": true}` asks for `{tool_schemas}`, and `{"prompts": {"most": ..., "most_of_endless": ...}}` for the
 rows of that many prompts, null for all. It first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
 
+Only the process that took the socket writes to it: a process that an environment forks, and that raises or returns
+into this module, exits there.
+
 An observation is a text, or a list of chat messages. An environment with `takes_tokens` gets all of a turn, as a dict,
 and may answer with a list of tokens.
 
@@ -19,8 +22,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from numbers import Real
@@ -30,7 +35,7 @@ from rollpacker.config.python_names import UnusableFunction, in_words, load_name
 from rollpacker.environments.known_parameters import taking_known
 from rollpacker.environments.numbered_actions import InTexts, is_played_in_numbers
 from rollpacker.protocols.reward import LARGEST_REWARD
-from rollpacker.rewards.processes import fork_under_keeper, limit_resource, send_line, take_standard_input
+from rollpacker.rewards.processes import fork_under_keeper, limit_resource, take_standard_input
 
 MEMORY_BYTES = 16 << 30
 """Address space of an environment: one that wants more should fail alone, not take the node's memory."""
@@ -111,11 +116,14 @@ def make(source: str, arguments: dict[str, Any]) -> Environment:
     if not callable(kind):
         raise UnusableFunction(f"{source} is {kind!r:.300}, which makes no environment")
     try:
-        env = kind(**arguments)
+        return _in_texts(source, kind(**arguments))
     except UnusableFunction:
         raise
     except (Exception, SystemExit) as error:
         raise UnusableFunction(f"making {source} raised {in_words(error, __file__)}") from error
+
+
+def _in_texts(source: str, env: Any) -> Environment:
     for name in ("reset", "step"):
         if not callable(getattr(env, name, None)):
             raise UnusableFunction(f"{source} has no method `{name}`")
@@ -131,14 +139,15 @@ def main(words: list[str]) -> int:
     sys.dont_write_bytecode = True  # the folder of a user's file stays as it is
     limit_resource(resource.RLIMIT_AS, MEMORY_BYTES)
     limit_resource(resource.RLIMIT_CORE, 0)
+    own_pid = os.getpid()
     try:
         environment = make(source, json.loads(arguments))
     except UnusableFunction as error:
         with contextlib.suppress(ConnectionError):  # the run may have ended meanwhile
-            send_line(requests, {"failure": str(error)})
+            _send(requests, own_pid, _line_of({"failure": str(error)}))
         return 1
     with contextlib.suppress(ConnectionError), requests.makefile("rb") as lines:
-        send_line(requests, {"is_ready": True})
+        _send(requests, own_pid, _line_of({"is_ready": True}))
         for line in lines:
             try:
                 response = _line_of(environment.answer(json.loads(line)))
@@ -147,9 +156,16 @@ def main(words: list[str]) -> int:
                 answer: dict[str, Any] = {"failure": str(error) if is_told else f"it raised {in_words(error)}"}
                 answer |= {"is_unfit": True} if isinstance(error, Unfit) else {}
                 response = _line_of(answer)
-            requests.sendall(response)
+            _send(requests, own_pid, response)
     environment.close()
     return 0
+
+
+def _send(requests: socket.socket, own_pid: int, line: bytes) -> None:
+    """Send a line; exit in a process that the environment forked."""
+    if os.getpid() != own_pid:
+        os._exit(1)
+    requests.sendall(line)
 
 
 def _line_of(answer: dict[str, Any]) -> bytes:

@@ -96,7 +96,7 @@ def outcome_of(value: object) -> Outcome:
     match value:
         case {"score": own, **others}:
             reward, reason = own, others.pop("reason", SCORED)
-            numbers = ((str(name), _number(each)) for name, each in others.items())
+            numbers = ((_storable(str(name)), _number(each)) for name, each in others.items())
             parts = {name: each for name, each in numbers if each is not None and _is_fit(each)}
         case (own, why):
             reward, reason = own, why
@@ -105,7 +105,12 @@ def outcome_of(value: object) -> Outcome:
         return Outcome(score=WRONG_RESULT, problem=f"it returned {reprlib.repr(value)}, which is no score")
     if not _is_fit(number):
         return Outcome(score=NOT_FINITE, problem=f"it returned {number}, which no training bears")
-    return Outcome(score=Score(number, reason[:LONGEST_TEXT]), parts=parts)
+    return Outcome(score=Score(number, _storable(reason[:LONGEST_TEXT])), parts=parts)
+
+
+def _storable(text: str) -> str:
+    """Replace surrogates, which no table stores: those of an emoji's JSON that was cut, say."""
+    return text.encode(errors="replace").decode()
 
 
 def _number(value: object) -> float | None:

@@ -24,10 +24,11 @@ import asyncio
 import http.client
 import json
 import logging
+import threading
 import time
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from rollpacker.config.words import counted
@@ -65,7 +66,7 @@ class ServerUnreachable(Exception):
 class UrlRewardWorker(QueueRewardWorker):
     """Scores by POST requests, `num_workers` at a time. What waits meanwhile goes with the next one.
 
-    A thread that waits for the server when the worker is closed ends with its time limit.
+    A thread that waits for the server when the worker is closed ends with its time limit, or with the process.
     """
 
     most_at_once = MOST_AT_ONCE
@@ -75,11 +76,6 @@ class UrlRewardWorker(QueueRewardWorker):
         self._url = url
         self._timeout_s = timeout_s
         self._pauses_s = pauses_s
-        self._threads = ThreadPoolExecutor(num_workers)  # the event loop's own are fewer on a small machine
-
-    async def close(self) -> None:
-        await super().close()
-        self._threads.shutdown(wait=False)
 
     async def _score(self, task: int, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:  # noqa: ARG002
         began = time.perf_counter()
@@ -95,9 +91,7 @@ class UrlRewardWorker(QueueRewardWorker):
         for pause_s in (0.0, *self._pauses_s):
             await asyncio.sleep(pause_s)
             try:
-                outcomes = await asyncio.get_running_loop().run_in_executor(
-                    self._threads, ask, self._url, batch, self._timeout_s
-                )
+                outcomes = await self._in_daemon_thread(batch)
             except ServerUnreachable as error:
                 problem = str(error)
                 _log.warning("%s: %s", self._url, problem)
@@ -110,6 +104,20 @@ class UrlRewardWorker(QueueRewardWorker):
             f"It is asked {1 + len(self._pauses_s)} times, in {sum(self._pauses_s):.0f} s.",
             "Start it again, and resume the run.",
         )
+
+    def _in_daemon_thread(self, batch: Sequence[ScoringRequest]) -> asyncio.Future[list[Outcome]]:
+        """Call `ask` in a thread of its own; before it exits, Python waits for those of an executor."""
+        answer: Future[list[Outcome]] = Future()
+        answer.set_running_or_notify_cancel()  # or the thread could not settle it once its task is cancelled
+
+        def run() -> None:
+            try:
+                answer.set_result(ask(self._url, batch, self._timeout_s))
+            except Exception as error:  # noqa: BLE001 a thread's boundary: raised in the task
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name=f"request to {self._url}", daemon=True).start()
+        return asyncio.wrap_future(answer)
 
 
 def ask(url: str, requests: Sequence[ScoringRequest], timeout_s: float) -> list[Outcome]:

@@ -19,7 +19,8 @@ What a function and the programs that it starts print, on standard output or err
 supervisor, which writes the first `_MOST_PRINTED_BYTES` to its own standard error: the log of the reward.
 
 Both sides speak JSON lines: requests are the arguments of `functions.PARAMETERS`, responses `{reward, reason, parts,
-problem, time_s}`. The supervisor first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
+problem, time_s}`. The supervisor first sends `{"is_ready": true}`, or `{"failure": ...}` and ends. A process that a
+function or its import forks, and that raises or returns into this module, sends nothing and exits there.
 
 Run as `python -m rollpacker.rewards.scoring_process FUNCTION TIMEOUT_S PARENT_PID`, with the socket as standard input.
 """
@@ -81,11 +82,15 @@ def main(arguments: list[str]) -> int:
     sys.dont_write_bytecode = True  # the folder of a user's file stays as it is
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # or what a check prints before it is killed would be lost
+    own_pid = os.getpid()
     try:
         function = load_function(source)
     except UnusableFunction as error:
-        send_line(requests, {"failure": str(error)})
+        if os.getpid() == own_pid:
+            send_line(requests, {"failure": str(error)})
         return 1
+    if os.getpid() != own_pid:
+        return 0
     gc.freeze()  # or every garbage collection of a scorer would copy the supervisor's memory
     send_line(requests, {"is_ready": True})
     _Supervisor(requests, function, float(timeout_s)).serve()
@@ -217,9 +222,13 @@ def _score_until_killed(requests: socket.socket, function: RewardFunction, super
     limit_resource(resource.RLIMIT_CORE, 0)
     for standard in (1, 2):
         os.dup2(printed, standard)
+    own_pid = os.getpid()
     with requests.makefile("rb") as lines:
         for line in lines:
-            send_line(requests, _as_json(function(json.loads(line))))
+            outcome = function(json.loads(line))
+            if os.getpid() != own_pid:
+                return
+            send_line(requests, _as_json(outcome))
 
 
 def _address_space_bytes() -> int:

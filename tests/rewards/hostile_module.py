@@ -11,6 +11,9 @@ from rollpacker.rewards.scores import Score
 
 
 def prepare_scoring():
+    order, _, argument = os.environ.get("HOSTILE_PREPARE", "").partition(" ")
+    if order == "fork":
+        fork_and_come_back(argument)
     if os.environ.get("HOSTILE_PREPARE") == "raise":
         raise ImportError("no module named sympathy")
     if os.environ.get("HOSTILE_PREPARE") == "die":
@@ -22,7 +25,7 @@ def prepare_scoring():
             Path(file).with_suffix(".new").rename(file)
 
 
-def score(prompt, response, is_truncated, ground_truth):  # noqa: C901, PLR0912 a flat list of orders
+def score(prompt, response, is_truncated, ground_truth):  # noqa: C901, PLR0911, PLR0912 a flat list of orders
     order, _, argument = ground_truth.partition(" ")
     if order == "hang_in_c":
         tell_pid(argument)
@@ -34,6 +37,8 @@ def score(prompt, response, is_truncated, ground_truth):  # noqa: C901, PLR0912 
     elif order == "wait":
         tell_pid(argument)
         Path(argument).read_text()
+    elif order.startswith("fork") and fork_and_come_back(argument, raises=order == "fork_and_raise"):
+        return Score(0.25, "forked")
     elif order == "segfault":
         ctypes.string_at(0)
     elif order == "exit":
@@ -59,6 +64,17 @@ def score(prompt, response, is_truncated, ground_truth):  # noqa: C901, PLR0912 
     elif order == "server":
         return Score(float(os.environ["HOSTILE_SERVER"]), "server")
     return Score(0.5, "scored")
+
+
+def fork_and_come_back(fifo, *, raises=True):
+    """True in a child that has told its process id, and waited until it was written to."""
+    if os.fork():
+        return False
+    tell_pid(fifo)
+    Path(fifo).read_text()
+    if raises:
+        raise OSError("a helper that found no port")
+    return True
 
 
 def tell_pid(fifo):

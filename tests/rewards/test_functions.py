@@ -59,6 +59,8 @@ def test_a_function_takes_any_of_the_parameters_by_name(function, reward):
         ({"score": 0.5}, 0.5, "scored", {}),
         ({"score": 1, "reason": "right", "style": 0.2, "acc": True}, 1.0, "right", {"style": 0.2, "acc": 1.0}),
         ({"score": 1, "pred": "4", "loss": math.nan}, 1.0, "scored", {}),
+        ({"score": 1, "reason": "cut_\ud83d", "\ude00": 2}, 1.0, "cut_?", {"?": 2.0}),
+        ((1, "whole_\U0001f600"), 1.0, "whole_\U0001f600", {}),
     ],
 )
 def test_a_number_a_pair_and_a_dict_are_scores(value, reward, reason, parts):

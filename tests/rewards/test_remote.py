@@ -1,8 +1,11 @@
 """A reward by URL, against a real server on this machine."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -170,6 +173,40 @@ async def test_a_server_that_stays_away_ends_the_run():
         pass
     with pytest.raises(EngineFailed, match="cannot be used: Connection refused"):
         await score(url, ["x"], pauses_s=(0.0,))
+
+
+WAITS = """
+import asyncio, sys
+from tests.rewards.test_remote import UrlRewardWorker, request_of
+
+async def main(url):
+    worker = UrlRewardWorker(url, 1, 600.0, ())
+    await worker.score([request_of(0, "x")])
+    await asyncio.to_thread(sys.stdin.readline)
+    await worker.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_a_process_ends_although_a_server_that_hangs_owes_it_an_answer():
+    came, may_end = threading.Event(), threading.Event()
+
+    def hang(question):
+        came.set()
+        may_end.wait()
+        return lengths(question)
+
+    with reward_server(hang) as (url, _):
+        words, root = [sys.executable, "-c", WAITS, url], Path(__file__).parents[2]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, text=True, cwd=root) as process:
+            try:
+                assert came.wait(60)
+                process.communicate("close\n", timeout=30)
+                assert process.returncode == 0
+            finally:
+                process.kill()
+                may_end.set()
 
 
 async def test_what_was_forgotten_has_no_verdict():

@@ -98,7 +98,7 @@ async def test_a_score_depends_on_the_four_arguments_and_takes_its_time():
         await worker.score([request_of(3, "echo", 'line\n"two" é\ud800', "prompt", is_truncated=True)])
         [verdict] = await worker.collect()
         assert verdict.request.sample == 3
-        assert (verdict.reward, verdict.reason) == (1.0, 'prompt|line\n"two" é\ud800')
+        assert (verdict.reward, verdict.reason) == (1.0, 'prompt|line\n"two" é?')
         assert verdict.time_s > 0
 
 
@@ -135,6 +135,27 @@ def test_what_the_import_of_a_reward_started_ends_with_a_process_that_was_never_
         time.sleep(0.05)
     process.close()
     assert not is_there(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("order", ["fork_and_raise", "fork_and_return"])
+async def test_a_process_that_a_check_forks_gives_no_score(fifo, order):
+    async with hostile_worker() as worker:
+        assert await score(worker, f"{order} {fifo}") == ["scored"]
+        with watched(await read_fifo(fifo)) as wait_for_the_end:
+            fifo.write_text("come back")
+            wait_for_the_end()
+        scorers = [(await _pid_verdict(worker)).reason, *await score(worker, "ok", "pid")]
+        assert scorers == ["pid", "scored", "pid"]
+
+
+async def test_a_process_that_the_import_of_a_reward_forks_is_no_second_supervisor(monkeypatch, fifo):
+    monkeypatch.setenv("HOSTILE_PREPARE", f"fork {fifo}")
+    async with hostile_worker() as worker:
+        assert await score(worker, "ok") == ["scored"]
+        with watched(await read_fifo(fifo)) as wait_for_the_end:
+            fifo.write_text("come back")
+            wait_for_the_end()
+        assert await score(worker, "pid", "ok") == ["pid", "scored"]
 
 
 @pytest.mark.parametrize("order", ["segfault", "exit", "raise boom", "eat_memory", "long"])

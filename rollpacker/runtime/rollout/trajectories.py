@@ -9,12 +9,15 @@ Where environments give no rewards, as tools do, the run's reward scores what th
 Token in, token out: what an engine sampled stays as it is, in the request's record, and an observation is appended to
 it as tokens of its own. The engine that writes the next turn gets them as what was begun before.
 
+An observation that the chat template refuses is a failure of its environment.
+
 Invariant: an observation is appended once, and only where the policy goes on after it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,10 +25,12 @@ from dataclasses import dataclass
 from rollpacker.core.commands import CloseEnvironment, OpenEnvironment, ScoreResponse, StepEnvironment
 from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.environments import FINISHED, LOST, STOPPED, TIMEOUT
+from rollpacker.core.errors import UserError
 from rollpacker.core.events import Event, ResponseFinished, RewardComputed
 from rollpacker.core.ids import EngineId, RequestId, is_held_out, sampled
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.protocols.environment import (
+    EnvironmentAnswer,
     EnvironmentNews,
     EnvironmentParts,
     EnvironmentReset,
@@ -42,6 +47,11 @@ from rollpacker.runtime.waiting.clock import RunClock
 
 _ENDS = ("terminated", "truncated", "limit")
 """Of an episode whose environment has not failed."""
+
+_ERROR = "environment_error"
+"""How `environments.pool` names an answer that is none."""
+
+_log = logging.getLogger(__name__)
 
 EnvironmentCommand = OpenEnvironment | StepEnvironment | CloseEnvironment
 
@@ -88,6 +98,7 @@ class Trajectories:
         self._clock = clock
         self._attempts: dict[RequestId, _Attempt] = {}
         self._listening: asyncio.Task[None] | None = None
+        self._has_logged_refusal = False
 
     def start(self, scheduler: Scheduler) -> None:
         """Listen to the environments; those of an earlier attempt are gone."""
@@ -246,26 +257,27 @@ class Trajectories:
                 self._call(request, answer.call, attempt.activity)
             self._take(answer)
             return
+        is_done = answer.is_terminated or answer.is_truncated
+        failure, observed = answer.failure, None
         if attempt is not None and is_awaited:
-            self._answered(request, attempt, answer.failure or attempt.activity)
-        if answer.failure is not None:  # one that is not awaited may be of an earlier start of the run
-            self._take(EnvironmentFailed(request=request, call=answer.call, reason=answer.failure))
+            if failure is None and not is_done:
+                observed = self._observed(answer)
+                failure = _ERROR if observed is None else None
+            self._answered(request, attempt, failure or attempt.activity)
+        if failure is not None:  # one that is not awaited may be of an earlier start of the run
+            self._take(EnvironmentFailed(request=request, call=answer.call, reason=failure))
             return
         if attempt is None or not is_awaited:
             return  # it was stopped, or is answered twice
-        is_done = answer.is_terminated or answer.is_truncated
         num_left = 0
         book = self._book(request)
         kept = book.kept(request)
         if kept is not None and sampled(kept.spans):
             turn = Turn(begin=attempt.num_observed, end=kept.num_tokens, reward=answer.reward)
             attempt.episode.turns.append(turn)
-        if is_done:
+        if observed is None:
             attempt.end = "terminated" if answer.is_terminated else "truncated"
         else:
-            assert self._parts is not None
-            prompt = self._rounds.sampling.prompt_of(request).prompt
-            observed = self._parts.texts.observation(prompt, answer.observation, self._last_turn(request))
             num_so_far = (kept.num_tokens if kept is not None else 0) + len(observed)
             num_left = self._rounds.sampling.max_tokens_of(request) - num_so_far
             if num_left > 0:
@@ -274,3 +286,20 @@ class Trajectories:
         self._take(
             EnvironmentStepped(request=request, call=answer.call, num_tokens_left=max(0, num_left), is_done=is_done)
         )
+
+    def _observed(self, answer: EnvironmentAnswer) -> Sequence[int] | None:
+        """Give the tokens of an observation; None where the chat template refuses it, of which the first is logged."""
+        assert self._parts is not None
+        prompt = self._rounds.sampling.prompt_of(answer.request).prompt
+        try:
+            return self._parts.texts.observation(prompt, answer.observation, self._last_turn(answer.request))
+        except UserError as error:
+            if not self._has_logged_refusal:
+                self._has_logged_refusal = True
+                _log.warning(
+                    "The environment of %s failed: its observation cannot follow the conversation. %s. Change what the "
+                    "environment answers, or the template; further refusals are counted, and not logged.",
+                    answer.request,
+                    error.problem.rstrip("."),
+                )
+            return None

@@ -13,6 +13,7 @@ import pytest
 from rollpacker.core.commands import BeginRound, CloseEnvironment, OpenEnvironment, RoundKind, StepEnvironment
 from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped
 from rollpacker.core.environments import FINISHED, STOPPED
+from rollpacker.core.errors import DataError
 from rollpacker.core.ids import ENVIRONMENT, HELD_OUT, Domain, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.protocols.environment import (
     EnvironmentAnswer,
@@ -57,6 +58,12 @@ class Service:
     async def close(self) -> None: ...
 
 
+def rendered(_prompt: Prompt, text: str, _turn: object) -> list[int]:
+    if text == "refused":
+        raise DataError("The model's chat template refuses the messages.", "", "Change the prompt.")
+    return [9] * len(text)
+
+
 @dataclass
 class World:
     """One trajectory between an engine and an environment, neither of which is there."""
@@ -84,7 +91,7 @@ class World:
         texts = SimpleNamespace(
             action=lambda turn: " ".join(map(str, turn)),
             spelled=lambda turn: " ".join(map(str, turn)),
-            observation=lambda _prompt, text, _turn: [9] * len(text),
+            observation=rendered,
         )
         self.trajectories = Trajectories(
             EnvironmentParts(service=self.service, texts=texts),
@@ -237,6 +244,23 @@ async def test_a_failed_attempt_counts_as_waited_and_its_turns_do_not_count(worl
     world.order(CloseEnvironment(request=REQUEST, reason="environment_crashed"), 12.0)
     assert (world.book.num_restarts, world.book.num_given_up) == (1, 1)
     assert [stretch.end for stretch in world.book.stretches] == ["turn", "failed"]
+
+
+async def test_an_observation_that_the_chat_template_refuses_fails_its_environment_and_is_logged_once(world, caplog):
+    for call in (0, 2):
+        world.order(OpenEnvironment(request=REQUEST, call=call), 0.0)
+        await world.answer(call, 1.0, observation="go")
+        world.generate(4, 2.0)
+        world.order(StepEnvironment(request=REQUEST, call=call + 1), 2.0)
+        await world.answer(call + 1, 3.0, observation="refused", reward=1.0)
+        world.order(CloseEnvironment(request=REQUEST, reason="environment_error", begins_again=not call), 3.0)
+    refused = [event for event in world.told if isinstance(event, EnvironmentFailed)]
+    assert refused == [EnvironmentFailed(request=REQUEST, call=call, reason="environment_error") for call in (1, 3)]
+    assert (world.book.num_restarts, world.book.num_given_up) == (1, 1)
+    assert [stay.activity for stay in world.book.stays] == ["reset", "environment_error"] * 2
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "The environment of r0:a@0#0 failed: " in said
+    assert "template refuses the messages. Change what the environment answers" in said
 
 
 async def test_one_that_is_stopped_while_its_environment_acts_is_neither_failed_nor_given_up(world):
