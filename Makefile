@@ -40,7 +40,7 @@ install: .venv/.test ## install everything, the tools that test it too
 slurm: ## install what runs a Slurm cluster on this machine: Slurm, MariaDB, Apptainer (Debian, Ubuntu; root or sudo)
 	@bash slurm/install_packages.sh
 
-test: ## install everything and run every check: lint, types, import contracts, tests
+test: ## install everything, on Debian Slurm too (root or sudo); run every check: lint, types, import contracts, tests
 	@$(MAKE) --jobs=2 --output-sync=target install slurm-for-tests
 	@bash .ci/checks.sh
 

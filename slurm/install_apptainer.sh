@@ -41,7 +41,11 @@ require_debian() {
         "install Apptainer 1.3 or newer as its documentation says for this system"
 }
 
-apt_get() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 "$@"; }
+# One apt-get at a time, here and in .ci/install.sh: see there.
+apt_get() {
+    flock --close "$(command -v apt-get)" \
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 "$@"
+}
 
 is_installed() { [[ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]; }
 

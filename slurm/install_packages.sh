@@ -55,7 +55,11 @@ require_root() {
     as_root=(sudo)
 }
 
-apt_get() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 "$@"; }
+# One apt-get at a time, here and in .ci/install.sh: see there.
+apt_get() {
+    flock --close "$(command -v apt-get)" \
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 "$@"
+}
 
 require_apt
 find_missing
@@ -67,7 +71,5 @@ if ((${#missing[@]})); then
     apt_get install -y -qq --no-install-recommends "${missing[@]}"
 fi
 
-if [[ -e install_apptainer.sh ]]; then
-    # Ubuntu has no package of it that can be checked: Slurm is of use without
-    bash install_apptainer.sh || say "Apptainer is not installed: what runs in containers needs it"
-fi
+# Ubuntu has no package of it that can be checked: Slurm is of use without
+bash install_apptainer.sh || say "Apptainer is not installed: what runs in containers needs it"

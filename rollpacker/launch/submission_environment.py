@@ -16,6 +16,10 @@ from rollpacker.runtime.job.allocation import surrounding_images
 _CONTAINER_WORDS = ("APPNAME", "BIND", "COMMAND", "CONTAINER", "ENVIRONMENT", "NAME")
 """Ends of the names of variables that Apptainer sets inside an image."""
 
+_KEPT = frozenset({"SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
+"""By which sbatch finds the controller and logs in. It passes them to the job, with SBATCH_EXPORT=NONE, too; the script
+drops the token (`rollpacker.launch.sbatch_script.job_environment`)."""
+
 _NEVER = frozenset(
     f"SBATCH_{word}"
     for word in (
@@ -46,11 +50,10 @@ def submission_environment(environment: Mapping[str, str], script: str) -> dict[
     if gpus_in_gres(environment.get("SBATCH_GRES", "")):
         dropped.add("SBATCH_GRES")
     asked = re.findall(r"^#SBATCH --([a-z0-9-]+)", script, re.MULTILINE)
-    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
     return {
         name: value
         for name, value in environment.items()
-        if name in kept
+        if name in _KEPT
         or not (name.startswith("SLURM_") or name in dropped or name in _NEVER or _option(name) in asked)
     }
 

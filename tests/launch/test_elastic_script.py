@@ -26,7 +26,8 @@ def put_programs(folder, programs: dict[str, str]) -> None:
 
 def asked_of_slurm(folder, exit_codes: list[str], state: str) -> list[str]:
     """Run the script, whose program ends with these codes; gives what it asks of Slurm, and how often it waits."""
-    config = compose([*ELASTIC, f"run.dir={folder}", "elastic.job.patience_min=5"])
+    strict = "cluster.setup=['set -euo pipefail']"  # of the user's own lines, not of those behind
+    config = compose([*ELASTIC, f"run.dir={folder}", "elastic.job.patience_min=5", strict])
     programs = {
         "srun": 'code=$(head -n 1 codes); sed -i 1d codes; exit "$code"',
         "squeue": f'echo "{state}" >&2; exit 1'

@@ -110,7 +110,8 @@ def test_a_job_is_requeued_when_its_run_asks_and_nobody_cancelled_it(
     for name, body in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    text = _text(*MODELLED, folder=tmp_path, num_jobs=2)
+    strict = "cluster.setup=['set -euo pipefail']"  # of the user's own lines, not of those behind
+    text = _text(*MODELLED, strict, folder=tmp_path, num_jobs=2)
     environment = {
         "PATH": f"{tmp_path}:/usr/bin:/bin",
         "SLURM_JOB_ID": "7",
@@ -172,6 +173,20 @@ def test_how_the_submitting_shell_would_have_squeue_answer_is_nothing_to_a_job(
     )
     assert (done.returncode, done.stderr) == (1, "")
     assert "SQUEUE_" not in (tmp_path / "seen").read_text()
+
+
+@pytest.mark.parametrize("name", ["one-node.sh", "elastic-workers.sh"])
+def test_the_login_by_which_a_job_was_submitted_is_not_that_of_its_commands_and_ranks(
+    name: str, tmp_path: Path
+) -> None:
+    for program, body in {"squeue": "true", "scontrol": "true", "srun": "exit 1"}.items():
+        (tmp_path / program).write_text(f'#!/bin/bash\necho "{program} ${{SLURM_JWT-}}" >>seen\n{body}\n')
+        (tmp_path / program).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JWT": "token"}
+    subprocess.run(["bash"], input=SCRIPTS[name], cwd=tmp_path, env=environment, text=True, check=False)
+    seen = (tmp_path / "seen").read_text()
+    assert "srun" in seen
+    assert "token" not in seen
 
 
 def test_a_percent_sign_in_a_folder_is_none_of_slurms_patterns() -> None:

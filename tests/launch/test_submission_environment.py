@@ -17,3 +17,9 @@ def test_other_resources_of_the_shell_reach_a_job() -> None:
     shell = {"SBATCH_GRES": "lustre:1,gpufs:2"}
 
     assert submission_environment(shell, "#SBATCH --gpus-per-node=2\n") == shell
+
+
+def test_a_login_to_slurm_by_variables_reaches_sbatch_and_no_other_job_does() -> None:
+    login = dict.fromkeys(("SLURM_JWT", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS"), "x")
+
+    assert submission_environment({**login, "SLURM_JOB_ID": "7"}, "#SBATCH --nodes=1\n") == login

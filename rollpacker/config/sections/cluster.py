@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rollpacker.config.sections.base import Count, Flag, Number, Positive, Section, WorkerCount
 
 Word = Annotated[str, Field(coerce_numbers_to_str=True)]
 """A text that may be written as a number: the value of a variable or of an option."""
+
+
+def _variables(key: str, variables: dict[str, str]) -> dict[str, str]:
+    """Refuse what bash cannot export: it would complain in the job's log, and go on without."""
+    for name in variables:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(
+                f"{key} names no variable by {name!r}.\n"
+                "A name has ASCII letters, digits and _, and begins with no digit.\nCorrect it."
+            )
+    return variables
 
 
 class ContainerSection(Section):
@@ -26,7 +39,9 @@ class ContainerSection(Section):
     """Further options of `apptainer exec`, such as --userns."""
     binds: tuple[str, ...] = ()
     """Further folders that the image sees, as SOURCE[:TARGET[:ro]]; the run's own folders are bound anyway."""
-    environment: dict[str, Word] = Field(default_factory=dict)
+    environment: Annotated[dict[str, Word], AfterValidator(partial(_variables, "cluster.container.environment"))] = (
+        Field(default_factory=dict)
+    )
     """Variables inside the image, on top of `cluster.environment`."""
 
 
@@ -90,8 +105,11 @@ class ClusterSection(Section):
     """Further options of sbatch by their long names: {reservation: maintenance}. Where Slurm knows no --gpus-per-node,
     {gres: 'gpu:8'} stands in its place; the number is that of cluster.gpus_per_node."""
     setup: tuple[str, ...] = ()
-    """Shell lines that run on the first node before the ranks start, such as `module load apptainer`."""
-    environment: dict[str, Word] = Field(default_factory=dict)
+    """Lines of bash that run on the first node before the ranks start, such as `module load apptainer`. Options like
+    `set -e` hold for these lines alone."""
+    environment: Annotated[dict[str, Word], AfterValidator(partial(_variables, "cluster.environment"))] = Field(
+        default_factory=dict
+    )
     """Variables of every rank, such as NCCL_SOCKET_IFNAME."""
     network_interface: str | None = None
     """For the traffic between Ray's nodes; null takes the address of the node's name."""

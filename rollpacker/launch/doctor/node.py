@@ -38,6 +38,14 @@ _RAY_MB = 2048
 _DEADLINE_S = 30.0
 """nvidia-smi of a node whose driver was idle takes several seconds for eight GPUs."""
 
+_START_MPS = (
+    f"'export CUDA_MPS_PIPE_DIRECTORY={SHARED_MEMORY}/mps-$SLURM_JOB_ID', "
+    "'export CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY', "
+    "'srun --overlap --ntasks-per-node=1 nvidia-cuda-mps-control -f &'"
+)
+"""Lines of `cluster.setup`, which runs on the first node only. The daemon stays in a step of its own: when a step is
+over, Slurm ends what it left behind (-d). /dev/shm is the node's in an image, too."""
+
 _SANDBOX = "code sandbox"
 
 
@@ -223,8 +231,8 @@ def check_mps(environment: Mapping[str, str]) -> Finding:
                 "in turn"
             ),
             (
-                "Start `nvidia-cuda-mps-control -d` on every node, such as in cluster.setup, or ask the "
-                "cluster's administrators."
+                f"Start one on every node: cluster.setup=[{_START_MPS}]. An image sees one that answers in "
+                "/tmp/nvidia-mps with cluster.container.binds=[/tmp/nvidia-mps]."  # noqa: S108  CUDA's own
             ),
         ),
     )

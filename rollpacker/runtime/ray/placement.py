@@ -108,7 +108,7 @@ async def start_actors(config: RunConfig, size: ClusterSize, context: BackendCon
     if waiting_judges and not has_mps_daemon(os.environ):
         context.note(
             "Judges share GPUs with others, and no daemon of CUDA's Multi-Process Service answers: they take time "
-            "slices in turn. `nvidia-cuda-mps-control -d` on every node lets them work side by side."
+            "slices in turn. `rollpacker doctor` says how to start one on every node: then they work side by side."
         )
     others = asyncio.gather(
         engines.open(),

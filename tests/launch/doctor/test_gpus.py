@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rollpacker.launch.doctor.node import Gpus, check_gpus, gather_gpus
+from rollpacker.config.compose import compose
+from rollpacker.launch.doctor.node import Gpus, check_gpus, check_mps, gather_gpus
+from rollpacker.launch.sbatch_script import job_environment
 from tests.launch.commands import install_command
 
 WELL = Gpus(visible=("0", "1"), num_given=2, names=("H800", "H800"), complaint="", num_strangers=0)
@@ -58,3 +62,25 @@ def test_where_there_is_no_driver_there_is_none(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", str(tmp_path))
 
     assert gather_gpus({}) == NONE
+
+
+def test_the_setup_that_starts_mps_has_its_daemon_in_a_step_that_stays_and_that_ranks_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advice = check_mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}).remedy
+    setup = re.search(r"cluster\.setup=\['.*?'\]", advice)
+    assert setup is not None
+    cluster = compose(["backend=sim", "model=qwen2.5-7b", "cluster=slurm", setup[0]]).cluster
+    assert cluster is not None
+    for name in ("squeue", "scontrol"):
+        install_command(tmp_path, name, "true", monkeypatch)
+    install_command(tmp_path, "srun", 'echo "$CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY: $*"', monkeypatch)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    lines = [*job_environment(cluster, "7"), "wait", "srun the ranks"]
+    done = subprocess.run(["bash"], input="\n".join(lines), capture_output=True, text=True, check=True)
+
+    folder = "/dev/shm/mps-7"  # noqa: S108  the node's, in an image too
+    assert done.stdout.splitlines() == [
+        f"{folder} {folder}: --overlap --ntasks-per-node=1 nvidia-cuda-mps-control -f",
+        f"{folder} {folder}: the ranks",
+    ]

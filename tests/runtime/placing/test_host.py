@@ -108,7 +108,7 @@ def test_some_names_say_how_much_memory_a_gpu_has(name, num_bytes):
 def test_a_daemon_of_mps_is_one_that_listens(tmp_path, kind):
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
     assert not has_mps_daemon(environment)
-    assert "nvidia-cuda-mps-control -d" in str(check_mps(environment))
+    assert "nvidia-cuda-mps-control -f" in str(check_mps(environment))
     with socket.socket(socket.AF_UNIX, kind) as daemon:
         daemon.bind(str(tmp_path / "control"))
         daemon.listen()

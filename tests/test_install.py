@@ -1,0 +1,144 @@
+"""What the installing scripts do to the machine and to .venv, with programs of our own as Python, uv and apt-get."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.requirement import cannot_run
+
+ROOT = Path(__file__).parents[1]
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+NO_GPUS = "exit 9"
+
+# Makes environments, and is their Python.
+PYTHON = r"""
+case "$*" in
+    *"-m venv"*)
+        echo "$*" >>made
+        [[ "$*" != *--clear* ]] || rm -rf .venv
+        mkdir -p .venv/bin .venv/lib/python3/site-packages
+        cp "$0" .venv/bin/python
+        cp "$(command -v a-uv)" .venv/bin/uv
+        touch .venv/bin/pip
+        ;;
+    *"-m pip"*) [[ -e .venv/bin/pip ]] ;;
+    "-c import ensurepip, venv") [[ -z "${BARE:-}" || -e installed ]] ;;
+    *version_info*%d*) echo 3.11 ;;
+esac
+"""
+
+# Keeps a torch that is there, unless another build is asked for.
+UV = r"""
+[[ "$*" != --version ]] || { echo "uv 1.0"; exit; }
+packages=.venv/lib/python3/site-packages
+case "$*" in
+    *--no-deps*) ;;
+    *"--torch-backend cpu"*) rm -rf $packages/torch-*; mkdir $packages/torch-2+cpu.dist-info ;;
+    *) compgen -G "$packages/torch-*" >/dev/null || mkdir $packages/torch-2+cu1.dist-info ;;
+esac
+"""
+
+APT_GET = r"""
+[[ "$*" != indextargets* ]] || exit 0
+echo "$*" >>apt
+touch installed
+! flock --nonblock "$0" true || echo "without the lock: $*" >>apt
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Of what installs, with the programs that it calls in `bin`."""
+    for name in ("Makefile", ".ci/install.sh", "slurm/install_packages.sh", "slurm/install_apptainer.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".ci/constraints.txt").write_text("trl==1.0\nuv==1.0\n")
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "bin").mkdir()
+    for name, body in {"a-python": PYTHON, "a-uv": UV, "nvidia-smi": NO_GPUS}.items():
+        put_program(tmp_path, name, body)
+    return tmp_path
+
+
+def put_program(checkout: Path, name: str, body: str) -> None:
+    (checkout / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+    (checkout / "bin" / name).chmod(0o755)
+
+
+def make(checkout: Path, *targets: str) -> None:
+    path = f"{checkout}/bin:{os.environ['PATH']}"
+    subprocess.run(["make", "PYTHON=a-python", *targets], cwd=checkout, env={"PATH": path}, check=True)
+
+
+def torch_of(checkout: Path) -> str:
+    [torch] = checkout.glob(".venv/lib/python3/site-packages/torch-*")
+    return torch.name.removesuffix(".dist-info")
+
+
+def num_made(checkout: Path) -> int:
+    return len((checkout / "made").read_text().splitlines())
+
+
+@pytest.mark.parametrize("before", [["test"], ["demo", "test"]])
+def test_on_gpus_the_demo_has_their_torch_whatever_was_installed_before(checkout: Path, before: list[str]) -> None:
+    put_program(checkout, "nvidia-smi", "true")
+    for purpose in before:
+        make(checkout, f".venv/.{purpose}")
+    assert torch_of(checkout) == "torch-2+cpu"
+    make(checkout, ".venv/.demo")
+    assert torch_of(checkout) == "torch-2+cu1"
+    make(checkout, ".venv/.test")
+    assert torch_of(checkout) == "torch-2+cpu", "that of vLLM for processors, which the tests take"
+
+
+@pytest.mark.parametrize("purposes", [["demo", "test"], ["test", "demo"]])
+def test_without_gpus_one_environment_serves_demo_and_tests(checkout: Path, purposes: list[str]) -> None:
+    stamps = [f".venv/.{purpose}" for purpose in purposes]
+    for stamp in stamps:
+        make(checkout, stamp)
+    assert num_made(checkout) == 1
+    assert all((checkout / stamp).exists() for stamp in stamps)
+
+
+def test_an_environment_whose_making_was_interrupted_is_made_again(checkout: Path) -> None:
+    (checkout / ".venv/bin").mkdir(parents=True)
+    shutil.copy(checkout / "bin/a-python", checkout / ".venv/bin/python")
+    (checkout / ".venv/left").touch()
+    make(checkout, ".venv/.demo")
+    assert num_made(checkout) == 1
+    assert not (checkout / ".venv/left").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "programs"),
+    [
+        ([".ci/install.sh", "demo"], {}),
+        (["slurm/install_packages.sh"], {"apptainer": "echo apptainer"}),
+        (["slurm/install_apptainer.sh", "apptainer"], {"dpkg-deb": "true"}),
+    ],
+    ids=["environment", "slurm", "apptainer"],
+)
+def test_no_two_scripts_run_apt_get_at_the_same_time(
+    checkout: Path, script: list[str], programs: Mapping[str, str]
+) -> None:
+    if "dpkg-deb" in programs and not KEYRING.is_file():
+        cannot_run("This machine is not a Debian, on which Apptainer is installed.")
+    # a machine that has nothing of what is installed, Slurm above all
+    tools = "bash cp dirname env flock grep head id mkdir mktemp realpath rm touch true"
+    for tool in tools.split():
+        (checkout / "bin" / tool).symlink_to(shutil.which(tool) or tool)
+    machine = {"apt-get": APT_GET, "dpkg-query": "exit 1", "sudo": '[[ "$1" != -n ]] || shift; exec "$@"'}
+    for name, body in {**machine, **programs}.items():
+        put_program(checkout, name, body)
+    environment = {"PATH": f"{checkout}/bin", "PYTHON": "a-python", "BARE": "1"}
+    subprocess.run(["bash", *script], cwd=checkout, env=environment, check=False)
+    [file] = checkout.rglob("apt")
+    update, install = file.read_text().splitlines()
+    assert update.startswith("-o DPkg::Lock::Timeout=300 update")
+    assert install.startswith("-o DPkg::Lock::Timeout=300 install")
