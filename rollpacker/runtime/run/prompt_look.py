@@ -3,8 +3,8 @@
 A run tokenizes all of its prompts as it starts. `rollpacker check` takes a sample, spread evenly over the files, that
 needs a few seconds; where the sample is all prompts, what would stop the run is an error here, too. A run that is
 resumed is refused if what is left of its prompts is not what its checkpoint was written with. Tokens are made in a
-process of its own, which can be ended when it takes too long: `python -m` this. It is no fork: this process may have
-threads of libraries, and a lock that one of them holds would stay locked in the copy for ever.
+process of its own, which can be ended when it takes too long: `python -m` this, PARENT_PID. It is no fork: this process
+may have threads of libraries, and a lock that one of them holds would stay locked in the copy for ever.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _in_other_process(function: Callable[[RunConfig], Any], config: RunConfig) -
         WorldError: The process died.
     """
     process = subprocess.run(  # noqa: S603  # our own module
-        [sys.executable, "-P", "-m", __name__],
+        [sys.executable, "-P", "-m", __name__, str(os.getpid())],
         input=pickle.dumps((function.__name__, config)),
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path_of_package()},
@@ -132,6 +132,8 @@ def _in_other_process(function: Callable[[RunConfig], Any], config: RunConfig) -
 def _main() -> None:
     """Be the other process: read a function's name and its argument, and write whether it raised, and what it gave."""
     set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit(1)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
     name, config = pickle.load(sys.stdin.buffer)  # noqa: S301  # from our own process

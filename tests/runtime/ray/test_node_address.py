@@ -2,7 +2,6 @@
 
 import socket
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -49,9 +48,10 @@ def test_a_free_port_is_one_where_nobody_listens_yet():
         assert is_listening(f"127.0.0.1:{port}")
 
 
-def test_a_free_port_is_none_that_an_outgoing_connection_or_a_worker_of_ray_takes():
-    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert all(19_999 < free_port("127.0.0.1") < first_outgoing for _ in range(200))
+def test_a_free_port_is_none_that_an_outgoing_connection_or_a_worker_of_ray_takes(monkeypatch, tmp_path):
+    (tmp_path / "ip_local_port_range").write_text("32768\t60999\n")
+    monkeypatch.setattr("rollpacker.runtime.ray.node_address._OUTGOING_PORTS", tmp_path / "ip_local_port_range")
+    assert all(19_999 < free_port("127.0.0.1") < 32_768 for _ in range(200))
 
 
 @pytest.mark.parametrize("ranges", ["1024\t65535\n", None])

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -190,6 +191,12 @@ def test_tokens_that_take_too_long_are_not_counted(inputs: list[str], monkeypatc
     monkeypatch.setattr(prompt_look, "LOOK_S", 0.01)
     (note,) = prompt_look.notes_of_tokens(compose(inputs))
     assert note == "The prompts' tokens were not counted: that takes longer than 0.01 s."
+
+
+def test_a_process_whose_parent_has_ended_does_not_tokenize() -> None:
+    words = [sys.executable, "-m", "rollpacker.runtime.run.prompt_look", "1"]
+    process = subprocess.run(words, input=b"", capture_output=True, check=False)
+    assert (process.returncode, process.stdout, process.stderr) == (1, b"", b"")
 
 
 def test_a_process_that_dies_over_the_prompts_is_told(inputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
