@@ -64,8 +64,10 @@ def run(arguments: Arguments) -> None:
     if sort:
         column = {"length": "length_tokens"}.get(sort.lstrip("-"), sort.lstrip("-"))
         chosen = chosen.sort_values(column, ascending=not sort.startswith("-"), kind="stable")
+    is_of_both = not (sort or kind or settings["prompt"])
+    shown = _half_of_each_kind(chosen, num) if is_of_both else chosen.head(num)
     console, cuts = output(), _cuts_of(run_dir)
-    for row in chosen.head(num).to_dict("records"):
+    for row in shown.to_dict("records"):
         held_out_set = row["group"] if row["kind"] == "evaluation" else None
         cut = cuts.of({**row, "num_turns": _num_turns(row)}, held_out_set)
         console.print(_heading(row, cut))
@@ -91,6 +93,11 @@ def _chosen(run_dir: Path, *, step: int | None, prompt: str, kind: str) -> pd.Da
     if samples.empty:
         raise _nothing(run_dir, read_samples(run_dir), step=step, prompt=prompt, kind=kind)
     return samples
+
+
+def _half_of_each_kind(samples: pd.DataFrame, num: int) -> pd.DataFrame:
+    """The first of training and of evaluations, as many of each; of one kind more where there are less of the other."""
+    return samples[samples.groupby("kind").cumcount().rank(method="first") <= num]
 
 
 def _nothing(run_dir: Path, samples: pd.DataFrame, *, step: int | None, prompt: str, kind: str) -> DataError:

@@ -77,7 +77,13 @@ def read_record(run_dir: Path) -> dict[str, Any] | None:
         plain = yaml.safe_load(read_text(file))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise DataError(
+            f"{file} cannot be read: {error.strerror}",
+            "The run wrote it, with the permissions of its owner",
+            "Get the permission to read it, or check its disk",
+        ) from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise _broken(file, " ".join(str(error).split())) from error
     if not isinstance(plain, dict):
         raise _broken(file, "it is not a mapping")

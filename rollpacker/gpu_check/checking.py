@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rollpacker.config.roots import conf_dir
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.foreign_errors import one_line
 from rollpacker.engines.vllm.installed import is_vllm_for_gpus_installed
@@ -34,6 +36,11 @@ from rollpacker.runtime.placing.host import hardware_name, visible_gpus
 
 GRACE_S = 20.0
 """Between SIGTERM and SIGKILL: a run that ends puts Ray's processes in order."""
+
+_PACKAGES = ("torch", "vllm", "transformers", "megatron-core", "ray")
+"""What rows run, beside this package."""
+
+_DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +81,16 @@ def _lacks(row: Row, machine: Machine) -> Iterator[str]:
             yield f"there is no program {program}"
 
 
+def _versions() -> Iterator[str]:
+    """Of the packages that are installed, and of NVIDIA's driver where there is one."""
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield f"{package} {importlib.metadata.version(package)}"
+    with contextlib.suppress(OSError):
+        if version := re.search(r"\d+\.[\d.]+", _DRIVER_VERSION.read_text()):
+            yield f"driver {version[0]}"
+
+
 def _is_installed(package: str) -> bool:
     parent = package.rpartition(".")[0]
     return (not parent or _is_installed(parent)) and importlib.util.find_spec(package) is not None
@@ -94,11 +111,11 @@ class Checking:
     def key(self) -> str:
         """What a result is of."""
         sources = hashlib.sha256()
-        for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        for file in (*sorted(Path(__file__).parents[1].rglob("*.py")), *sorted(conf_dir().rglob("*.yaml"))):
             sources.update(file.read_bytes())
         named = self.model.resolve() if self.model else "made on the spot"
         gpus = f"{self.machine.num_gpus} GPUs of {self.machine.hardware}"
-        return f"{gpus}; model {named}; source code {sources.hexdigest()[:12]}"
+        return f"{gpus}; model {named}; {', '.join(_versions())}; source code {sources.hexdigest()[:12]}"
 
     def run(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Outcome]]:
         """Give each row's outcome as soon as it is there, an earlier pass without running it again."""

@@ -2,8 +2,8 @@
 
 Slurm's accounting is asked once, for all jobs that the run ever had and the arrays of their workers: a row for each
 attempt of each job, also of those that were preempted. Jobs that it has forgotten are kept. Where there is no
-accounting, or no Slurm, the rows are made from what the run itself wrote (`source` is `run`): how long its attempts and
-its workers' stays in them were.
+accounting, or no Slurm, the rows are made from what the run itself wrote (`source` is `run`): how long its attempts,
+from their first step, and its workers' stays in them were.
 
     <run.dir>/job.json                 the last job, and the folders of the submissions before it
     <run.dir>/jobs/<number>.json       one for each job in which the run has begun, by the number that no other job has
@@ -204,7 +204,8 @@ def estimated(
     """Make rows from what a run wrote itself.
 
     Args:
-        attempts: Beginning and end of each, in seconds since the run began; what was done again counts again.
+        attempts: Beginning of the first step and end of each, in seconds since the run's; what was done again counts
+            again, and starting does not.
         stays: Of each worker in each attempt its job, its node, when it came and left (None: is there), until when it
             is known.
         num_gpus: Of the run's own job.

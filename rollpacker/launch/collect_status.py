@@ -20,7 +20,7 @@ from rollpacker.launch.job_states import UNKNOWN, JobState, job_states
 from rollpacker.launch.log_reasons import reason_in_logs
 from rollpacker.launch.run_status_view import Progress, RunStatusView
 from rollpacker.launch.submissions import JOB_FILE, read_submission
-from rollpacker.paths import open_to_read
+from rollpacker.paths import open_to_read, read_bytes
 from rollpacker.runtime.run.run_folder import RUN_FILE
 from rollpacker.runtime.run.status import STATUS_FILE, RunStatus, read_status
 
@@ -97,10 +97,9 @@ def _is_new(job: JobState, known: JobState | None) -> bool:
 
 def _without_job(run_dir: Path) -> RunStatusView:
     status = read_status(run_dir)
-    is_damaged = status is None and (run_dir / STATUS_FILE).exists()
     return RunStatusView(
         run_dir=run_dir,
-        logged=f"{STATUS_FILE} cannot be read: it is damaged, or another version wrote it" if is_damaged else "",
+        logged=problem_of_status(run_dir) if status is None else "",
         submission=read_submission(run_dir),
         status=status,
         progress=_progress(run_dir),
@@ -108,6 +107,17 @@ def _without_job(run_dir: Path) -> RunStatusView:
         workers=workers_in_words(run_dir),
         is_locked=_is_locked(run_dir, status),
     )
+
+
+def problem_of_status(run_dir: Path) -> str:
+    """Say why `read_status` gives None, although a run has a status; empty where it has none."""
+    try:
+        read_bytes(run_dir / STATUS_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return f"{STATUS_FILE} cannot be read: {error.strerror}"
+    return f"{STATUS_FILE} cannot be read: it is damaged, or another version wrote it"
 
 
 def _job_id(view: RunStatusView) -> str | None:

@@ -53,7 +53,7 @@ ALLOCATIONS = TableSchema(
             is_nullable=True,
         ),
         seconds("ended_at_s", "The same of its end; null: it still runs", is_nullable=True),
-        seconds("elapsed_s", "That it was allocated, so far"),
+        seconds("elapsed_s", "That it was allocated, so far; of source run from the first step on, without starting"),
         count("num_gpus", "GPUs allocated"),
         number("gpu_seconds", "num_gpus times elapsed_s", unit="s"),
         number(

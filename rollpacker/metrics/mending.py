@@ -1,9 +1,10 @@
 """Repairs the tables of a run before it is resumed.
 
-    <run.dir>/metrics/broken-001/steps/step-000000.parquet     what could not be read, with all files of its steps
+    <run.dir>/metrics/broken-001/steps/step-000000.parquet     what was damaged, with all files of its steps
 
-Invariant: nothing is deleted, and every step that can be read in all tables counts. A manifest that is gone is made
-again from the names of the parts, which say the same.
+Invariant: nothing is deleted, and every step that is whole in all tables counts. What cannot be read now, and may be
+whole, stops the run before anything is moved. A manifest that is gone is made again from the names of the parts, which
+say the same.
 """
 
 from __future__ import annotations
@@ -15,8 +16,17 @@ import warnings
 from typing import TYPE_CHECKING
 
 from rollpacker.metrics.files import storage_errors, write_atomically
-from rollpacker.metrics.schemas import TABLES
-from rollpacker.metrics.tables import MANIFEST, DamagedTables, Manifest, Part, load_manifest, read_parts
+from rollpacker.metrics.read_errors import not_resumable_now
+from rollpacker.metrics.schemas import EVALUATION_TABLES, TABLES
+from rollpacker.metrics.tables import (
+    MANIFEST,
+    DamagedTables,
+    Manifest,
+    Part,
+    UnreadableTables,
+    load_manifest,
+    read_parts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,36 +40,45 @@ _PART_NAME = re.compile(r"steps?-(\d{6,})(?:-(\d{6,}))?\.parquet")
 def mend_tables(
     folder: Path, tables: Mapping[str, TableSchema] = TABLES, *, first_step: int = sys.maxsize
 ) -> list[str]:
-    """Set aside what cannot be read of some tables; gives what a person should know of it, in sentences.
+    """Set aside what is damaged of some tables; gives what a person should know of it, in sentences.
 
     Only the one writer of the tables may call, before it opens them and takes back the steps from `first_step`: parts
     that hold only such steps may be as they are.
 
     Raises:
         DataError: A newer version wrote them.
-        StorageFailed: They cannot be moved.
+        StorageFailed: They cannot be read now, or cannot be moved.
     """
+    try:
+        return _mend(folder, tables, first_step)
+    except UnreadableTables as error:
+        raise not_resumable_now(error.problem) from error
+
+
+def _mend(folder: Path, tables: Mapping[str, TableSchema], first_step: int) -> list[str]:
     names = (folder / f"broken-{number:03d}" for number in itertools.count(1))
     aside = next(path for path in names if not path.exists())
     notes = []
     try:
         manifest = load_manifest(folder)
         problem = "was missing" if manifest is None else ""
-    except (DamagedTables, OSError):
+    except DamagedTables:
         manifest, problem = None, "was damaged"
-        _move(folder / MANIFEST, aside / MANIFEST)
     if manifest is None:
         manifest = Manifest(parts=_parts_by_name(folder, tables), num_truncations=1)
         if manifest.parts or problem == "was damaged":
             notes.append(f"{folder / MANIFEST} {problem}; it was made again from the parts beside it.")
     kept = [part for part in manifest.parts if part.first < first_step]
-    broken = {part: problem for part in kept if (problem := _problem_of(folder, tables, part))}
+    broken = {part: told for part in kept if (told := _problem_of(folder, tables, part))}
+    if problem == "was damaged":
+        _move(folder / MANIFEST, aside / MANIFEST)
+    told_from = 0 if tables is EVALUATION_TABLES else 1  # an evaluation has the number of steps before it
     for part, told in broken.items():
         for table in tables:
             if (folder / table / part.file_name).exists():
                 _move(folder / table / part.file_name, aside / table / part.file_name)
-        last = min(part.last, first_step - 1)
-        steps = f"step {last}" if part.first == last else f"steps {part.first} to {last}"
+        first, last = part.first + told_from, min(part.last, first_step - 1) + told_from
+        steps = f"step {last}" if first == last else f"steps {first} to {last}"
         notes.append(f"The tables go on without {steps}: {told}. What is left of them is kept in {aside}.")
     if notes:
         whole = tuple(part for part in manifest.parts if part not in broken)

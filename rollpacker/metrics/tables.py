@@ -35,8 +35,9 @@ from rollpacker.core.errors import DataError
 from rollpacker.metrics.account_schemas import ACCOUNT_TABLES
 from rollpacker.metrics.columns import SCHEMA_VERSION, VERSION_KEY, TableSchema
 from rollpacker.metrics.files import make_private_folder, write_atomically
+from rollpacker.metrics.read_errors import is_damage
 from rollpacker.metrics.schemas import ALL_TABLES, EVALUATION_TABLES
-from rollpacker.paths import open_to_read, read_bytes
+from rollpacker.paths import open_to_read, read_bytes, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,10 @@ MANIFEST = "manifest.json"
 
 class DamagedTables(DataError):
     """What a run wrote cannot be read any more."""
+
+
+class UnreadableTables(DataError):
+    """What a run wrote cannot be read now, and may be whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +153,7 @@ def _read_account(run_dir: Path, table: str) -> pa.Table:
             return _in_current_schema(path, schema, schema.to_arrow(), pq.ParquetFile(file).read())
     except (pa.ArrowException, OSError) as error:
         raise DataError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}",
+            f"{path} cannot be read: {reason_of(error)}",
             "A run with rollout workers has it once `rollpacker report` has been asked about it",
             f"`rollpacker report {run_dir}` writes it",
         ) from error
@@ -201,6 +206,7 @@ def load_manifest(folder: Path) -> Manifest | None:
 
     Raises:
         DamagedTables: It is no manifest.
+        UnreadableTables: It cannot be read now.
         DataError: A newer version wrote it.
     """
     path = folder / MANIFEST
@@ -209,7 +215,7 @@ def load_manifest(folder: Path) -> Manifest | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise _no_manifest(path, error.strerror or str(error)) from error
+        raise (_no_manifest(path, reason_of(error)) if is_damage(error) else _unreadable(path, error)) from error
     try:
         plain = json.loads(text)
         version = int(plain["schema_version"])
@@ -235,6 +241,7 @@ def read_parts(folder: Path, table_name: str, parts: Sequence[Part]) -> pa.Table
     Raises:
         FileNotFoundError: One of them is gone.
         DamagedTables: One of them is no Parquet file.
+        UnreadableTables: One of them cannot be read now.
         DataError: A newer version wrote it.
     """
     schema = ALL_TABLES[table_name].to_arrow()
@@ -246,14 +253,24 @@ def read_parts(folder: Path, table_name: str, parts: Sequence[Part]) -> pa.Table
                 table = pq.ParquetFile(file).read()
         except FileNotFoundError:
             raise
-        except (pa.ArrowException, OSError) as error:  # pyarrow reports a broken footer as OSError
+        except (pa.ArrowException, OSError) as error:
+            if not is_damage(error):
+                raise _unreadable(path, error) from error
             raise DamagedTables(
-                f"{path} is not readable: {getattr(error, 'strerror', None) or error}",
+                f"{path} is not readable: {reason_of(error)}",
                 "Parts are written by the run and never by hand",
                 "Restore the file from a copy, or resume the run: run.resume=auto sets such parts aside",
             ) from error
         tables.append(_in_current_schema(path, ALL_TABLES[table_name], schema, table))
     return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def _unreadable(path: Path, error: Exception) -> UnreadableTables:
+    return UnreadableTables(
+        f"{path} cannot be read: {reason_of(error)}",
+        "The run wrote it, and it may be whole",
+        "Correct that (its permissions, `ulimit -n`, the mount or the disk), then try again",
+    )
 
 
 def _in_current_schema(path: Path, description: TableSchema, schema: pa.Schema, table: pa.Table) -> pa.Table:

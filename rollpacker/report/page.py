@@ -186,12 +186,12 @@ def _facts(story: RunStory) -> dict[str, str]:
         facts["host"] = f"{status.host}{f', Slurm job {status.job_id}' if status.job_id else ''}"
         facts["last written"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(status.updated_at))
     whole_s = float(steps["finished_at_s"].iloc[-1])
-    whose = "of modelled time" if story.is_modelled else "from its start to its last step"
+    whose = "of modelled time" if story.is_modelled else "from its first step to its last"
     facts["duration"] = f"{seconds(whole_s)} {whose}"
     if status and status.num_gpus:
         hours = sum(ended_s - began_s for began_s, ended_s in story.tables.attempt_spans) / 3600
         facts["cost"] = f"{digits(status.num_gpus * hours)} GPU-hours of {plural(status.num_gpus, 'GPU')}"
-        facts["cost"] += ", modelled" if story.is_modelled else ""
+        facts["cost"] += ", modelled" if story.is_modelled else ", without starting"
     if status and status.processor_s is not None and story.is_modelled:
         computed = "of which the last attempt was computed" if status.attempt else "computed"
         facts["duration"] += f", {computed} in {seconds(status.processor_s)}"

@@ -19,6 +19,7 @@ import pandas as pd
 from rollpacker.config.record import CONFIG_FILE, read_record
 from rollpacker.core.errors import DataError
 from rollpacker.launch.accounts import Accounts, accounts_of
+from rollpacker.launch.collect_status import problem_of_status
 from rollpacker.paths import real_path
 from rollpacker.report.cuts import CUT_COLUMNS, Cuts
 from rollpacker.report.environments import EnvironmentWaits
@@ -147,7 +148,8 @@ class RunStory:
         """What is not known of it and why, and why it ended early; in sentences."""
         notes = [*self.tables.notes, self.config_problem]
         if self.status is None:
-            notes.append(f"There is no {STATUS_FILE} that can be read, so it is not known how the run ended.")
+            problem = problem_of_status(self.tables.run_dir) or f"There is no {STATUS_FILE}"
+            notes.append(f"{problem}. So it is not known how the run ended.")
         elif self.status.reason:
             notes.append(f"{self.status.state}: {self.status.reason}")
         return tuple(filter(None, notes))

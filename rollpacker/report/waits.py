@@ -68,8 +68,8 @@ KIND_NAMES = {
 NUM_WAITS = 10
 MOST_OF_A_KIND = 4
 
-MOST_OF_THE_BATCH = 0.95
-"""From when on the rest of a batch is waited for."""
+RESPONSES_PER_LATE_ONE = 20
+"""Of so many responses of a batch the last one is waited for; at least one is, where there are others."""
 
 SAME_EVERY_STEP: frozenset[Kind] = frozenset({"start", "weight_sync", "hand_over", "checkpoint"})
 
@@ -212,7 +212,8 @@ def _tail(
 ) -> Iterator[Wait]:
     began_s = float(step["finished_at_s"]) - float(step["step_time_s"])
     ended_s = accepted["ended_s"].clip(lower=began_s)
-    most_s = float(np.quantile(ended_s.to_numpy(), MOST_OF_THE_BATCH, method="higher"))
+    num_early = len(ended_s) - max(1, len(ended_s) // RESPONSES_PER_LATE_ONE)
+    most_s = float(np.sort(ended_s)[num_early - 1])  # of a single response its own end
     last: Any = ended_s.idxmax()
     last_s = float(ended_s[last])
     row: Any = accepted.loc[last]
@@ -239,8 +240,9 @@ def _tail(
         step=int(step["step"]),
         duration_s=last_s - most_s,
         who="trainer and idle engines" if num_engines > 1 else "trainer",
-        why=f"95 % of the batch was complete {seconds(most_s - began_s)} into the step. The last was {row['prompt']} "
-        f"#{row['sample']} on {row['engine']}: {tokens(int(row['length_tokens']))}{ratio}{end}.{standing}",
+        why=f"{num_early:,} of {plural(len(ended_s), 'response')} were complete {seconds(most_s - began_s)} into the "
+        f"step. The last was {row['prompt']} #{row['sample']} on {row['engine']}: "
+        f"{tokens(int(row['length_tokens']))}{ratio}{end}.{standing}",
     )
 
 

@@ -116,6 +116,14 @@ def test_they_are_sorted_and_counted(run_dir: Path, capsys: pytest.CaptureFixtur
     assert "1 of 3 responses; num=3 prints all." in text
 
 
+def test_training_leaves_room_for_the_evaluation(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, str(run_dir), "num=2")
+    assert text.index("step 2  math p1 #0") < text.index("after 2 steps  aime a1 #0")
+    assert "#1" not in text
+    assert "2 of 3 responses; num=3 prints all." in text
+    assert "#1" in said(capsys, str(run_dir), "num=2", "kind=training")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

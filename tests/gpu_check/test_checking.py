@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
-from rollpacker.gpu_check.checking import Machine, missing
+from rollpacker.gpu_check.checking import Checking, Machine, missing
 from rollpacker.gpu_check.table import ROWS, Row
 from tests.gpu_check.driver import PATIENCE_S
 
@@ -67,6 +67,30 @@ def test_a_row_that_has_passed_runs_again_only_with_other_gpus_or_another_model(
     outcomes(tmp_path, "passes", num_gpus=2)
     outcomes(tmp_path, "passes", model="/models/other")
     assert num_runs() == 3
+
+
+def test_a_result_is_of_the_packages_the_driver_and_the_configuration_files(tmp_path, monkeypatch):
+    def key() -> str:
+        return Checking(folder=tmp_path, machine=Machine(hardware="", num_gpus=1, has_gpus=False)).key
+
+    driver, conf = tmp_path / "version", tmp_path / "conf"
+    driver.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n")
+    (conf / "engine").mkdir(parents=True)
+    (conf / "engine" / "vllm.yaml").write_text("name: vllm")
+    versions = {"torch": "2.13.0", "vllm": "0.14.0", "transformers": "5.0", "megatron-core": "0.15", "ray": "2.50"}
+    monkeypatch.setattr("rollpacker.gpu_check.checking._DRIVER_VERSION", driver)
+    monkeypatch.setattr("rollpacker.gpu_check.checking.conf_dir", lambda: conf)
+    monkeypatch.setattr("importlib.metadata.version", lambda package: versions[package])
+    keys = [key()]
+    assert ", ".join(f"{name} {version}" for name, version in versions.items()) + ", driver 580.65.06; " in keys[0]
+    for name in versions:
+        versions[name] += ".1"
+        keys.append(key())
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n")
+    keys.append(key())
+    (conf / "engine" / "vllm.yaml").write_text("name: torch")
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
 
 
 def test_a_row_that_hangs_ends_at_its_deadline_with_all_that_it_started(tmp_path):
@@ -137,7 +161,7 @@ def test_a_machine_without_a_gpu_says_so_for_every_row_and_exits_with_1(tmp_path
     ("words", "said"),
     [
         (["rows=decod"], "Write decode."),
-        (["model.path=/no/such/model"], "config.json does not give the sizes of a transformer"),
+        (["model.path=/no/such/model"], "config.json cannot be read: No such file"),
         (["engine=vllm"], "It takes model.path=..., rows=..., out=..., again=...."),
         (["decode"], "Leave out decode."),
         (["again=maybe"], "again=maybe is not legal"),

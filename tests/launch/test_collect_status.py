@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import socket
 from dataclasses import replace
@@ -14,6 +15,7 @@ from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.runtime.run.status import write_status
 from tests.launch.commands import install_command
 from tests.launch.runs import a_status, a_submission
+from tests.unreadable import make_unreadable
 
 
 def _write_metrics(run_dir: Path, rewards: list[float]) -> None:
@@ -90,6 +92,15 @@ def test_a_cluster_that_does_not_answer_hides_no_job_of_another(
 
     assert [view.job and view.job.state for view in collected.views] == [None, "RUNNING"]
     assert "cm4 is down" in collected.complaint
+
+
+def test_a_status_that_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_status(tmp_path, a_status())
+    make_unreadable(monkeypatch, tmp_path / "status.json", errno.EACCES)
+
+    (run,) = collect_status([tmp_path]).views
+
+    assert (run.state, run.logged) == ("unknown", "status.json cannot be read: Permission denied")
 
 
 def test_a_run_whose_job_failed_without_a_word_is_explained_by_its_logs(

@@ -98,6 +98,15 @@ def test_the_page_says_what_the_run_cost(runs):
     assert f"{digits(hours)} GPU-hours of {num_gpus} GPU" in Reader(page_of(runs["verl"])).text
 
 
+def test_what_a_measured_run_took_and_cost_is_said_to_be_without_starting(runs):
+    story = read_story(runs["verl"])
+    assert "without starting" not in Reader(page_of(runs["verl"])).text
+    story.tables.steps["modelled"] = False
+    text = Reader(render([story])).text
+    assert f"{seconds(story.steps['finished_at_s'].iloc[-1])} from its first step to its last" in text
+    assert re.search(r"GPU-hours of \d+ GPUs?, without starting", text)
+
+
 def test_hours_whose_work_a_later_attempt_did_again_are_part_of_the_cost(runs, tmp_path):
     copy = shutil.copytree(runs["verl"], tmp_path / "copy")
     shutil.copy(attempt_path(copy, 0), attempt_path(copy, 1))

@@ -17,7 +17,8 @@ from rollpacker.report.page import render
 from rollpacker.report.presence import Presence
 from rollpacker.report.story import STAGES, _Gathered, read_story, stage_seconds
 from rollpacker.report.style import STAGES as STAGE_STYLES
-from rollpacker.report.waits import Waits, _busy_engines, _first_pass
+from rollpacker.report.waits import Waits, _busy_engines, _first_pass, _tail
+from rollpacker.report.words import seconds
 from rollpacker.timeline.stretches import stretches_of
 from tests.sim.test_environment import RUN
 from tests.timeline.runs import modelled_run, run_with_lost_engines
@@ -134,6 +135,23 @@ def test_the_longest_wait_for_the_last_responses_names_the_last_one(story, run_d
     assert f"{last['prompt']} #{last['sample']} on {last['engine']}" in tail.why
     at_most_s = rows["finished_at_s"].max() - rows["finished_at_s"].median()
     assert 0 < tail.duration_s <= at_most_s
+
+
+@pytest.mark.parametrize(
+    ("num", "num_early", "duration_s"), [(2, 1, 99), (20, 19, 81), (21, 20, 80), (40, 38, 62), (100, 95, 5)]
+)
+def test_at_least_the_last_of_several_responses_is_waited_for(story, num, num_early, duration_s):
+    responses = {"prompt": "p0", "sample": range(num), "engine": "engine-0", "length_tokens": 7}
+    responses |= {"finish_reason": "stop", "environment_time_s": 0.0, "ended_s": [*np.arange(1.0, num), 100.0]}
+    step = {"step": 0, "finished_at_s": 100.0, "step_time_s": 100.0}
+    stretches = pd.DataFrame(columns=["engine", "began_s", "ended_s"])
+    intervals = pd.DataFrame(columns=["role", "activity", "actor", "started_at_s"])
+    presence = Presence(story.tables.logged, None)
+    (wait,) = _tail(step, pd.DataFrame(responses), stretches, intervals, presence, cuts=Cuts({}))
+    assert wait.duration_s == duration_s
+    assert wait.why.startswith(
+        f"{num_early} of {num} responses were complete {seconds(100 - duration_s)} into the step."
+    )
 
 
 def test_what_is_waited_for_after_the_last_turn_is_environments_unless_they_had_answered_early(tmp_path):

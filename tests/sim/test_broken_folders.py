@@ -207,7 +207,7 @@ def test_tables_that_cannot_be_read_are_told_and_kept_and_the_run_goes_on(run_di
     pipeline.run(config_of(run_dir, "run.num_steps=5", "run.progress=plain"))
     said = capsys.readouterr().out
     for step, part in enumerate(parts):
-        assert f"The tables go on without step {step}: {part} is not readable" in said
+        assert f"The tables go on without step {step + 1}: {part} is not readable" in said
         assert (run_dir / "metrics" / "broken-001" / "steps" / part.name).stat().st_size == 500
     assert [row["step"] for row in read_table(run_dir, "steps").to_pylist()] == [3, 4]
 

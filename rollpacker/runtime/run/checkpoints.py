@@ -12,7 +12,8 @@
 A checkpoint is taken between steps, when no request is in flight, and holds the state after `step` finished steps. It
 is written under a temporary name and renamed, so every folder was once complete. Older ones are removed only after a
 newer one is on the disk. Before a run is resumed its checkpoints are checked: one that is no longer whole is kept under
-another name, and the newest whole one counts. A checkpoint that could be resumed is never deleted otherwise.
+another name, and the newest whole one counts. One that cannot be read now, and may be whole, stops the run before that.
+A checkpoint that could be resumed is never deleted otherwise.
 
 Slow file work runs in a thread, which renames nothing: a save that was cancelled changes no checkpoint later. What it
 leaves under a temporary name is deleted when the attempt ends, or before the next checkpoint.
@@ -40,6 +41,7 @@ from rollpacker.metrics.files import (
     storage_errors,
     sync_tree,
 )
+from rollpacker.metrics.read_errors import stop_unless_damaged
 from rollpacker.paths import read_bytes
 from rollpacker.protocols.trainer import Trainer
 from rollpacker.runtime.rollout.request_book import RequestBook
@@ -121,8 +123,12 @@ class CheckpointStore:
         self._keep = keep
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, ascending."""
-        names = [_NAME.fullmatch(path.name) for path in self._root.glob("step-*")]
+        """The steps that have a checkpoint, ascending; raises `StorageFailed` where they cannot be listed now."""
+        try:
+            names = [_NAME.fullmatch(path.name) for path in self._root.iterdir()]
+        except OSError as error:
+            stop_unless_damaged(self._root, error)
+            return []
         return sorted(int(name[1]) for name in names if name)
 
     def find(self, *, fingerprint: str | None = None) -> FoundCheckpoints:
@@ -130,6 +136,9 @@ class CheckpointStore:
 
         Args:
             fingerprint: Of the run that they belong to; None takes those of any run.
+
+        Raises:
+            StorageFailed: One cannot be read now, and may be whole.
         """
         broken: list[BrokenCheckpoint] = []
         for step in reversed(self.steps()):
@@ -141,7 +150,12 @@ class CheckpointStore:
         return FoundCheckpoints(newest=None, broken=tuple(broken))
 
     def load(self, step: int, *, fingerprint: str | None = None) -> Checkpoint:
-        """Load the checkpoint after so many steps; raises `ValueError` with what is wrong with it."""
+        """Load the checkpoint after so many steps.
+
+        Raises:
+            ValueError: It is not whole; the message says what is wrong with it.
+            StorageFailed: It cannot be read now, and may be whole.
+        """
         return _load(self.folder(step), step, fingerprint)
 
     def set_aside(self, broken: BrokenCheckpoint) -> Path:
@@ -258,7 +272,7 @@ def _complete(folder: Path, meta: CheckpointMeta) -> None:
 
 
 def _load(folder: Path, step: int, fingerprint: str | None) -> Checkpoint:
-    """Load a checkpoint; raises `ValueError` with what is wrong with it."""
+    """As `CheckpointStore.load`."""
     meta = _read_meta(folder)
     if meta.schema_version != SCHEMA_VERSION:
         raise ValueError(f"{META_FILE} has schema version {meta.schema_version}, not {SCHEMA_VERSION}")
@@ -278,6 +292,7 @@ def _read_meta(folder: Path) -> CheckpointMeta:
     except FileNotFoundError:
         raise ValueError(f"{META_FILE} is missing") from None
     except OSError as error:
+        stop_unless_damaged(folder / META_FILE, error)
         raise ValueError(f"{META_FILE} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
@@ -295,6 +310,7 @@ def _read_object(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ValueError(f"{file.name} is missing") from None
     except OSError as error:
+        stop_unless_damaged(file, error)
         raise ValueError(f"{file.name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file.name} is damaged: {error}") from error

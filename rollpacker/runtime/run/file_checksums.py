@@ -10,6 +10,7 @@ import os
 import zlib
 from typing import TYPE_CHECKING
 
+from rollpacker.metrics.read_errors import stop_unless_damaged
 from rollpacker.paths import open_to_read
 
 if TYPE_CHECKING:
@@ -30,13 +31,18 @@ def record_files(folder: Path) -> FileRecords:
 
 
 def find_change(folder: Path, records: Mapping[str, tuple[int, int]]) -> str | None:
-    """Describe the first difference from the records; None without one."""
+    """Describe the first difference from the records; None without one.
+
+    Raises:
+        StorageFailed: A file cannot be read now, and may be as it was.
+    """
     for name, record in records.items():
         try:
             found = _record(folder / name)
         except FileNotFoundError:
             return f"{name} is missing"
         except OSError as error:
+            stop_unless_damaged(folder / name, error)
             return f"{name} cannot be read: {error.strerror}"
         if found[0] != record[0]:
             return f"{name} has {found[0]:,} bytes of {record[0]:,}"

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointMeta, C
 from rollpacker.runtime.run.file_checksums import END_BYTES, find_change, record_files
 from tests.cli.inputs import tree_of
 from tests.runtime.driving import until
+from tests.unreadable import make_unreadable
 
 META = CheckpointMeta(schema_version=SCHEMA_VERSION, run_id="a", fingerprint="f", step=0, elapsed_s=1.5, attempt=0)
 FILES = ("meta.json", "scheduler.json", "order.json", "trainer/trainer.pt", "trainer/model/model.safetensors")
@@ -140,6 +142,36 @@ def test_a_checkpoint_with_a_damaged_file_is_broken_and_the_older_one_is_found(
     assert [(broken.folder, broken.step) for broken in found.broken] == [(folder, 3)]
     assert name in found.broken[0].problem
     assert tree_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("name", FILES)
+def test_a_checkpoint_that_cannot_be_read_now_is_not_broken(
+    store: CheckpointStore, tmp_path: Path, name: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "checkpoints" / "step-000003" / name
+    with monkeypatch.context() as patched:
+        make_unreadable(patched, file, number)
+        with pytest.raises(StorageFailed, match=f"{name} cannot be read: {os.strerror(number)}"):
+            store.find()
+    found = store.find()
+    assert found.newest is not None
+    assert found.newest.meta.step == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can lend this process another user's rights")
+def test_checkpoints_that_may_not_be_listed_are_not_taken_for_none() -> None:
+    with tempfile.TemporaryDirectory() as name:  # every user may enter it
+        Path(name).chmod(0o755)
+        store = CheckpointStore(Path(name), keep=1)
+        assert store.steps() == []
+        (Path(name) / "checkpoints").mkdir(mode=0)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(StorageFailed, match="Permission denied"):
+                store.steps()
+        finally:
+            os.seteuid(0)
 
 
 @pytest.mark.parametrize("place", ["nothing in it", "a file", "a link to nothing"])
