@@ -60,8 +60,8 @@ HELP = CommandHelp(
         ("scale", f"Size of the runs, as conf/setup has it: {', '.join(SCALES)}. Default: the exhibit's own"),
         ("runs", "The folder that the runs are below. Default: OUT/runs"),
         ("out", "The folder for tables, figures and their page. Default: out"),
-        ("seeds", "Of each run. Default: 2"),
-        ("jobs", "Runs that are modelled at a time. Default: one per core"),
+        ("seeds", "With a backend: of each run. Default: 2"),
+        ("jobs", "With backend=sim: runs that are modelled at a time. Default: one per core"),
         ("accept", "With verdicts: true records what holds now. Default: false"),
     ),
     examples=(
@@ -107,7 +107,10 @@ def run(arguments: Arguments) -> None:
         out_alone = {"out": defaults["out"]}
         names, settings = parse_settings("analysis compare", words, out_alone, example="runs/verl runs/rollpacker")
     else:
-        names, settings = parse_settings("analysis", words, defaults, example="table2 backend=sim")
+        names, found = parse_settings("analysis", words, dict.fromkeys(defaults, ""), example="table2 backend=sim")
+        given = {name: value for name, value in found.items() if value}
+        _refuse_idle(names, given)
+        settings = defaults | given
     match names:
         case ["list"]:
             Terminal().print(_listing())
@@ -130,6 +133,19 @@ def _defaults() -> dict[str, str]:
     num_cores = len(os.sched_getaffinity(0))
     defaults = {"backend": "", "scale": "", "runs": "", "out": "out", "seeds": "2", "jobs": str(num_cores)}
     return {**defaults, "accept": "false"}
+
+
+def _refuse_idle(names: Sequence[str], given: Mapping[str, str]) -> None:
+    """Refuse settings that would do nothing."""
+    backend = given.get("backend", "").lower()
+    has_use = {"accept": names == ["verdicts"], "seeds": bool(backend), "jobs": backend == "sim"}
+    idle = [f"{name}={value}" for name, value in given.items() if names == ["list"] or not has_use.get(name, True)]
+    if idle:
+        raise ConfigError(
+            f"{' and '.join(idle)} would do nothing in `rollpacker analysis {' '.join(names)}`.",
+            "accept belongs to verdicts, seeds to a backend, jobs to backend=sim; list takes no setting.",
+            "Leave it out, or add what it belongs to.",
+        )
 
 
 def _parse(what: str, settings: Mapping[str, str]) -> _Question:

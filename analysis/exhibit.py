@@ -52,6 +52,8 @@ class Exhibit:
     gather: Callable[[Runs], Iterable[Point | Claim | None]]
     """Compute points and claims, each kind in the order in which it is shown; a point is None where no run gives it."""
     draw: Callable[[Numbers], Figure]
+    note: str = ""
+    """What else a reader of the figure must know: what was chosen, fitted or left out."""
     setups: tuple[str, ...] = (PAPER_SETUP,)
     """Of conf/setup, the sizes of run that it can be drawn of; without `scale` the first."""
 

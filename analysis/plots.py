@@ -1,6 +1,7 @@
 """The two kinds of figure that most exhibits are: bars beside the paper's, and lines over the paper's points.
 
-Invariant: what a model computed is drawn hatched or dashed and named `modelled`; the paper's numbers are grey.
+Invariant: what a model computed is drawn hatched or dashed and named `modelled`. The paper's bars are grey; its points
+have a grey edge, and inside the colour of the series that runs have numbers of, too.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
-from typing import Any
+from typing import Any, Final
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -33,6 +34,14 @@ PAPER_COLOR = "#C4C4C4"
 PAPER_DOT = "#555555"
 PAPER_DOTS = (PAPER_DOT, "#A9A9A9", "#D0D0D0")
 """Of series that only the paper has, in a panel."""
+_PAPER_MARK: Final[Mapping[str, Any]] = {
+    "linestyle": "none",
+    "marker": "o",
+    "markersize": 3.7,
+    "markeredgecolor": PAPER_DOT,
+    "markeredgewidth": 0.8,
+}
+"""Of the paper's points, in a legend."""
 OUR_COLOR = OTHER_COLORS[0]
 """Of our numbers where no system has a colour."""
 _BAR_WIDTH = 0.38
@@ -41,6 +50,8 @@ _MOST_WIDE_BARS = 4
 _NO_SYSTEM = "#9A9A9A"
 """Says in a legend how bars of several colours are hatched."""
 _PANEL_HEIGHT_INCHES = 2.6
+_BAR_ROOM = 0.16
+"""Beyond the longest bar, for its number, as a share of all bars' range."""
 _HEADROOM = 1.04
 """Above the end of a line, so that its mark is whole."""
 _PALE = 1.8
@@ -71,24 +82,27 @@ def compare_bars(
     use_style()
     frame = numbers.frame()
     figure, panels, first_column = _panels(frame, num_columns)
-    tops = _tops(frame, axis_of)
+    ends = _ends(frame, axis_of)
     for panel, axes in panels:
         rows = frame[frame["panel"] == panel]
-        _draw_bar_panel(axes, rows, tops[panel], number, colors or {})
+        _draw_bar_panel(axes, rows, ends[panel], number, colors or {})
         if axes in first_column:
             axes.set_ylabel(ylabel, fontsize=8.5)
     figure.legend(handles=_bar_legend(frame, _NO_SYSTEM if colors else OUR_COLOR), loc="outside lower center", ncols=2)
     return figure
 
 
-def _tops(frame: pd.DataFrame, axis_of: Callable[[str], str]) -> dict[str, float]:
-    """The highest number on each panel's axis, which panels of one unit may share."""
-    highest = frame["y_high"].astype(float).fillna(frame["y"])
-    shared = highest.groupby([frame["unit"], frame["panel"].map(axis_of)]).transform("max")
-    return {str(panel): float(top) for panel, top in shared.groupby(frame["panel"]).max().items()}
+def _ends(frame: pd.DataFrame, axis_of: Callable[[str], str]) -> dict[str, tuple[float, float]]:
+    """The lowest and the highest number on each panel's axis, which panels of one unit may share."""
+    spread = pd.DataFrame({end: frame[end].astype(float).fillna(frame["y"]) for end in ("y_low", "y_high")})
+    shared = spread.groupby([frame["unit"], frame["panel"].map(axis_of)])
+    lowest, highest = shared["y_low"].transform("min"), shared["y_high"].transform("max")
+    return {str(panel): (low, high) for panel, low, high in zip(frame["panel"], lowest, highest, strict=True)}
 
 
-def _draw_bar_panel(axes: Axes, rows: pd.DataFrame, top: float, number: str, colors: Mapping[str, str]) -> None:
+def _draw_bar_panel(
+    axes: Axes, rows: pd.DataFrame, ends: tuple[float, float], number: str, colors: Mapping[str, str]
+) -> None:
     places = {x: place for place, x in enumerate(dict.fromkeys(rows["x"]))}
     shift = _BAR_WIDTH / 2 if rows["series"].nunique() > 1 else 0.0
     for offset, series in ((-shift, PAPERS), (shift, OURS)):
@@ -97,7 +111,11 @@ def _draw_bar_panel(axes: Axes, rows: pd.DataFrame, top: float, number: str, col
     axes.tick_params(axis="x", labelsize=8)
     axes.grid(visible=False, axis="x")
     axes.set_title(str(rows["panel"].iloc[0]))
-    axes.set_ylim(0, 1.16 * top or 1.0)
+    lowest, highest = min(0.0, ends[0]), max(0.0, ends[1])
+    room = _BAR_ROOM * (highest - lowest)
+    axes.set_ylim(lowest - room * (lowest < 0), highest + room or 1.0)
+    if lowest < 0:
+        axes.axhline(0, color="#333333", linewidth=0.8, zorder=1)
 
 
 def _draw_bars(  # noqa: PLR0917
@@ -117,19 +135,22 @@ def _draw_bars(  # noqa: PLR0917
         hatch=["////" if source == Source.MODELLED else "" for source in rows["source"]],
         linewidth=0.5,
     )
-    if (rows["num_seeds"] > 1).all():
-        spread = [rows["y"] - rows["y_low"], rows["y_high"] - rows["y"]]
-        positions = [bar.get_x() + bar.get_width() / 2 for bar in bars]
-        axes.errorbar(positions, rows["y"], yerr=spread, fmt="none", ecolor="#333333", elinewidth=1, capsize=2)
-    tops = rows["y_high"].fillna(rows["y"])
-    for bar, value, top in zip(bars, rows["y"], tops, strict=True):
+    positions = np.array([bar.get_x() + bar.get_width() / 2 for bar in bars])
+    has_spread = (rows["num_seeds"] > 1).to_numpy()
+    several = rows[has_spread]
+    spread = [several["y"] - several["y_low"], several["y_high"] - several["y"]]
+    axes.errorbar(
+        positions[has_spread], several["y"], yerr=spread, fmt="none", ecolor="#333333", elinewidth=1, capsize=2
+    )
+    ends = rows["y_high"].where(rows["y"] >= 0, rows["y_low"]).fillna(rows["y"])
+    for position, value, end in zip(positions, rows["y"], ends, strict=True):
         axes.annotate(
-            number.format(value) if number else f"{value:.0f}" if value >= 10 else f"{value:.1f}",  # noqa: PLR2004
-            (bar.get_x() + bar.get_width() / 2, top),
-            xytext=(0, 2),
+            number.format(value) if number else f"{value:.0f}" if abs(value) >= 10 else f"{value:.1f}",  # noqa: PLR2004
+            (position, end),
+            xytext=(0, 2 if value >= 0 else -2),
             textcoords="offset points",
             ha="center",
-            va="bottom",
+            va="bottom" if value >= 0 else "top",
             fontsize=6.5 if len(places) <= _MOST_WIDE_BARS else 5.8,
         )
 
@@ -193,7 +214,7 @@ def compare_panels(
     use_style()
     frame = numbers.frame()
     figure, panels, _ = _panels(frame, num_columns)
-    tops = _tops(frame, axis_of)
+    ends = _ends(frame, axis_of)
     has_names = frame["x"].map(lambda x: isinstance(x, str))
     for panel, axes in panels:
         is_panel = frame["panel"] == panel
@@ -201,7 +222,7 @@ def compare_panels(
         if special and panel in special:
             special[panel](axes, rows)
         elif has_names[is_panel].all():
-            _draw_bar_panel(axes, rows, tops[panel], "", {})
+            _draw_bar_panel(axes, rows, ends[panel], "", {})
         else:
             colors = _colors(rows)
             _draw_line_panel(axes, rows, colors)
@@ -226,23 +247,17 @@ def compare_curves(numbers: Numbers, *, xlabel: str, ylabel: str) -> Figure:
         paper, own = rows[rows["source"] == Source.PAPER], rows[rows["source"] != Source.PAPER].sort_values("x")
         axes.scatter(paper["y"], paper["x"], s=9, color=PAPER_DOT, linewidth=0)
         if not own.empty:
-            style = "--" if (own["source"] == Source.MODELLED).any() else "-"
-            axes.plot(
-                own["y"],
-                own["x"].astype(float),
-                color=OUR_COLOR,
-                linewidth=1.2,
-                linestyle=style,
-                marker="o",
-                markersize=2.5,
-            )
+            x, style = own["x"].astype(float), line_style(own)
+            low, high = own["y_low"].astype(float), own["y_high"].astype(float)
+            axes.fill_betweenx(x, low, high, color=OUR_COLOR, alpha=0.15, linewidth=0)
+            axes.plot(own["y"], x, color=OUR_COLOR, linewidth=1.2, linestyle=style, marker="o", markersize=2.5)
         axes.set_xscale("log")
         axes.set_title(panel)
         axes.set_xlabel(xlabel)
         axes.set_ylim(0, 101)
         if axes in first_column:
             axes.set_ylabel(ylabel, fontsize=8.5)
-    handles = origin_handles(frame, paper_color=PAPER_DOT, our_color=OUR_COLOR, our_marker="o")
+    handles = origin_handles(frame, paper_face=PAPER_DOT, our_color=OUR_COLOR, our_marker="o")
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
 
@@ -281,7 +296,7 @@ def compare_situations(numbers: Numbers, *, panel: str, told: Mapping[str, str],
     }
     figure: Figure
     figure, axes = plt.subplots(figsize=(FIGURE_WIDTH_INCHES, 1.2 + 0.42 * len(rows)))
-    figure.supxlabel(f"{caption}\n{origin_of(frame, model)}", fontsize=7.5)
+    figure.supxlabel(f"{caption}\n{origin_of(frame, model, has_range=False)}", fontsize=7.5)
     if compared.empty:  # no run to compare with
         axes.set_axis_off()
         return figure
@@ -333,34 +348,40 @@ def _draw_line_panel(axes: Axes, rows: pd.DataFrame, colors: Mapping[str, str], 
 def _draw_line(axes: Axes, rows: pd.DataFrame, color: str, marker: str | None) -> None:
     paper = rows[rows["source"] == Source.PAPER]
     own = rows[rows["source"] != Source.PAPER].sort_values("x")
-    axes.scatter(paper["x"], paper["y"], s=9, color=color, alpha=1.0 if own.empty else 0.55, linewidth=0)
+    axes.scatter(paper["x"], paper["y"], s=12, facecolor=color, edgecolor=PAPER_DOT, linewidth=0.8, zorder=3)
     if own.empty:
         return
-    is_modelled = (own["source"] == Source.MODELLED).any()
-    x = own["x"].astype(float)
+    x, style = own["x"].astype(float), line_style(own)
     axes.fill_between(x, own["y_low"].astype(float), own["y_high"].astype(float), color=color, alpha=0.15, linewidth=0)
-    axes.plot(
-        x, own["y"], color=color, linewidth=1.3, linestyle="--" if is_modelled else "-", marker=marker, markersize=3
-    )
+    axes.plot(x, own["y"], color=color, linewidth=1.3, linestyle=style, marker=marker, markersize=3)
 
 
 def _line_legend(frame: pd.DataFrame, colors: Mapping[str, str]) -> list[Line2D]:
-    line: dict[str, Any] = {"linestyle": "--" if (frame["source"] == Source.MODELLED).any() else "-"}
-    dots: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 3}
+    line: dict[str, Any] = {"linestyle": line_style(frame)}
     ours = _ours(frame)
     return [
-        Line2D([], [], color=color, label=PAPER_LABELS.get(name, name), **(line if name in ours else dots))
+        Line2D([], [], color=color, label=PAPER_LABELS.get(name, name), **(line if name in ours else _PAPER_MARK))
         for name, color in colors.items()
     ]
 
 
+def line_style(rows: pd.DataFrame) -> str:
+    """Of a line through our numbers: dashed where a model computed them."""
+    return "--" if (rows["source"] == Source.MODELLED).any() else "-"
+
+
+def hatch_of(rows: pd.DataFrame) -> str:
+    """Of bars of our numbers: hatched where a model computed them."""
+    return "////" if (rows["source"] == Source.MODELLED).any() else ""
+
+
 def origin_handles(
-    frame: pd.DataFrame, *, paper_color: str = "#555555", our_color: str = "#555555", our_marker: str | None = None
+    frame: pd.DataFrame, *, paper_face: str = "white", our_color: str = "#555555", our_marker: str | None = None
 ) -> list[Line2D]:
     """Say in a legend of lines where numbers come from, and what marks it."""
     handles = []
     if (frame["source"] == Source.PAPER).any():
-        handles.append(Line2D([], [], color=paper_color, marker="o", markersize=3, linestyle="none", label="paper"))
+        handles.append(Line2D([], [], color=paper_face, label="paper", **_PAPER_MARK))
     for source in (Source.MODELLED, Source.MEASURED):
         if (frame["source"] == source).any():
             style = "--" if source is Source.MODELLED else "-"
@@ -369,10 +390,14 @@ def origin_handles(
     return handles
 
 
-def seeds_said(frame: pd.DataFrame, source: Source) -> str:
-    """Name our numbers, with the number of seeds behind them."""
-    num_seeds = int(frame.loc[frame["source"] == source, "num_seeds"].max())
-    return f"{source}, mean of {num_seeds} seeds and their range" if num_seeds > 1 else f"{source}, one seed"
+def seeds_said(frame: pd.DataFrame, source: Source, *, has_range: bool = True) -> str:
+    """Name our numbers, with the number of seeds behind them, and their range where it is drawn."""
+    num_seeds = frame.loc[frame["source"] == source, "num_seeds"]
+    most = int(num_seeds.max())
+    if most == 1:
+        return f"{source}, one seed"
+    counted = f"{most}" if num_seeds.min() == most else f"up to {most}"
+    return f"{source}, mean of {counted} seeds{' and their range' if has_range else ''}"
 
 
 def _panels(frame: pd.DataFrame, num_columns: int | None) -> tuple[Figure, Sequence[tuple[str, Axes]], Sequence[Axes]]:
@@ -387,8 +412,8 @@ def _panels(frame: pd.DataFrame, num_columns: int | None) -> tuple[Figure, Seque
     return figure, list(zip(names, axes.flat, strict=False)), list(axes[:, 0])
 
 
-def origin_of(frame: pd.DataFrame, model: str = "Qwen2.5-7B") -> str:
+def origin_of(frame: pd.DataFrame, model: str = "Qwen2.5-7B", *, has_range: bool = True) -> str:
     """Say below a figure where its numbers come from; `model` is named if they are modelled."""
     source = Source.MODELLED if (frame["source"] == Source.MODELLED).any() else Source.MEASURED
-    said = seeds_said(frame, source)
+    said = seeds_said(frame, source, has_range=has_range)
     return f"{said}, {model}" if model and source is Source.MODELLED else said

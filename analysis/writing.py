@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rollpacker.analysis.numbers import Claim, Numbers
 
 STATISTICS = (
-    "Speedups are ratios of sums of step times over the steps that both runs have, per seed; shares and stages are "
-    "means over rounds. Over several seeds: the mean, and the smallest and the largest."
+    "Speedups compare runs of one seed. Over several seeds: the mean; the CSV file has the smallest and the largest."
 )
+"""Of the numbers of every exhibit."""
 
 _ORIGINS = {
     Source.MODELLED: "MODELLED: times are computed by a model of the cluster, not measured.",
@@ -56,7 +56,7 @@ def write_exhibit(exhibit: Exhibit, numbers: Numbers, out: Path) -> list[Path]:
 
 def summary(exhibit: Exhibit, numbers: Numbers) -> str:
     """Say in a page of text what an exhibit shows and what it lacks."""
-    of_paper = [*_notes(numbers), *map(claim_line, numbers.claims), *_errors(exhibit.name, numbers)]
+    of_paper = [*_notes(exhibit, numbers), *map(claim_line, numbers.claims), *_errors(exhibit.name, numbers)]
     return "\n".join([exhibit.title, "", *of_paper, *_missing(numbers), ""])
 
 
@@ -75,13 +75,16 @@ def _origin(numbers: Numbers) -> set[Source]:
     return {point.source for point in numbers.points} - {Source.PAPER}
 
 
-def _notes(numbers: Numbers) -> Iterator[str]:
+def _notes(exhibit: Exhibit, numbers: Numbers) -> Iterator[str]:
     yield from (_ORIGINS[source] for source in _origin(numbers))
+    if exhibit.note:
+        yield exhibit.note
     yield STATISTICS
-    yield (
-        f"`reproduced` is within {GOOD_WITHIN:.0%} of the paper and has at least half of its effect; `direction only` "
-        f"has {FELT_FROM:.0%} of it or more."
-    )
+    if numbers.claims:
+        yield (
+            f"`reproduced` is within {GOOD_WITHIN:.0%} of the paper and has at least half of its effect; "
+            f"`direction only` has {FELT_FROM:.0%} of it or more."
+        )
     yield ""
 
 

@@ -13,22 +13,20 @@ from typing import Final
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Place, Point, Value
 from rollpacker.analysis.plots import compare_lines
-from rollpacker.analysis.runs import Runs
+from rollpacker.analysis.runs import Runs, shared_steps
 
 STEP_TIME, MEMBERS = "step time (s)", "engines of workers that serve"
 SERIES: Final = {4: "four workers, all lost in step 9", 0: "never a worker"}
 
 
 def gather(runs: Runs) -> Iterator[Point | None]:
-    """Every step of both runs."""
+    """Every step that all seeds have, of both runs."""
     for number, series in SERIES.items():
         found = runs.of(setup="elastic", study=f"elastic-all-lost-{number}")
-        for step in sorted({int(each) for run in found for each in run.steps["step"]}):
-            there = [(run, run.steps[run.steps["step"] == step]) for run in found]
-            rows = [(run, rows.iloc[0]) for run, rows in there if len(rows)]
+        for step in shared_steps(found):
             for panel, unit, column in ((STEP_TIME, "s", "step_time_s"), (MEMBERS, "engines", "num_members_mean")):
                 place = Place(panel=panel, x=float(step + 1), unit=unit, series=series)
-                yield place.ours([Value(run, float(row[column])) for run, row in rows])
+                yield place.ours([Value(run, float(run.steps[column][step])) for run in found])
 
 
 EXHIBIT = Exhibit(

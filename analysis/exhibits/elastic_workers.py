@@ -83,6 +83,7 @@ EXHIBIT = Exhibit(
     name="elastic_workers",
     title="Throughput and tokens per dollar by rollout workers, Qwen3-8B, beside PolyRL's measurements",
     experiments=("elastic-workers",),
+    note="The model is fitted to the node without workers alone: all that workers change is prediction.",
     gather=gather,
     draw=draw,
 )

@@ -12,7 +12,15 @@ from functools import partial
 from typing import Final
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.exhibits.flash_sizes import EXPERIMENTS, NUM_GPUS, WORKLOADS, best_splits, in_turns, theory
+from rollpacker.analysis.exhibits.flash_sizes import (
+    BEST_SPLIT,
+    EXPERIMENTS,
+    NUM_GPUS,
+    WORKLOADS,
+    best_splits,
+    in_turns,
+    theory,
+)
 from rollpacker.analysis.numbers import Claim, Place, Point, Value, comparing, paper_rows, speedups
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Runs
@@ -79,6 +87,7 @@ EXHIBIT = Exhibit(
     name="flash_fig01b",
     title="More GPUs for a fixed batch, synchronous and asynchronous, Qwen3-8B (ROLL-Flash, Fig 1b)",
     experiments=EXPERIMENTS,
+    note=BEST_SPLIT,
     gather=gather,
     draw=partial(compare_lines, xlabel="GPUs", are_sizes=True, num_columns=2),
 )

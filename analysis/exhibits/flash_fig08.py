@@ -20,6 +20,7 @@ ROUTINGS: Final = {"sample": "spread over engines", "prompt": "kept together"}
 NUM_RESPONSES: Final = (4, 8, 16, 32)
 OF_PAPER: Final = 16
 """Responses of a prompt."""
+PAPERS_LENGTHS: Final = "ROLL-Flash, its own lengths"
 SPEEDUP: Final = "speedup of spreading"
 
 
@@ -27,8 +28,7 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Rollout times, and their ratios."""
     times = {row.x: row.y for row in paper_rows("flash_fig08")}
     of_paper = times["prompt"] / times["sample"]
-    for title in WORKLOADS.values():
-        yield Place(panel=SPEEDUP, x=float(OF_PAPER), unit="x", series=title).paper(of_paper)
+    yield Place(panel=SPEEDUP, x=float(OF_PAPER), unit="x", series=PAPERS_LENGTHS).paper(of_paper)
     for workload, title in WORKLOADS.items():
         for number in NUM_RESPONSES:
             found = {routing: _runs(runs, routing, workload, number) for routing in ROUTINGS}

@@ -17,7 +17,6 @@ from rollpacker.analysis.exhibits.learning import score
 from rollpacker.analysis.numbers import Claim, Place, Point, Value
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Run, Runs
-from rollpacker.analysis.style import SYSTEM_COLORS
 
 BOUNDS: Final = (2, 8)
 LOSSES: Final = ("ppo_behaviour", "decoupled", "tis", "cispo", "topr", "gspo", "uncorrected")
@@ -53,6 +52,6 @@ EXHIBIT = Exhibit(
     title="Held-out score by loss and staleness, small real runs (ROLL-Flash, Fig 4)",
     experiments=("flash-losses-sync", "flash-losses", "flash-losses-decoupled", "flash-losses-uncorrected"),
     gather=gather,
-    draw=partial(compare_bars, number="{:.2f}", num_columns=1, colors={SYNCHRONOUS: SYSTEM_COLORS["verl"]}),
+    draw=partial(compare_bars, number="{:.2f}", num_columns=1),
     setups=("walks",),
 )

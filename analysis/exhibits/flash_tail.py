@@ -15,7 +15,7 @@ from typing import Final
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.exhibits.flash_sizes import EXPERIMENTS, NUM_GPUS, WORKLOADS, best_splits, in_turns
+from rollpacker.analysis.exhibits.flash_sizes import BEST_SPLIT, EXPERIMENTS, NUM_GPUS, WORKLOADS, best_splits, in_turns
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, speedups
 from rollpacker.analysis.plots import compare_situations
 from rollpacker.analysis.runs import Run, Runs
@@ -65,6 +65,7 @@ EXHIBIT = Exhibit(
     name="flash_tail",
     title="Tail batching against asynchronous training on as many GPUs: when which (ours)",
     experiments=EXPERIMENTS,
+    note=BEST_SPLIT,
     gather=gather,
     draw=draw,
 )

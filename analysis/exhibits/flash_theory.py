@@ -12,7 +12,15 @@ from typing import Final
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.flash_fig01b import RATIO
-from rollpacker.analysis.exhibits.flash_sizes import EXPERIMENTS, NUM_GPUS, WORKLOADS, best_splits, in_turns, theory
+from rollpacker.analysis.exhibits.flash_sizes import (
+    BEST_SPLIT,
+    EXPERIMENTS,
+    NUM_GPUS,
+    WORKLOADS,
+    best_splits,
+    in_turns,
+    theory,
+)
 from rollpacker.analysis.numbers import Place, Point, Value
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Runs
@@ -50,6 +58,7 @@ EXHIBIT = Exhibit(
     name="flash_theory",
     title="Bounds on a step's time, and the split that they suggest, against the model (ROLL-Flash, propositions)",
     experiments=EXPERIMENTS,
+    note=BEST_SPLIT,
     gather=gather,
     draw=partial(compare_lines, xlabel="GPUs", are_sizes=True, num_columns=2),
 )

@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value
-from rollpacker.analysis.plots import origin_of
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value
+from rollpacker.analysis.plots import line_style, origin_of
 from rollpacker.analysis.runs import Run, Runs, shared_steps
 from rollpacker.analysis.style import CYCLE_STEPS, FIGURE_WIDTH_INCHES, color_of, use_style
 
@@ -81,7 +81,7 @@ def draw(numbers: Numbers, systems: Mapping[str, str]) -> Figure:
     figure: Figure
     figure, panels = plt.subplots(1, 2, figsize=(FIGURE_WIDTH_INCHES, 3.2), sharey=True)
     handles = []
-    style = "--" if (frame["source"] == Source.MODELLED).any() else "-"
+    style = line_style(frame)
     for panel, axes in zip((STEPS, TIME), panels, strict=True):
         for position, (system, name) in enumerate(systems.items()):
             of_system = frame[frame["series"] == system]

@@ -28,7 +28,8 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.fig11 import FACTORS, MODEL, system_name
-from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value
+from rollpacker.analysis.plots import hatch_of, line_style, origin_of
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
 
@@ -237,10 +238,12 @@ def _draw_race(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set(xlabel="order of finish", ylabel="mean length (tokens)")
     for series, marker, fill in ((TRAINED, "o", OTHER_COLORS[0]), (AT_LEAST, "^", "white"), (IMPLIED, "D", "white")):
         of_series = rows[rows["series"] == series].sort_values("x")
-        axes.plot(
+        axes.errorbar(
             of_series["x"].astype(float),
             of_series["y"],
-            linestyle="--" if series == TRAINED else "none",
+            yerr=[of_series["y"] - of_series["y_low"], of_series["y_high"] - of_series["y"]],
+            elinewidth=0.8,
+            linestyle=line_style(rows) if series == TRAINED else "none",
             color=OTHER_COLORS[0],
             marker=marker,
             markersize=4.5,
@@ -249,7 +252,8 @@ def _draw_race(axes: Axes, rows: pd.DataFrame) -> None:
             label=series,
         )
     for level in rows.loc[rows["series"] == "plain", "y"]:
-        axes.axhline(level, color=SYSTEM_COLORS["verl"], linewidth=1.2, linestyle="--", label="mean of plain batches")
+        name, style = "mean of plain batches", line_style(rows)
+        axes.axhline(level, color=SYSTEM_COLORS["verl"], linewidth=1.2, linestyle=style, label=name)
     axes.set_xticks(rows.loc[rows["x"].astype(float) > 0, "x"].astype(float).unique())
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=6.5, loc="upper left", handlelength=1.6, borderaxespad=0.1)
@@ -263,7 +267,8 @@ def _draw_rounds(axes: Axes, rows: pd.DataFrame) -> None:
         places = [domains.index(domain) + 0.27 * (position - 1) for domain in of_kind["x"]]
         spread = [of_kind["y"] - of_kind["y_low"], of_kind["y_high"] - of_kind["y"]]
         label = "all rounds" if kind == EVERY else kind
-        axes.bar(places, of_kind["y"], width=0.25, color=color, edgecolor="white", hatch="////", label=label)
+        hatch = hatch_of(rows)
+        axes.bar(places, of_kind["y"], width=0.25, color=color, edgecolor="white", hatch=hatch, label=label)
         axes.errorbar(places, of_kind["y"], yerr=spread, fmt="none", ecolor="#333333", elinewidth=0.8, capsize=1.5)
     axes.axhline(0, color="#444444", linewidth=0.8)
     axes.set_xticks(range(len(domains)), domains)
@@ -278,7 +283,7 @@ def _draw_lines(axes: Axes, rows: pd.DataFrame) -> None:
         of_variant = rows[rows["series"] == name].sort_values("x")
         x = of_variant["x"].astype(float)
         axes.fill_between(x, of_variant["y_low"], of_variant["y_high"], color=color, alpha=0.15, linewidth=0)
-        axes.plot(x, of_variant["y"], color=color, linewidth=1.3, linestyle="--")
+        axes.plot(x, of_variant["y"], color=color, linewidth=1.3, linestyle=line_style(rows))
 
 
 def _draw_factors(axes: Axes, rows: pd.DataFrame) -> None:
@@ -292,12 +297,11 @@ def _draw_factors(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _draw_key(axes: Axes, frame: pd.DataFrame) -> None:
     axes.set_axis_off()
-    source, num_seeds = frame["source"].iloc[0], int(frame["num_seeds"].max())
-    handles = [Line2D([], [], color=color, linestyle="--", label=name) for name, color in _colors().items()]
+    style = line_style(frame)
+    handles = [Line2D([], [], color=color, linestyle=style, label=name) for name, color in _colors().items()]
     axes.legend(handles=handles, loc="upper left", fontsize=8, title="c and e", alignment="left", title_fontsize=8)
-    spread = f"mean of {num_seeds} seeds and their range" if num_seeds > 1 else "one seed"
-    model = ", Qwen2.5-7B" if source == Source.MODELLED else ""
-    axes.text(0.04, 0.2, f"{source}{model}\n{spread}", fontsize=8, color="#555555", transform=axes.transAxes)
+    origin = origin_of(frame, MODEL).replace(", ", "\n")
+    axes.text(0.04, 0.2, origin, fontsize=8, color="#555555", transform=axes.transAxes)
 
 
 def _colors() -> dict[str, str]:

@@ -33,8 +33,8 @@ CASES: Final = {
     "cap 512": "cap-512",
     "judge reads 8k": "judge-8192",
     "judge reads 32k": "judge-32768",
-    "training 4x": "training-1.0",
-    "training 13x": "training-4.0",
+    "training, 1 s/sequence": "training-1.0",
+    "training, 4 s/sequence": "training-4.0",
 }
 """Steps of 16 GPUs by what they are bound by, with the study that their runs name."""
 
@@ -79,7 +79,7 @@ def draw(numbers: Numbers) -> Figure:
     figure, (load, stages) = plt.subplots(1, 2, figsize=(FIGURE_WIDTH_INCHES, 3.1), width_ratios=(5, 6))
     _draw_map(load, frame[frame["panel"] == LOAD])
     _draw_cases(stages, frame[frame["panel"] == STAGES], frame[frame["panel"] == SHARE])
-    figure.supxlabel(f"below 1, and below the black line: it loses; {origin_of(frame)}", fontsize=8)
+    figure.supxlabel(f"below 1, and below the black line: it loses; {origin_of(frame, has_range=False)}", fontsize=8)
     return figure
 
 
@@ -114,13 +114,13 @@ def _draw_cases(axes: Axes, rows: pd.DataFrame, shares: pd.DataFrame) -> None:
         return
     names: Sequence[str] = list(dict.fromkeys(rows["x"]))
     share_of = dict(zip(shares["x"], shares["y"], strict=True))
-    for series, color, offset in (("step", SYSTEM_COLORS["tail"], 0.2), ("rollout", OTHER_COLORS[3], -0.2)):
+    for series, color, offset in (("step", SYSTEM_COLORS["tail"], -0.2), ("rollout", OTHER_COLORS[3], 0.2)):
         of_series = rows[rows["series"] == series]
         places = [names.index(name) + offset for name in of_series["x"]]
-        bars = axes.barh(
-            places, of_series["y"], height=0.36, color=color, edgecolor="white", hatch="////", label=series
-        )
-        axes.bar_label(bars, labels=[f"{value:.2f}" for value in of_series["y"]], fontsize=7, padding=2)
+        axes.barh(places, of_series["y"], height=0.36, color=color, edgecolor="white", hatch="////", label=series)
+        for place, value in zip(places, of_series["y"], strict=True):
+            beside = (max(value, 1.0), place)  # never on the line of no gain
+            axes.annotate(f"{value:.2f}", beside, xytext=(2, 0), textcoords="offset points", va="center", fontsize=7)
     axes.axvline(1, color="black", linewidth=1.5)
     axes.set_yticks(range(len(names)), [f"{name}\n{share_of.get(name, float('nan')):.0f} % rollout" for name in names])
     axes.invert_yaxis()

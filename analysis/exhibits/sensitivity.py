@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value, speedups
-from rollpacker.analysis.plots import origin_of
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, speedups
+from rollpacker.analysis.plots import line_style, origin_of
 from rollpacker.analysis.rounds import means
 from rollpacker.analysis.runs import Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
@@ -89,7 +89,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, colors: Mapping[str, str]) -> No
         if of_series.empty:
             continue
         x = of_series["x"].astype(float)
-        style = "--" if (of_series["source"] == Source.MODELLED).any() else "-"
+        style = line_style(of_series)
         axes.fill_between(x, of_series["y_low"], of_series["y_high"], color=color, alpha=0.15, linewidth=0)
         axes.plot(
             x, of_series["y"], color=color, linestyle=style, marker="o", markersize=3, linewidth=1.3, label=series

@@ -53,6 +53,7 @@ EXHIBIT = Exhibit(
     name="table2",
     title="What each technique adds over plain batches (Table 2)",
     experiments=("table2",),
+    note="Speedups are ratios of the sums of step times, over the steps that both runs have.",
     gather=gather,
     draw=draw,
     setups=ALL_SETUPS,

@@ -122,6 +122,14 @@ def test_steps_after_all_were_lost_stand_beside_those_without_workers(tmp_path):
     assert list(series(numbers, elastic_all_lost.MEMBERS)) == [elastic_all_lost.SERIES[4]]
 
 
+def test_after_all_were_lost_every_mean_is_over_all_seeds(tmp_path):
+    config = {"run": {"setup": "elastic", "study": "elastic-all-lost-0"}}
+    for seed, step_times in ((0, [10.0, 20.0]), (1, [30.0])):
+        write_run(tmp_path / f"{seed}", "reward", step_times, seed=seed, config=config, modelled=True)
+    shown = series(numbers_of(elastic_all_lost.EXHIBIT, tmp_path), elastic_all_lost.STEP_TIME)
+    assert shown == {elastic_all_lost.SERIES[0]: [(1.0, 20)]}
+
+
 def test_the_best_number_of_workers_is_the_one_with_the_most_tokens_per_dollar(tmp_path):
     for number, tokens in ((0, 100_000), (2, 130_000), (3, 160_000), (8, 170_000)):
         write(tmp_path, f"elastic-lengths-3300-{number}", [10.0] * 10, tokens_trained=tokens)

@@ -269,6 +269,10 @@ def test_runs_of_another_size_are_drawn_alone_and_without_the_papers_numbers(tmp
         (["fig09", "backend=ray"], "makes no run of fig09"),
         (["e2e_performanse"], "Did you mean e2e_performance?"),
         (["table2", "runs=nowhere"], "no run with a finished step below nowhere"),
+        (["table2", "accept=true"], "accept=true would do nothing in `rollpacker analysis table2`."),
+        (["table2", "seeds=7", "jobs=2"], "seeds=7 and jobs=2 would do nothing"),
+        (["table2", "backend=ray", "jobs=2"], "jobs=2 would do nothing"),
+        (["list", "backend=sim"], "list takes no setting."),
     ],
 )
 def test_what_cannot_be_drawn_or_brought_is_refused_with_what_to_do(words, said, tmp_path, capsys):

@@ -1,20 +1,34 @@
-"""How figures look: legends and titles between the edges, a system's colour everywhere, modelled lines dashed."""
+"""How figures look: legends and titles between the edges, a system's colour everywhere, modelled lines dashed.
+
+Also what they say of themselves: seeds, ranges, and whose numbers they are.
+"""
 
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import pytest
+from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
-from rollpacker.analysis.exhibits import elastic_lengths, elastic_workers, flash_lead, ladder, learning, table2
-from rollpacker.analysis.numbers import Numbers, Point, Source
-from rollpacker.analysis.plots import compare_lines
+from rollpacker.analysis.exhibits import (
+    elastic_lengths,
+    elastic_workers,
+    flash_lead,
+    flash_losses,
+    ladder,
+    learning,
+    length_bias,
+    limits,
+    table2,
+)
+from rollpacker.analysis.numbers import OURS, PAPERS, Numbers, Point, Source
+from rollpacker.analysis.plots import PAPER_DOT, compare_bars, compare_curves, compare_lines, compare_situations
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, SYSTEM_COLORS, legend_below, use_style
 
 
-def point(series="a", *, panel="p", x=1.0, y=1.0, unit="x", source=Source.MODELLED):
-    spread = {} if source is Source.PAPER else {"y_low": y, "y_high": y, "num_seeds": 2}
+def point(series="a", *, panel="p", x=1.0, y=1.0, unit="x", source=Source.MODELLED, num_seeds=2):
+    spread = {} if source is Source.PAPER else {"y_low": y - 0.1, "y_high": y + 0.1, "num_seeds": num_seeds}
     return Point(panel=panel, series=series, x=x, y=y, unit=unit, source=source, **spread)
 
 
@@ -99,4 +113,96 @@ def test_what_was_learned_is_drawn_and_named_by_where_it_comes_from(source, styl
     legend = figure.legends[0]
     assert legend.get_title().get_text() == f"Held-out score, {said}, mean of 2 seeds and their range"
     assert {line.get_linestyle() for line in legend.get_lines()} == {style}
+    plt.close(figure)
+
+
+def test_bars_of_several_seeds_have_their_range_beside_one_of_a_single_seed():
+    points = [point(OURS, x="a"), point(OURS, x="b", num_seeds=1), point(PAPERS, x="b", source=Source.PAPER)]
+    figure = compare_bars(Numbers(points=points))
+    ranges = [bars.lines[2][0] for bars in figure.axes[0].containers if hasattr(bars, "has_yerr")]
+    [((x, low), (_, high))] = [segment for each in ranges for segment in each.get_segments()]
+    assert (round(x), low, high) == (0, pytest.approx(0.9), pytest.approx(1.1))
+    assert figure.legends[0].get_texts()[1].get_text() == "modelled, mean of up to 2 seeds and their range"
+    plt.close(figure)
+
+
+def test_a_bar_below_zero_and_its_number_are_within_the_panel():
+    figure = compare_bars(Numbers(points=[point(OURS, x="a", y=20.0), point(OURS, x="b", y=-5.0)]))
+    figure.canvas.draw()
+    [axes] = figure.axes
+    number = next(text for text in axes.texts if text.get_text() == "-5.0")
+    assert (
+        axes.bbox.y0
+        < number.get_window_extent().y0
+        < number.get_window_extent().y1
+        < axes.transData.transform((0, -5))[1]
+    )
+    assert [0, 0] in [list(line.get_ydata()) for line in axes.lines]
+    plt.close(figure)
+
+
+def test_the_papers_points_over_a_line_have_a_grey_edge_and_are_not_pale():
+    points = [point(x=1.0), point(x=2.0), point(x=1.0, y=3.0, source=Source.PAPER)]
+    figure = compare_lines(Numbers(points=points), xlabel="")
+    [dots] = [each for each in figure.axes[0].collections if isinstance(each, PathCollection)]
+    assert {to_hex(color, keep_alpha=True).upper() for color in dots.get_edgecolor()} == {f"{PAPER_DOT}FF"}
+    assert dots.get_facecolor()[0][3] == 1
+    [mark] = [line for line in figure.legends[0].get_lines() if line.get_label() == "paper"]
+    assert mark.get_markeredgecolor() == PAPER_DOT
+    plt.close(figure)
+
+
+def test_a_range_is_named_only_where_it_is_drawn():
+    situations = Numbers(points=[point(x="a"), point(x="b")])
+    table = compare_situations(situations, panel="p", told={}, caption="", model="M")
+    cases = limits.draw(Numbers(points=[point("step", panel=limits.STAGES, x="as usual")]))
+    for figure in (table, cases):
+        assert "mean of 2 seeds" in figure.get_supxlabel()
+        assert "range" not in figure.get_supxlabel()
+        plt.close(figure)
+    curves = compare_curves(Numbers(points=[point(x=10.0), point(x=20.0)]), xlabel="", ylabel="")
+    assert curves.legends[0].get_texts()[0].get_text().endswith("and their range")
+    assert curves.axes[0].collections[-1].get_paths()[0].get_extents().width == pytest.approx(0.2)
+    plt.close(curves)
+
+
+@pytest.mark.parametrize(("source", "style", "hatch"), [(Source.MODELLED, "--", "////"), (Source.MEASURED, "-", None)])
+def test_the_bias_of_a_race_is_drawn_by_where_it_comes_from(source, style, hatch):
+    of_race = [
+        point(series, panel=length_bias.RACE, x=x, source=source) for series, x in (("trained", 1.0), ("plain", 0.0))
+    ]
+    points = [
+        *of_race,
+        point(length_bias.EVERY, panel=length_bias.ROUNDS, x="math", source=source),
+        point("1", panel=length_bias.FACTOR_MAP, x="1", source=source),
+        *(point("plain", panel=panel, source=source) for panel in (length_bias.SURVIVAL, length_bias.REWARD)),
+    ]
+    figure = length_bias.draw(Numbers(points=points))
+    race, rounds, survival, *_, key = figure.axes
+    styles = [line.get_linestyle() for axes in (race, survival, key) for line in axes.lines if len(line.get_xdata())]
+    assert set(styles) == {style}
+    assert {line.get_linestyle() for line in key.get_legend().get_lines()} == {style}
+    assert {bar.get_hatch() or None for bar in rounds.patches} == {hatch}
+    assert key.texts[0].get_text().startswith(source)
+    plt.close(figure)
+
+
+def test_bars_of_limits_stand_in_the_order_of_their_legend_and_their_numbers_beside_the_line_of_no_gain():
+    points = [point(series, panel=limits.STAGES, x="cap 512", y=y) for series, y in (("step", 1.03), ("rollout", 0.98))]
+    figure = limits.draw(Numbers(points=points))
+    axes = figure.axes[1]
+    figure.canvas.draw()
+    step, rollout = (bars[0].get_window_extent().y0 for bars in axes.containers)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["step", "rollout"]
+    assert step > rollout
+    line_x = axes.transData.transform((1, 0))[0]
+    assert all(text.get_window_extent().x0 > line_x + 1 for text in axes.texts)
+    plt.close(figure)
+
+
+def test_the_legend_of_losses_names_the_colour_of_every_bar():
+    points = [point(OURS, x=x, source=Source.MEASURED) for x in (flash_losses.SYNCHRONOUS, *flash_losses.LOSSES)]
+    figure = flash_losses.EXHIBIT.draw(Numbers(points=points))
+    [patch] = figure.legends[0].get_patches()
+    assert {bar.get_facecolor() for bar in figure.axes[0].patches} == {patch.get_facecolor()}
     plt.close(figure)

@@ -122,6 +122,11 @@ def test_limits_has_the_load_per_gpu_and_the_share_of_the_step_that_is_rollout(t
     assert by_x(numbers, limits.SHARE, "plain") == {"cap 512": 80}
 
 
+def test_cases_of_limits_with_longer_training_are_named_by_what_is_set():
+    named = {name: float(study.removeprefix("training-")) for name, study in limits.CASES.items() if "training" in name}
+    assert list(named) == [f"training, {seconds:g} s/sequence" for seconds in named.values()]
+
+
 def test_each_assumption_is_compared_with_plain_batches_that_make_the_same_one(tmp_path):
     def write(system, study, step_s, tokens, wasted=0):
         config = {"run": {"study": study}}

@@ -3,8 +3,8 @@
 import shutil
 
 from rollpacker.analysis.exhibits import EXHIBITS
-from rollpacker.analysis.numbers import Numbers
-from rollpacker.analysis.writing import write_exhibit, write_page
+from rollpacker.analysis.numbers import Claim, Numbers
+from rollpacker.analysis.writing import summary, write_exhibit, write_page
 from rollpacker.cli.main import main
 from tests.analysis.written_runs import write_run
 
@@ -38,6 +38,15 @@ def test_the_page_counts_how_the_claims_of_an_exhibit_stand(tmp_path):
     lines = (tmp_path / "table2.txt").read_text().splitlines()
     num_unknown = sum(line.endswith("; no runs") for line in lines)
     assert f'<span class="unknown">{num_unknown} no runs</span>' in (tmp_path / "index.html").read_text()
+
+
+def test_a_summary_says_what_holds_of_its_exhibit():
+    without_claims, chosen = EXHIBITS["scaling"], EXHIBITS["flash_fig01b"]
+    claim = Claim(text="", paper=1.0, ours=None, unit="x")
+    for exhibit, claims in ((without_claims, []), (chosen, [claim])):
+        said = summary(exhibit, Numbers(points=[], claims=claims))
+        assert ("`reproduced` is within" in said) == bool(claims)
+        assert ("the fastest of three splits" in said) == (exhibit is chosen)
 
 
 def test_an_exhibit_that_has_no_number_any_more_keeps_no_figure(tmp_path):
