@@ -71,6 +71,10 @@ clean: ## remove the environment, the demo's runs and all caches; other runs sta
 	rm -rf .venv runs/demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# On GPUs the stamp is no proof where the torch is that of processors: a login node may share this folder.
+.PHONY: $(and $(wildcard .venv/lib/python*/site-packages/torch-*+cpu.dist-info),\
+	$(shell nvidia-smi --list-gpus >/dev/null 2>&1 && echo .venv/.demo))
+
 # A stamp newer than all inputs of the installation: a second run installs nothing.
 .venv/.demo .venv/.test: .venv/.%: pyproject.toml .ci/constraints.txt .ci/install.sh
 	@PYTHON="$(PYTHON)" bash .ci/install.sh $*

@@ -6,6 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly PURPOSE="${1:?usage: .ci/install.sh demo|test}"
 readonly PYTHON="${PYTHON:-python3}"
+readonly UNFINISHED=.venv/.making # exists while the environment is made; the next call makes it again
 
 as_root=()
 
@@ -73,9 +74,9 @@ has_gpus() { nvidia-smi --list-gpus >/dev/null 2>&1; }
 
 has_cpu_torch() { compgen -G '.venv/lib/python*/site-packages/torch-*+cpu.dist-info' >/dev/null; }
 
-# One whose making was interrupted has no pip. uv would keep the torch of processors, whose version is right.
+# uv would keep the torch of processors, whose version is right.
 is_usable() {
-    .venv/bin/python -m pip --version >/dev/null 2>&1 || return
+    [[ ! -e "$UNFINISHED" ]] && .venv/bin/python -c '' 2>/dev/null || return
     if [[ "$PURPOSE" == demo ]] && has_cpu_torch && has_gpus; then
         say "the torch in .venv is built for processors, and this machine has GPUs"
         return 1
@@ -86,10 +87,15 @@ if ! is_usable; then
     require_python
     require_venv
     say "making the environment in .venv ($("$PYTHON" --version))"
-    "$PYTHON" -m venv --clear .venv
+    mkdir -p .venv
+    touch "$UNFINISHED"
+    find .venv/ -mindepth 1 ! -path "$UNFINISHED" -delete
+    "$PYTHON" -m venv .venv
+    rm "$UNFINISHED"
 fi
 installer="$(grep '^uv==' .ci/constraints.txt)"
 if [[ "$(.venv/bin/uv --version 2>/dev/null) " != "uv ${installer#uv==} "* ]]; then
+    .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip # an environment of `uv venv`
     .venv/bin/python -m pip install --quiet --disable-pip-version-check "$installer"
 fi
 

@@ -11,20 +11,20 @@ waiting and running ones are not submitted again, and the others resume from the
 **Nodes.** A job has one process per node, and one Ray spans them: rank 0 runs the driver, the others provide their
 nodes. Unless `placement` says otherwise, trainer and reward work on the first node and engines spread evenly over all.
 CPUs, GPUs and memory are what Slurm gave, ports and token are the job's own, so jobs on the same nodes do not
-interfere. A node that does not join, or is lost, is reported with the end of its log (`<run.dir>/jobs/`); an engine
-that dies alone is replaced. `logs/attempt-NNN/startup.json` has the duration of each phase of the start. By hand, `srun
--N2 --ntasks-per-node=1 rollpacker train ...` does the same. With
-`cluster.environment_nodes.num_nodes=N cluster.environment_nodes.partition=CPU` the job has N further nodes, on which
-environments run and nothing else: the second component of a heterogeneous job. Slurm preempts it only if both
+interfere. A node that does not join, or is lost, is reported with the end of its log (`<run.dir>/jobs/`), and the job
+of a run that needs a lost node is requeued; an engine that dies alone is replaced. `logs/attempt-NNN/startup.json` has
+the duration of each phase of the start. By hand, `srun -N2 --ntasks-per-node=1 rollpacker train ...` does the same.
+With `cluster.environment_nodes.num_nodes=N cluster.environment_nodes.partition=CPU` the job has N further nodes, on
+which environments run and nothing else: the second component of a heterogeneous job. Slurm preempts it only if both
 partitions are preempted in the same way.
 
 **Preemption and time limits.** A run ends when Slurm signals it: after the current step or, when too little time is
 left for it, at once with a checkpoint of the step's beginning. The batch script requeues the job, and the run resumes:
 same folder, same tracker run, logs and event log per attempt. A step that cannot end before the time limit is not
-started, except the first of an attempt. After `cluster.max_attempts_without_progress` attempts in a row that finished
-no step the job fails and reports which time was too short. `scancel --signal=URG JOB` ends a run in this way.
-`<run.dir>/status.json` has the state of a run. Where only SIGTERM comes, or no signal, as when a node dies, the run
-resumes from the checkpoints of `run.checkpoint_every_steps`.
+started, except the first of an attempt. `scancel --signal=URG JOB` ends a run in this way. Where only SIGTERM comes, or
+no signal, as when a node dies or Ray ends on it, the run resumes from the checkpoints of `run.checkpoint_every_steps`.
+After `cluster.max_attempts_without_progress` attempts in a row without a new checkpoint the job fails, and reports
+which time was too short or what died. `<run.dir>/status.json` has the state of a run.
 
 **In a container.** `slurm/build_image.sh rollpacker.sif` builds the image of `Singularity.def` with Apptainer, from the
 registries that your pip is configured for, with the trackers, vLLM and Megatron-core unless `--extras` says otherwise

@@ -21,26 +21,31 @@ PYTHON = r"""
 case "$*" in
     *"-m venv"*)
         echo "$*" >>made
-        [[ "$*" != *--clear* ]] || rm -rf .venv
         mkdir -p .venv/bin .venv/lib/python3/site-packages
         cp "$0" .venv/bin/python
-        cp "$(command -v a-uv)" .venv/bin/uv
+        [[ -z "${KILLED:-}" ]] || exit 137
         touch .venv/bin/pip
         ;;
+    *"-m ensurepip"*) touch .venv/bin/pip ;;
+    *"-m pip install"*) [[ -e .venv/bin/pip ]] && cp "$(command -v a-uv)" .venv/bin/uv ;;
     *"-m pip"*) [[ -e .venv/bin/pip ]] ;;
     "-c import ensurepip, venv") [[ -z "${BARE:-}" || -e installed ]] ;;
     *version_info*%d*) echo 3.11 ;;
 esac
 """
 
-# Keeps a torch that is there, unless another build is asked for.
+# Keeps a torch that is there, unless another build is asked for; else takes that of this machine.
 UV = r"""
 [[ "$*" != --version ]] || { echo "uv 1.0"; exit; }
 packages=.venv/lib/python3/site-packages
 case "$*" in
     *--no-deps*) ;;
     *"--torch-backend cpu"*) rm -rf $packages/torch-*; mkdir $packages/torch-2+cpu.dist-info ;;
-    *) compgen -G "$packages/torch-*" >/dev/null || mkdir $packages/torch-2+cu1.dist-info ;;
+    *)
+        compgen -G "$packages/torch-*" >/dev/null && exit
+        if nvidia-smi; then build=cu1; else build=cpu; fi
+        mkdir $packages/torch-2+$build.dist-info
+        ;;
 esac
 """
 
@@ -71,9 +76,9 @@ def put_program(checkout: Path, name: str, body: str) -> None:
     (checkout / "bin" / name).chmod(0o755)
 
 
-def make(checkout: Path, *targets: str) -> None:
-    path = f"{checkout}/bin:{os.environ['PATH']}"
-    subprocess.run(["make", "PYTHON=a-python", *targets], cwd=checkout, env={"PATH": path}, check=True)
+def make(checkout: Path, *targets: str, **variables: str) -> None:
+    environment = {"PATH": f"{checkout}/bin:{os.environ['PATH']}", **variables}
+    subprocess.run(["make", "PYTHON=a-python", *targets], cwd=checkout, env=environment, check=True)
 
 
 def torch_of(checkout: Path) -> str:
@@ -106,13 +111,33 @@ def test_without_gpus_one_environment_serves_demo_and_tests(checkout: Path, purp
     assert all((checkout / stamp).exists() for stamp in stamps)
 
 
+def test_on_gpus_the_demo_takes_their_torch_although_a_machine_without_them_has_installed_it(checkout: Path) -> None:
+    make(checkout, ".venv/.demo")
+    assert torch_of(checkout) == "torch-2+cpu"
+    put_program(checkout, "nvidia-smi", "true")
+    make(checkout, ".venv/.demo")
+    assert torch_of(checkout) == "torch-2+cu1"
+    make(checkout, ".venv/.demo")
+    assert num_made(checkout) == 2
+
+
 def test_an_environment_whose_making_was_interrupted_is_made_again(checkout: Path) -> None:
-    (checkout / ".venv/bin").mkdir(parents=True)
-    shutil.copy(checkout / "bin/a-python", checkout / ".venv/bin/python")
+    with pytest.raises(subprocess.CalledProcessError):
+        make(checkout, ".venv/.demo", KILLED="1")
     (checkout / ".venv/left").touch()
     make(checkout, ".venv/.demo")
-    assert num_made(checkout) == 1
+    assert num_made(checkout) == 2
     assert not (checkout / ".venv/left").exists()
+
+
+def test_an_environment_of_uv_which_has_no_pip_is_kept_and_gets_one(checkout: Path) -> None:
+    packages = checkout / ".venv/lib/python3/site-packages/mine"
+    packages.mkdir(parents=True)
+    (checkout / ".venv/bin").mkdir()
+    shutil.copy(checkout / "bin/a-python", checkout / ".venv/bin/python")
+    make(checkout, ".venv/.demo")
+    assert packages.exists()
+    assert not (checkout / "made").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,13 +14,24 @@ Word = Annotated[str, Field(coerce_numbers_to_str=True)]
 """A text that may be written as a number: the value of a variable or of an option."""
 
 
-def _variables(key: str, variables: dict[str, str]) -> dict[str, str]:
+def _variables(variables: dict[str, str]) -> dict[str, str]:
     """Refuse what bash cannot export: it would complain in the job's log, and go on without."""
     for name in variables:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ValueError(
-                f"{key} names no variable by {name!r}.\n"
+                f"cluster.environment names no variable by {name!r}.\n"
                 "A name has ASCII letters, digits and _, and begins with no digit.\nCorrect it."
+            )
+    return variables
+
+
+def _variables_inside(variables: dict[str, str]) -> dict[str, str]:
+    """Refuse what `env NAME=VALUE` would not take as the name of a variable."""
+    for name in variables:
+        if not name or name.startswith("-") or "=" in name:
+            raise ValueError(
+                f"cluster.container.environment names no variable by {name!r}.\n"
+                "A name is not empty, has no = and begins with no -.\nCorrect it."
             )
     return variables
 
@@ -39,9 +49,7 @@ class ContainerSection(Section):
     """Further options of `apptainer exec`, such as --userns."""
     binds: tuple[str, ...] = ()
     """Further folders that the image sees, as SOURCE[:TARGET[:ro]]; the run's own folders are bound anyway."""
-    environment: Annotated[dict[str, Word], AfterValidator(partial(_variables, "cluster.container.environment"))] = (
-        Field(default_factory=dict)
-    )
+    environment: Annotated[dict[str, Word], AfterValidator(_variables_inside)] = Field(default_factory=dict)
     """Variables inside the image, on top of `cluster.environment`."""
 
 
@@ -105,11 +113,9 @@ class ClusterSection(Section):
     """Further options of sbatch by their long names: {reservation: maintenance}. Where Slurm knows no --gpus-per-node,
     {gres: 'gpu:8'} stands in its place; the number is that of cluster.gpus_per_node."""
     setup: tuple[str, ...] = ()
-    """Lines of bash that run on the first node before the ranks start, such as `module load apptainer`. Options like
-    `set -e` hold for these lines alone."""
-    environment: Annotated[dict[str, Word], AfterValidator(partial(_variables, "cluster.environment"))] = Field(
-        default_factory=dict
-    )
+    """Lines of bash that run on the first node before the ranks start, such as `module load apptainer`. The
+    options -e, -u and -o pipefail of `set` hold for these lines alone."""
+    environment: Annotated[dict[str, Word], AfterValidator(_variables)] = Field(default_factory=dict)
     """Variables of every rank, such as NCCL_SOCKET_IFNAME."""
     network_interface: str | None = None
     """For the traffic between Ray's nodes; null takes the address of the node's name."""
@@ -118,15 +124,15 @@ class ClusterSection(Section):
     has_shared_files: Flag = False
     """Every node sees the run's folder at the same path, although its file system does not look like a network's."""
     requeue: Flag = True
-    """A job that is preempted, or reaches its limit, before its run is finished is requeued and resumes from its
-    checkpoint."""
+    """A job that is preempted, reaches its limit or loses a node that its run needs is requeued, and the run resumes
+    from its checkpoint."""
     signal: Literal["URG", "USR2", "TERM"] = "URG"
     """What Slurm sends before the time limit and, where it is set up so, at preemption. USR2 and TERM end Ray and
     mounted images unless they are shielded; URG does not."""
     signal_lead_s: Count = Field(120, ge=1)
     """How long before the time limit; Slurm may be a minute early."""
     max_attempts_without_progress: Count = Field(2, ge=1)
-    """The job is not requeued again after so many attempts in a row that finished no step."""
+    """The job is not requeued again after so many attempts in a row without a new checkpoint."""
     container: ContainerSection = ContainerSection()
     environment_nodes: EnvironmentNodesSection = EnvironmentNodesSection()
     """Nodes on which environments run and nothing else: cluster.environment_nodes.num_nodes=2

@@ -38,13 +38,19 @@ _RAY_MB = 2048
 _DEADLINE_S = 30.0
 """nvidia-smi of a node whose driver was idle takes several seconds for eight GPUs."""
 
-_START_MPS = (
-    f"'export CUDA_MPS_PIPE_DIRECTORY={SHARED_MEMORY}/mps-$SLURM_JOB_ID', "
-    "'export CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY', "
-    "'srun --overlap --ntasks-per-node=1 nvidia-cuda-mps-control -f &'"
-)
-"""Lines of `cluster.setup`, which runs on the first node only. The daemon stays in a step of its own: when a step is
-over, Slurm ends what it left behind (-d). /dev/shm is the node's in an image, too."""
+_START_MPS = f"""\
+setup:
+  - export
+    CUDA_MPS_PIPE_DIRECTORY={SHARED_MEMORY}/mps-$SLURM_JOB_ID
+  - export
+    CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+  - srun --overlap --ntasks-per-node=1
+    nvidia-cuda-mps-control -f &"""
+"""Lines of a cluster's file: a shell would take their quotes, and expand their variables when it submits. They are
+folded to fit a terminal of 80 columns, where wrapped ones could not be copied.
+
+They run on the first node only. The daemon stays in a step of its own: when a step is over, Slurm ends what it left
+behind (-d). /dev/shm is the node's in an image, too."""
 
 _SANDBOX = "code sandbox"
 
@@ -231,8 +237,9 @@ def check_mps(environment: Mapping[str, str]) -> Finding:
                 "in turn"
             ),
             (
-                f"Start one on every node: cluster.setup=[{_START_MPS}]. An image sees one that answers in "
-                "/tmp/nvidia-mps with cluster.container.binds=[/tmp/nvidia-mps]."  # noqa: S108  CUDA's own
+                "An image sees one that answers in /tmp/nvidia-mps with "
+                "cluster.container.binds=[/tmp/nvidia-mps]. To start one on every node, add these lines to the "
+                f"cluster's file (conf/cluster), behind those that its setup has:\n{_START_MPS}"
             ),
         ),
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -105,16 +106,27 @@ class JobAttempts:
             return Preempted(
                 where, f"The job is not requeued: {why}.", "Submit the run again: it goes on from its checkpoint."
             )
-        num_futile = self._num_futile(finished_steps) + 1
-        is_futile = finished_steps == self._current.first_step
-        if is_futile and num_futile >= self._cluster.max_attempts_without_progress:
-            return self._no_progress(where, num_futile, deadline.reserve_s, now)
+        if self._is_last(finished_steps):
+            return self._no_progress(where, deadline.reserve_s, now)
         request_requeue(self._allocation)
         return Preempted(
             where,
             "The batch script sends the job back into the queue, unless it was cancelled.",
             "The run resumes by itself; there is nothing to do.",
         )
+
+    def end(self, saved_steps: int) -> None:
+        """Withdraw a request for a requeue, such as after a lost node, if the next start would be refused."""
+        if self._allocation.requeue_file is not None and self._current is not None and self._is_last(saved_steps):
+            with suppress(OSError):  # the next start then gives the reason
+                self._allocation.requeue_file.unlink()
+
+    def _is_last(self, saved_steps: int) -> bool:
+        """Whether this attempt, which ends with a checkpoint of so many steps, was one too many without progress."""
+        assert self._current is not None
+        num_futile = self._num_futile(saved_steps) + 1
+        is_futile = saved_steps == self._current.first_step
+        return is_futile and num_futile >= self._cluster.max_attempts_without_progress
 
     def _num_futile(self, first_step: int) -> int:
         """How many attempts before this one, in a row, began where it begins."""
@@ -125,9 +137,10 @@ class JobAttempts:
             count += 1
         return count
 
-    def _no_progress(self, where: str, num_futile: int, reserve_s: float, now: float) -> WorldError:
+    def _no_progress(self, where: str, reserve_s: float, now: float) -> WorldError:
         """Explain which time was too short."""
         assert self._current is not None
+        num_futile = self._num_futile(self._current.first_step) + 1
         attempts = [*self._earlier, self._current]
         step_s = max(max(attempt.longest_step_s, attempt.interrupted_step_s) for attempt in attempts)
         times = f"the longest step seen took or had run {step_s:.0f} s"

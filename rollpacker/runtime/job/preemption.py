@@ -78,7 +78,7 @@ class Preemption:
         """
 
     def stop_listening(self) -> None:
-        """Restore the handlers that were there before."""
+        """Restore the handlers that were there before: the attempt has ended."""
 
     def begin(self, attempt: int, first_step: int) -> None:  # noqa: ARG002  a job counts attempts
         """Begin an attempt, after so many finished steps; raises `WorldError` after too many futile ones."""
@@ -200,6 +200,10 @@ class SlurmPreemption(ShellPreemption):
     def begin(self, attempt: int, first_step: int) -> None:
         super().begin(attempt, first_step)
         self._attempts.begin(attempt, first_step, self.deadline, self._clock())
+
+    def stop_listening(self) -> None:
+        super().stop_listening()
+        self._attempts.end(self.saved_steps)
 
     def leave(self, finished_steps: int, num_steps: int) -> RollpackerError:
         if self._first is not None:

@@ -1,13 +1,16 @@
 """What Slurm's signals mean to a run in a job: how much time is left, and why.
 
     cluster.signal near the time limit      the time limit: the time until then
-    cluster.signal, otherwise               preemption, on a cluster that sends the job's own signal: the grace time
     SIGURG, SIGUSR2                         preemption or `scancel --signal=URG`: the grace time
-    SIGTERM, with unsaved steps             cancellation: KillWait, however long the grace time is
+    SIGTERM, with unsaved steps             cancellation: 30 s, or the grace time where that is shorter
     SIGTERM, otherwise                      preemption: the grace time
 
-Cancellation and a preemption by SIGTERM look alike. A cancelled run that assumes the grace time is killed, and loses
-the finished steps that are in no checkpoint; a preempted one that assumes KillWait does a step again.
+The first line that fits counts. 30 s are Slurm's default for KillWait, the time from a cancellation's SIGTERM to its
+SIGKILL; that of the site is not read, and a grace time that is unknown is taken to be as long.
+
+Cancellation and a preemption by SIGTERM look alike. A cancelled run that assumes the grace time is killed; a preempted
+one that assumes KillWait does a step again. So the steps are saved that had been finished, and were in no checkpoint,
+when the signal came; a step that ends later is lost where the run was cancelled and is killed before it is saved.
 
 A preemption in the minutes before the time limit looks like the time limit; a run that then assumes too much time is
 killed, and resumes from its last checkpoint.

@@ -19,7 +19,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from string import Template
 
@@ -47,20 +47,21 @@ class PrivateFolder:
         """Made by Ray, and open to everyone who may enter the folder above."""
         self.temporary_files = self.path / _TEMPORARY_FILES
         """Replaces /tmp in Ray's processes: sockets of vLLM, code that torch compiles and runs."""
-        try:
-            self._lock = (self.path / _LOCK_FILE).open("w")
+        with ExitStack() as made:  # undone backwards: NFS keeps a folder in which a file is open
+            made.callback(self._remove_files)
+            self._lock = made.enter_context((self.path / _LOCK_FILE).open("wb", buffering=0))
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            self._lock.write(socket.gethostname())
-            self._lock.flush()
+            self._lock.write(socket.gethostname().encode())
             self.temporary_files.mkdir()
-        except OSError:
-            shutil.rmtree(self.path, ignore_errors=True)
-            raise
+            made.pop_all()
 
     def remove(self) -> None:
         """Remove it."""
-        shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def private_folder(candidates: Sequence[str], environment: Mapping[str, str]) -> PrivateFolder:

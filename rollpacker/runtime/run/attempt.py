@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from rollpacker.config.record import CONFIG_FILE, to_record
 from rollpacker.config.words import counted
-from rollpacker.core.errors import ConfigError
+from rollpacker.core.errors import ConfigError, Interrupted
 from rollpacker.metrics.event_log import EVENTS_FOLDER, attempt_paths
 from rollpacker.metrics.files import make_private_folder, remove_temporaries, storage_errors, write_atomically
 from rollpacker.runtime.job.allocation import current_allocation
+from rollpacker.runtime.job.preemption import SHELL_SIGNALS, how_to_go_on
 from rollpacker.runtime.job.signals import handlers_kept
 from rollpacker.runtime.run.checkpoints import Checkpoint, CheckpointStore
 from rollpacker.runtime.run.exporting import MODEL_FOLDER
@@ -27,6 +28,8 @@ from rollpacker.runtime.run.run_folder import RUN_FILE, RunIdentity, find_resuma
 from rollpacker.runtime.run.status import STATUS_FILE
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from rollpacker.config.schema import RunConfig
 
 
@@ -38,7 +41,7 @@ _MOMENT_S = 1.0
 """`rollpacker jobs` takes the lock for much less, to see whether a run holds it."""
 _PATIENCE_S = 120.0
 """An NFSv4 server keeps the locks of a node that died for a lease, usually 90 s. The other ranks wait longer than this
-for the first one (`backend.deadlines.start_s`)."""
+for the first one, unless `backend.deadlines.start_s` is set to less than its default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +71,12 @@ class RunAttempt:
 def locked_folder(run_dir: Path) -> Iterator[None]:
     """Make the run's folder and hold its lock: two processes in one folder would overwrite each other's files.
 
-    In a job it is waited for, `_PATIENCE_S` at most: the attempt before may have died without giving it back.
+    In a job it is waited for, `_PATIENCE_S` at most: the attempt before may have died without giving it back. A person
+    can end the wait; Slurm's signals are handled after it, since the run may have to be requeued.
 
     Raises:
         ConfigError: Another process holds it, or the file system has no locks.
+        Interrupted: Ctrl-C or SIGHUP ended the wait.
     """
     make_private_folder(run_dir)
     with storage_errors(run_dir):
@@ -89,8 +94,7 @@ def _lock(lock: IO[str], run_dir: Path) -> None:
             sys.stderr.write(
                 f"Another process holds the lock of {run_dir}: waiting for it, {_PATIENCE_S:.0f} s at most.\n"
             )
-            with handlers_kept():
-                signal.signal(signal.SIGINT, signal.default_int_handler)  # the event loop stands still, deaf to Ctrl-C
+            with _ended_by_a_person(run_dir):
                 is_ours = _takes(lock, _PATIENCE_S)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -108,13 +112,30 @@ def _lock(lock: IO[str], run_dir: Path) -> None:
         )
 
 
+@contextmanager
+def _ended_by_a_person(run_dir: Path) -> Iterator[None]:
+    """Let Ctrl-C and SIGHUP end what blocks the event loop, which cannot handle them meanwhile."""
+
+    def leave(number: int, _frame: FrameType | None) -> NoReturn:
+        heard = signal.Signals(number)
+        problem = f"{SHELL_SIGNALS[heard]} ended the wait for the lock of {run_dir}."
+        raise Interrupted(problem, "Nothing is lost.", how_to_go_on(str(run_dir)), heard)
+
+    with handlers_kept():
+        for number in (signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` sets it
+                signal.signal(number, leave)
+        yield
+
+
 def _takes(lock: IO[str], patience_s: float) -> bool:
     """Take a lock within so many seconds, if that is possible."""
-    for _ in range(round(patience_s / _POLL_S)):
+    for num_tries in range(round(patience_s / _POLL_S) + 1):
+        if num_tries:
+            time.sleep(_POLL_S)
         with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        time.sleep(_POLL_S)
     return False
 
 

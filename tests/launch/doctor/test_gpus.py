@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
-from rollpacker.config.compose import compose
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.launch.doctor.node import Gpus, check_gpus, check_mps, gather_gpus
 from rollpacker.launch.sbatch_script import job_environment
 from tests.launch.commands import install_command
@@ -68,16 +68,15 @@ def test_the_setup_that_starts_mps_has_its_daemon_in_a_step_that_stays_and_that_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advice = check_mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}).remedy
-    setup = re.search(r"cluster\.setup=\['.*?'\]", advice)
-    assert setup is not None
-    cluster = compose(["backend=sim", "model=qwen2.5-7b", "cluster=slurm", setup[0]]).cluster
-    assert cluster is not None
+    lines = advice[advice.index("setup:") :]
+    assert max(map(len, lines.splitlines())) <= 54, "wrapped by `rollpacker doctor` in 80 columns"
+    cluster = ClusterSection(name="slurm", **yaml.safe_load(lines))
     for name in ("squeue", "scontrol"):
         install_command(tmp_path, name, "true", monkeypatch)
     install_command(tmp_path, "srun", 'echo "$CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY: $*"', monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    lines = [*job_environment(cluster, "7"), "wait", "srun the ranks"]
-    done = subprocess.run(["bash"], input="\n".join(lines), capture_output=True, text=True, check=True)
+    script = [*job_environment(cluster, "7"), "wait", "srun the ranks"]
+    done = subprocess.run(["bash"], input="\n".join(script), capture_output=True, text=True, check=True)
 
     folder = "/dev/shm/mps-7"  # noqa: S108  the node's, in an image too
     assert done.stdout.splitlines() == [

@@ -4,7 +4,7 @@ import pytest
 
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import Preempted, WorldError
-from rollpacker.runtime.job.attempts import JobAttempts
+from rollpacker.runtime.job.attempts import JobAttempts, request_requeue
 from rollpacker.runtime.job.deadline import PreemptionDeadline
 from tests.runtime.allocations import allocation
 
@@ -24,7 +24,7 @@ class Job:
 
     def start(self, first_step, *, end_time=1060.0, job_id="17", restart_count=None, **cluster):
         """Begin an attempt at second 1000."""
-        here = allocation(
+        self.here = allocation(
             self.tmp_path,
             job_id=job_id,
             restart_count=self.num_starts if restart_count is None else restart_count,
@@ -33,7 +33,7 @@ class Job:
         self.num_starts += 1
         self.requeue_file.unlink(missing_ok=True)
         self.deadline = PreemptionDeadline(lambda: 1000.0, end_time)
-        self.attempts = JobAttempts(self.tmp_path / "run", here, ClusterSection(name="slurm", **cluster))
+        self.attempts = JobAttempts(self.tmp_path / "run", self.here, ClusterSection(name="slurm", **cluster))
         self.attempts.begin(self.num_starts - 1, first_step, self.deadline, 1000.0)
 
     def leave(self, finished_steps, *, now=1050.0, interrupted_step_s=0.0):
@@ -77,6 +77,18 @@ def test_attempts_that_died_count_and_the_next_one_is_not_begun(job):
     with pytest.raises(WorldError, match="started 2 times in a row") as caught:
         job.start(4)
     assert "run/logs" in str(caught.value)
+
+
+@pytest.mark.parametrize(("saved_steps", "is_requeued"), [(4, False), (5, True)])
+def test_a_lost_node_requeues_the_job_unless_the_next_start_would_be_refused(job, saved_steps, is_requeued):
+    job.start(4)
+    request_requeue(job.here)
+    job.attempts.end(4)
+    assert job.requeue_file.exists()
+    job.start(4)
+    request_requeue(job.here)
+    job.attempts.end(saved_steps)
+    assert job.requeue_file.exists() is is_requeued
 
 
 def test_the_bound_is_the_configurations(job):

@@ -8,7 +8,9 @@ import pytest
 
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import Interrupted
+from rollpacker.runtime.job.attempts import request_requeue
 from rollpacker.runtime.job.deadline import PreemptionDeadline, StepInterrupted
 from rollpacker.runtime.job.preemption import STEP_PATIENCE_S, ShellPreemption, SlurmPreemption, loop_time
 from rollpacker.runtime.job.signals import handlers_kept
@@ -102,6 +104,17 @@ def test_sigterm_with_a_long_grace_leaves_time_to_save_finished_steps_before_sca
 
     with handlers_kept():
         assert run_in_virtual_time(story()) == (pytest.approx(5.0), "SIGTERM came, with 30 s to leave")
+
+
+def test_the_last_attempt_without_progress_is_not_requeued_whatever_ends_it(config, tmp_path):
+    once = config.model_copy(update={"cluster": ClusterSection(name="slurm", max_attempts_without_progress=1)})
+    once = once.model_copy(update={"run": config.run.model_copy(update={"dir": tmp_path})})
+    here = allocation(tmp_path)
+    preemption = SlurmPreemption(once, here, signals=DeafListener())
+    preemption.begin(0, 0)
+    request_requeue(here)
+    preemption.stop_listening()
+    assert not (tmp_path / "17.requeue").exists()
 
 
 def ended_after(num_finished: int, *, asked_s: float, step_s: float) -> float:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -92,6 +93,20 @@ def test_on_a_full_disk_nothing_is_left(scratch, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", fill)
     with pytest.raises(WorldError, match=f"{scratch} is not writable \\(No space left on device\\)"):
         private_folder((str(scratch),), {})
+    assert list(scratch.iterdir()) == []
+
+
+def test_on_a_full_disk_the_lock_is_closed_before_its_folder_is_removed(scratch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            PrivateFolder(scratch)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert raised.value.__traceback__, "its frames keep every file that nobody closes"
+    opened = [file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    assert not any(file.is_relative_to(scratch) for file in opened)
     assert list(scratch.iterdir()) == []
 
 

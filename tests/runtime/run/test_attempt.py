@@ -24,6 +24,15 @@ def when_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None
 
 
 @pytest.fixture
+def when_sent(
+    when_waiting: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[signal.Signals], None]:
+    """A signal comes in the long wait, not in the moment before it."""
+    monkeypatch.setattr("rollpacker.runtime.run.attempt._MOMENT_S", 0.0)
+    return lambda number: when_waiting(lambda: signal.raise_signal(number))
+
+
+@pytest.fixture
 def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
     step = {"JOB_ID": "7", "STEP_NUM_TASKS": "1", "STEP_NODELIST": "node1", "PROCID": "0", "CPUS_ON_NODE": "4"}
     for name, value in step.items():
@@ -74,22 +83,46 @@ def test_in_a_job_a_run_that_lives_is_not_waited_for_without_end(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("in_job")
-def test_ctrl_c_ends_the_wait_although_an_event_loop_has_taken_the_signal(
-    tmp_path: Path, when_waiting: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_person_ends_the_wait_although_an_event_loop_has_taken_the_signal(
+    tmp_path: Path, when_sent: Callable[[signal.Signals], None], number: signal.Signals, exit_code: int
 ) -> None:
     heard: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: heard.append(number))
+    before = signal.signal(number, lambda number, _frame: heard.append(number))
     try:
         with locked_folder(tmp_path):
-            monkeypatch.setattr("rollpacker.runtime.run.attempt._MOMENT_S", 0.0)
-            when_waiting(lambda: signal.raise_signal(signal.SIGINT))
-            with pytest.raises(KeyboardInterrupt), locked_folder(tmp_path):
-                pass
+            when_sent(number)
+            assert refusal(tmp_path).exit_code == exit_code
         assert heard == []
-        signal.raise_signal(signal.SIGINT)
-        assert heard == [signal.SIGINT]
+        signal.raise_signal(number)
+        assert heard == [number]
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+@pytest.mark.usefixtures("in_job")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_does_not_end_the_wait(
+    tmp_path: Path, when_sent: Callable[[signal.Signals], None], number: signal.Signals
+) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with locked_folder(tmp_path):
+            when_sent(number)
+            assert "Another process is running" in refusal(tmp_path).problem
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_lock_that_is_given_back_in_the_last_moment_is_taken(
+    tmp_path: Path, when_waiting: Callable[[Callable[[], None]], None]
+) -> None:
+    sleeps = iter(range(2))
+    with (tmp_path / "lock").open("w") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        when_waiting(lambda: look.close() if next(sleeps) == 1 else None)  # the second of two in a second
+        with locked_folder(tmp_path):
+            pass
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
