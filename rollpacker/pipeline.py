@@ -5,8 +5,8 @@ chooses engines, reward and trainer, a backend starts them, and `rollpacker.runt
 left is the order of a step. In a synchronous run it is strictly on-policy: every trained token comes from the policy
 that the step began with. In an asynchronous one (`system.max_staleness`) engines go on while the trainer learns, what
 they have not finished is suspended while new weights are published, and the next `roll_out` goes on from its tokens.
-Where engines and trainer share GPUs, one side sleeps: engines while the trainer learns, and the trainer from then on
-until the next batch is complete.
+Where engines and trainer share GPUs, one side sleeps: engines while the trainer learns, after they have given back what
+was unfinished, and the trainer from then on until the next batch is complete.
 """
 
 from __future__ import annotations
@@ -77,12 +77,15 @@ async def train(
                     num_finished = step
                     break
                 if run.is_colocated:
+                    with recorder.stage("quiesce"):
+                        await run.quiesce()
                     with recorder.stage("hand_over"):
                         await run.hand_over_gpus()
                 with recorder.stage("train"):
                     update = await run.learn(batch)
-            with recorder.stage("quiesce"):
-                await run.quiesce()
+            if not run.is_colocated:
+                with recorder.stage("quiesce"):
+                    await run.quiesce()
             with recorder.stage("weight_sync"):
                 await run.publish_weights()
             await run.record(recorder, batch, update)

@@ -107,8 +107,9 @@ class Workers:
     no GPU with engines."""
     colocated_engines: frozenset[EngineId] = frozenset()
     """Engines that sleep while the trainer works, and the other way round, since both do not fit into their GPUs'
-    memory. They sleep now, and the trainer is awake. Empty where no GPU is shared, and in a modelled run, whose model
-    has the cost of switching in its other times."""
+    memory. They sleep now, and the trainer is awake. Empty where no GPU is shared, and in a modelled synchronous run
+    without `evaluation.when=fill`: nothing generates there while the trainer works, and what a switch costs is in other
+    times of the model."""
     judges: ColocatedJudges | None = None
     """Judges that share GPUs with the trainer and sleep while it works; they sleep now. None without any."""
     replace_engine: ReplaceEngine | None = None

@@ -90,6 +90,8 @@ class ModelledBackend:
             engines[slot] = self._engine(plan, degree, workload, name, members)
             return engines[slot]
 
+        fills = config.evaluation.path is not None and config.evaluation.when == "fill"
+        take_turns = not plan.gpus.has_pools and (config.system.is_async or fills)
         is_rebuilt = config.engine.switch == "restart" and len(fleets) > 1
         reward: RewardService = ModelledReward(
             config.reward, num_cores=plan.num_reward_cores, judge=plan.judge, score_of=workload.score_of
@@ -107,6 +109,7 @@ class ModelledBackend:
             ),
             reward=reward,
             trainer_parts=plan.replicas,
+            colocated_engines=frozenset(engines) if take_turns else frozenset(),
             replace_engine=replace_engine,
             rebuild=ModelledRebuild(engines, plan.hardware.engine_restart_s) if is_rebuilt else None,
             members=members,
@@ -129,7 +132,7 @@ class ModelledBackend:
                 costs=plan.member,
                 max_num_seqs=self._config.engine.max_num_seqs,
                 weight_transfer_s=plan.model.num_weight_bytes / degree / pcie_rate(hardware),
-                switch_s=hardware.engine_switch_s,
+                switch_s=plan.engine_switch_s,
                 draft_acceptance=workload.draft_acceptance,
                 length_of=workload.length_of,
                 keeps_prefixes=plan.keeps_prefixes,
@@ -159,8 +162,9 @@ class ModelledBackend:
             costs=plan.engines[degree],
             max_num_seqs=self._config.engine.max_num_seqs,
             weight_transfer_s=plan.weight_transfer_s(degree),
-            switch_s=plan.hardware.engine_switch_s,
+            switch_s=plan.engine_switch_s,
             start_s=plan.rollout_start_s,
+            own_wake_s=plan.own_wake_s,
             draft_acceptance=workload.draft_acceptance,
             length_of=workload.length_of,
             keeps_prefixes=plan.keeps_prefixes,

@@ -46,6 +46,7 @@ class ModelledEngine:
         weight_transfer_s: How long new weights take to arrive.
         switch_s: How long it takes to go to sleep, and to wake.
         start_s: How long the first request with new weights waits.
+        own_wake_s: How much longer it waits where no order to wake came before.
         draft_acceptance: Probability that a drafted token is accepted.
         length_of: How each response will end.
         keeps_prefixes: Whether the next turn of a trajectory finds in the KV cache what is left of its last one.
@@ -62,6 +63,7 @@ class ModelledEngine:
         weight_transfer_s: float,
         switch_s: float,
         start_s: float = 0.0,
+        own_wake_s: float = 0.0,
         draft_acceptance: float = 0.0,
         length_of: Callable[[GenerationRequest], ResponseLength],
         keeps_prefixes: bool = False,
@@ -73,6 +75,11 @@ class ModelledEngine:
         self._weight_transfer_s = weight_transfer_s
         self._switch_s = switch_s
         self._start_s = start_s
+        self._own_wake_s = own_wake_s
+        self._was_woken = False
+        """Since the last weights came."""
+        self._first_wait_s = 0.0
+        """Of the first request with the weights that it has."""
         self._has_started = True
         self._length_of = length_of
         self._keeps_requests = keeps_requests
@@ -93,7 +100,7 @@ class ModelledEngine:
         generations = [self._generation(request, self._loop.time()) for request in requests]
         if not self._has_started:
             self._has_started = True
-            await asyncio.sleep(self._start_s)
+            await asyncio.sleep(self._first_wait_s)
         self._decoder.add(generations, self._loop.time())
         self._arm()
 
@@ -131,7 +138,8 @@ class ModelledEngine:
         await asyncio.sleep(self._weight_transfer_s)
         self._policy_version = weights.policy_version
         self._decoder.forget_prefixes()
-        self._has_started = is_kept
+        self._first_wait_s = self._start_s + (0.0 if self._was_woken else self._own_wake_s)
+        self._has_started, self._was_woken = is_kept, False
         if is_kept:
             self._decoder.resume(self._loop.time())
             self._arm()
@@ -167,7 +175,7 @@ class ModelledEngine:
         One that stood by goes on with a round that others have begun, so it waits for no start.
         """
         self._has_started = self._has_started or self._stands_by
-        self._stands_by = False
+        self._stands_by, self._was_woken = False, True
         await asyncio.sleep(self._switch_s)
 
     def unfinished(self) -> list[tuple[RequestId, int]]:

@@ -69,8 +69,18 @@ class ClusterPlan:
     def rollout_start_s(self) -> float:
         """From an engine's first request with new weights to its first pass; one that never slept has its memory."""
         if self.profile:
-            return self.profile.rollout_start_s(wakes=not self.gpus.has_pools)
+            return self.profile.rollout_start_s
         return 0.0 if self.gpus.has_pools else self.hardware.rollout_start_s
+
+    @property
+    def engine_switch_s(self) -> float:
+        """To put an engine to sleep, or to wake it."""
+        return self.profile.wake_s if self.profile else self.hardware.engine_switch_s
+
+    @property
+    def own_wake_s(self) -> float:
+        """The wake of an engine on the trainer's GPUs that no order to wake precedes, beside `rollout_start_s`."""
+        return self.profile.wake_s if self.profile and not self.gpus.has_pools else 0.0
 
     def degree_costs(self, degree: int, max_num_seqs: int, typical_tokens: int) -> DegreeCosts:
         """What the planner's guess is told of a degree; prompts and what is computed again are of a typical length."""

@@ -216,10 +216,15 @@ class ProfiledCluster:
             first_rollout_s=self._points("first_rollout")[0].seconds,
         )
 
-    def rollout_start_s(self, *, wakes: bool) -> float:
-        """To the first pass of a round, from the order to wake if there is one, without the weights' way."""
-        wake_s = self._points("wake")[0].seconds if wakes else 0.0
-        return wake_s + self._points("rollout_start")[0].seconds
+    @property
+    def wake_s(self) -> float:
+        """From the order to wake an engine until it can take weights."""
+        return self._points("wake")[0].seconds
+
+    @property
+    def rollout_start_s(self) -> float:
+        """From an engine's first request with new weights to its first pass."""
+        return self._points("rollout_start")[0].seconds
 
     @property
     def programs(self) -> ProgramCosts | None:

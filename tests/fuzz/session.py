@@ -127,7 +127,7 @@ def run_world(world: World, folder: Path) -> Outcome:
 class _Session:
     def __init__(self, world: World, folder: Path) -> None:
         self.world = world
-        self.checker = InvariantChecker()
+        self.checker = InvariantChecker(shares_gpus=not world.has_pools)
         self.num_attempts = 0
         self._injector = FaultInjector(world.faults)
         prompts = folder / "prompts.jsonl"

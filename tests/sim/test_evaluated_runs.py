@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pandas.testing import assert_frame_equal
 
 from rollpacker import pipeline
 from rollpacker.core.errors import DataError, WorldError
@@ -109,6 +110,9 @@ def test_the_table_says_what_its_responses_say(tmp_path: Path, held_out: list[st
     assert responses["response_text"].isna().all()  # a model of an engine writes none
 
 
+FILL = "evaluation.when=fill"
+
+
 def evaluations_of(run_dir: Path) -> dict[str, list[dict[str, Any]]]:
     tables = ("evaluations", "pass_at_k", "evaluation_responses", "steps", "responses")
     return {table: read_frame(run_dir, table).to_dict("records") for table in tables}
@@ -118,16 +122,9 @@ class Stop(WorldError):
     pass
 
 
-@pytest.mark.parametrize(
-    ("when", "num_events"), [*(("alone", number) for number in (3, 30, 60, 95)), ("fill", 60), ("fill", 110)]
-)
-def test_an_evaluation_that_was_cut_is_made_again_from_its_beginning(
-    tmp_path: Path, held_out: list[str], when: str, num_events: int
-) -> None:
-    held_out = [*held_out, f"evaluation.when={when}", "system=verl"]
-    unbroken = train(tmp_path / "unbroken", *held_out)
-    broken = tmp_path / "broken"
-    config = config_of(broken, [*SMALL, f"run.num_steps={NUM_STEPS}", *held_out])
+def train_twice(run_dir: Path, num_events: int, *words: str) -> Path:
+    """Train in two attempts, the first of which ends with so many events of held-out requests."""
+    config = config_of(run_dir, [*SMALL, f"run.num_steps={NUM_STEPS}", *words])
 
     def watch(*_: object) -> Any:
         num_seen = 0
@@ -142,8 +139,30 @@ def test_an_evaluation_that_was_cut_is_made_again_from_its_beginning(
 
     with pytest.raises(Stop):
         run_in_virtual_time(pipeline.train(config, ModelledBackend(config), watch))
-    train(broken, *held_out)
+    return train(run_dir, *words)
+
+
+@pytest.mark.parametrize("num_events", [3, 30, 60, 95])
+def test_an_evaluation_that_was_cut_is_made_again_from_its_beginning(
+    tmp_path: Path, held_out: list[str], num_events: int
+) -> None:
+    unbroken = train(tmp_path / "unbroken", *held_out, "system=verl")
+    broken = train_twice(tmp_path / "broken", num_events, *held_out, "system=verl")
     assert repr(evaluations_of(broken)) == repr(evaluations_of(unbroken))
+
+
+@pytest.mark.parametrize("num_events", [60, 110])
+def test_an_evaluation_that_fills_a_round_and_was_cut_is_made_again_from_its_beginning(
+    tmp_path: Path, held_out: list[str], num_events: int
+) -> None:
+    words = [*held_out, FILL, "system=verl"]
+    unbroken = train(tmp_path / "unbroken", *words)
+    broken = train_twice(tmp_path / "broken", num_events, *words)
+    for table in ("evaluations", "pass_at_k", "evaluation_responses", "steps", "responses"):
+        before, after = read_frame(unbroken, table), read_frame(broken, table)
+        # a run counts how long engines take to come back after a checkpoint, and not how long they take at its start
+        moments = [name for name in before if name.endswith("_at_s") or name == "checkpoint_time_s"]
+        assert_frame_equal(before.drop(columns=moments), after.drop(columns=moments))
 
 
 def test_evaluations_are_kept_when_a_finished_run_goes_on(tmp_path: Path, held_out: list[str]) -> None:
@@ -265,9 +284,6 @@ def test_where_nothing_beats_the_first_model_there_is_no_best_checkpoint(tmp_pat
     assert not (run_dir / "checkpoints" / "best").is_symlink()
 
 
-FILL = "evaluation.when=fill"
-
-
 def kinds_of(run_dir: Path) -> dict[int, str]:
     return dict(read_frame(run_dir, "steps")[["step", "round_kind"]].itertuples(index=False))
 
@@ -283,6 +299,24 @@ def test_every_batch_is_the_same_when_evaluations_fill_rounds(tmp_path: Path, he
     assert {kinds_of(filled)[step] for step in of_fills["step"]} == ({"plain"} if system == "verl" else {"long"})
     assert scores["is_complete"].all()
     assert replay(filled).attempts == 1
+
+
+@pytest.mark.parametrize("grace_s", [5, 60])
+def test_a_trainer_on_the_engines_gpus_waits_for_what_fills_a_round_as_long_as_the_grace_says(
+    tmp_path: Path, held_out: list[str], grace_s: float
+) -> None:
+    words = ["system=verl", *held_out, FILL, f"evaluation.grace_s={grace_s}", "run.num_steps=3"]
+    slots = "engine.max_num_seqs=6"  # as many as an engine has of training: the held-out ones start late
+    run_dir = train(tmp_path / "run", *words, slots)
+    filled = read_frame(run_dir, "evaluations").query("mode == 'fill'")
+    (step,) = filled["step"].unique()
+    steps, intervals = read_frame(run_dir, "steps").set_index("step"), read_frame(run_dir, "intervals")
+    (training,) = intervals[(intervals["activity"] == "train") & (intervals["step"] == step)].itertuples()
+    ended = read_frame(run_dir, "evaluation_responses").query("step == @step")["finished_at_s"]
+    assert (ended < training.started_at_s).all()
+    assert steps["suspend_time_s"][step] <= grace_s + 0.1  # and a pass, in which the last ones are given back
+    assert (filled["num_unfinished"].sum() > 0) == (grace_s == 5)
+    assert (steps["suspend_time_s"][step] > grace_s) == (grace_s == 5)
 
 
 def test_a_set_that_was_cut_has_no_score_and_no_responses(tmp_path: Path, held_out: list[str]) -> None:

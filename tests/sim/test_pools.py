@@ -5,7 +5,10 @@ import pytest
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
 from rollpacker.config.modelled_gpus import modelled_gpus
+from rollpacker.core.commands import EndRound
 from rollpacker.core.errors import ConfigError
+from rollpacker.core.events import PolicyUpdated, ResponseFinished
+from rollpacker.metrics.event_log import attempt_path, read_event_log
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.placing.planning import held_gpus
 from rollpacker.runtime.run.preflight import validate
@@ -127,6 +130,36 @@ def test_where_engines_and_trainer_take_turns_an_asynchronous_run_suspends_what_
     assert steps["num_requests_continued"].sum() > 0
     assert steps["tokens_wasted"].sum() == 0
     assert steps["staleness_max"].max() <= 2
+
+
+def test_where_engines_and_trainer_share_gpus_nothing_is_generated_while_the_trainer_learns(tmp_path):
+    steps = steps_of(tmp_path, "system=flash", *NODE, "placement=colocated")
+    ended_at_s, num_turns = None, 0
+    for record in read_event_log(attempt_path(tmp_path, 0)).records:
+        if isinstance(record.event, PolicyUpdated):
+            num_turns += ended_at_s is not None
+            ended_at_s = None
+        is_late = ended_at_s is not None and record.now > ended_at_s
+        assert not (is_late and isinstance(record.event, ResponseFinished))
+        if any(isinstance(command, EndRound) for command in record.commands):
+            ended_at_s = record.now
+    assert num_turns == len(steps)
+    intervals = read_frame(tmp_path, "intervals")
+    for training in intervals[intervals["activity"] == "train"].itertuples():
+        asleep = intervals[(intervals["activity"] == "asleep") & (intervals["step"] == training.step)]
+        assert len(asleep) == 8
+        assert (asleep["started_at_s"] <= training.started_at_s).all()
+        assert (asleep["ended_at_s"] >= training.ended_at_s).all()
+
+
+def test_the_time_until_engines_have_given_back_their_requests_is_counted_apart_from_the_hand_over(tmp_path):
+    steps = steps_of(tmp_path, "system=flash", *NODE, "placement=colocated").set_index("step")
+    intervals = read_frame(tmp_path, "intervals").set_index("step")
+    handed = intervals[intervals["activity"] == "hand_over"]
+    assert (steps["suspend_time_s"] > 0).tolist() == [True, True, True, False]  # the last step leaves nothing
+    assert (handed["ended_at_s"] - handed["started_at_s"]).tolist() == pytest.approx([0.5] * 4)
+    stages = ["rollout_time_s", "exposed_reward_time_s", "suspend_time_s", "train_time_s", "weight_sync_time_s"]
+    assert (steps[stages].sum(axis=1) + 0.5).tolist() == pytest.approx(steps["step_time_s"].tolist())
 
 
 ASYNCHRONOUS = ("system=flash", *SEPARATE, "run.num_steps=6")

@@ -116,6 +116,17 @@ def test_every_round_starts_later_by_a_wake_and_what_its_first_token_waits_for(i
     assert (slow["rollout_time_s"] - awake["rollout_time_s"]).tolist() == pytest.approx([0.05] * 3)
 
 
+def test_engines_that_take_turns_with_the_trainer_sleep_and_wake_in_the_measured_time_and_wake_once(inputs, tmp_path):
+    turns = ("system=flash", "system.max_staleness=1", "system.lookahead=0", "hardware.engine_switch_s=100")
+    whole = read_frame(train(inputs, tmp_path / "whole"), "steps")
+    run_dir = train(inputs, tmp_path / "turns", *turns)
+    steps, intervals = read_frame(run_dir, "steps"), read_frame(run_dir, "intervals")
+    handed = intervals[intervals["activity"] == "hand_over"]
+    assert (handed["ended_at_s"] - handed["started_at_s"]).tolist() == pytest.approx([0.03] * 3)
+    assert steps["weight_sync_time_s"].tolist() == pytest.approx([0.02 + 0.03] * 3)
+    assert (whole["rollout_time_s"] - steps["rollout_time_s"]).tolist() == pytest.approx([0.03] * 3, abs=1e-3)
+
+
 def test_only_a_runs_first_step_takes_what_workers_do_once_and_a_resumed_run_goes_on_without(inputs, tmp_path):
     once = ("first_rollout", "first_train")
     points = [replace(point, seconds=0.0) if point.measurement in once else point for point in profile().points]

@@ -214,6 +214,31 @@ async def test_a_rollout_starts_late_once_for_each_policy():
 
 
 @in_virtual_time
+async def test_an_engine_that_was_woken_does_not_wake_once_more_with_its_first_request():
+    engine = make_engine(weight_transfer_s=0.0, switch_s=0.7, start_s=4.0, own_wake_s=0.7)
+    now = asyncio.get_running_loop().time
+
+    async def round_s(version: int) -> float:
+        began = now()
+        await engine.load_weights(weights(version))
+        await engine.generate([asked(version)])
+        started_s = now() - began
+        await collect(engine, 1)
+        return started_s
+
+    async def turn() -> None:
+        await engine.sleep()
+        await engine.wake()
+
+    assert await round_s(1) == pytest.approx(4.7)
+    began = now()
+    await turn()
+    assert now() - began == pytest.approx(1.4)
+    assert await round_s(2) == pytest.approx(4.0)
+    assert await round_s(3) == pytest.approx(4.7)
+
+
+@in_virtual_time
 async def test_an_evicted_response_goes_on_in_another_engine_and_sleep_frees_the_first():
     first, second = make_engine(), make_engine()
     for engine in (first, second):

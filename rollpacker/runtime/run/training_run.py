@@ -89,7 +89,7 @@ class TrainingRun:
             DataError: No step could be, since prompts were dropped.
         """
         self._outputs.progress.stage("rollout")
-        self._step, self._costs = step, None
+        self._step = step
         batch = await self._driver.next_batch(step)
         if batch is None and self._driver.has_lent:
             await self._take_lent_gpus_back()
@@ -132,8 +132,7 @@ class TrainingRun:
         return self._handover.is_colocated
 
     async def hand_over_gpus(self) -> None:
-        """Give the trainer the GPUs that it shares with engines: they sleep until new weights come."""
-        await self.quiesce()
+        """Give the trainer the GPUs that it shares with engines: they sleep until new weights come. All are idle."""
         await self._handover.to_trainer()
 
     async def learn(self, batch: Batch) -> UpdateMetrics:
@@ -153,11 +152,10 @@ class TrainingRun:
         return update
 
     async def quiesce(self) -> None:
-        """Wait until no request of the round is in flight, and measure its costs; the second call does nothing."""
-        if self._costs is None:
-            is_saved = self._saver.is_due(self._step + 1)
-            await self._driver.quiesce(empties_engines=is_saved or self.is_colocated, settles_rewards=is_saved)
-            self._costs = await self._driver.measure_round()
+        """Wait until no request of the round is in flight, and measure its costs."""
+        is_saved = self._saver.is_due(self._step + 1)
+        await self._driver.quiesce(empties_engines=is_saved or self.is_colocated, settles_rewards=is_saved)
+        self._costs = await self._driver.measure_round()
 
     async def publish_weights(self) -> None:
         """Send the trainer's policy to every engine; shared GPUs are the engines' from then on."""

@@ -17,6 +17,7 @@ from rollpacker.runtime.rollout.orders import EngineOrders
 from rollpacker.runtime.rollout.replacements import Replacements
 from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.requests import sample_seed
+from rollpacker.runtime.run.handover import SharedGpuHandover
 from rollpacker.runtime.run.saving import RunSaver
 from rollpacker.transfer import confirmations
 from tests.fuzz.bugs.harness import Bug, Worlds, around, instead, wherever
@@ -93,6 +94,7 @@ _RUNS = (
         instead(Restarts, "under_way", lambda _: []),
         5,
     ),
+    ("engines stay awake on the GPUs where the trainer learns", around(SharedGpuHandover, "to_trainer", _nothing), 111),
     ("new weights before the last response is back", around(Driver, "quiesce", _do_not_wait), 57),
     ("a damaged transfer of weights goes unnoticed", wherever(confirmations._is_right, lambda *_: True), 6),
     ("the driver drops facts that come together", around(Inbox, "collect", _first_fact), 1),
