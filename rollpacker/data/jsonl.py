@@ -34,9 +34,17 @@ MAX_NAME_CHARS = 1_000
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ALLOWED = "Allowed: a file of JSON lines, Parquet, Arrow or CSV"
-_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"PK\x03\x04")
-"""The first bytes of files of gzip, zstd, xz, bzip2 and zip."""
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh")
+"""The first bytes of files of gzip, zstd, xz and bzip2."""
+_ZIP = b"PK\x03\x04"
+"""Of spreadsheets, too."""
+_BYTE_ORDERS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""The first bytes of texts; those of UTF-32 may begin as those of UTF-16 do."""
 _MAX_SHOWN_CHARS = 60
 """How much of a wrong value a message repeats."""
 
@@ -227,7 +235,9 @@ def remedy_of(error: UnicodeDecodeError) -> str:
     """Say how to make UTF-8 of a file that is not, by the first bytes of what was decoded."""
     if error.object.startswith(_COMPRESSED):
         return "Decompress the file"
-    encoding = "utf-16" if error.object.startswith(_UTF_16) else "latin1"
+    if error.object.startswith(_ZIP):
+        return "Decompress the file; save a spreadsheet as CSV in UTF-8"
+    encoding = next((name for order, name in _BYTE_ORDERS.items() if error.object.startswith(order)), "latin1")
     return f"Convert the file, for example with `iconv -f {encoding} -t utf-8`"
 
 

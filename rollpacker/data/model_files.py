@@ -15,7 +15,7 @@ from typing import Any
 
 from rollpacker.core.errors import ModelError
 from rollpacker.data.architectures import EMBEDDING, OUTPUT, known_tensors
-from rollpacker.data.json_files import read_object
+from rollpacker.data.json_files import decoder_of, read_object
 from rollpacker.data.skeleton import ask_transformers, refuse_difference
 from rollpacker.data.tokenizer_files import check_tokenizer_files, special_tokens
 from rollpacker.data.weight_files import TRAINABLE, StoredTensor, check_numbers, read_tensors
@@ -50,7 +50,7 @@ def check_model_files(path: Path, *, is_trained: bool = True, can_ask: bool = Tr
     _refuse_special_files(path)
     config = _read_configuration(path / "config.json")
     tensors = read_tensors(path)
-    num_words = (config if "vocab_size" in config else config.get("text_config") or {}).get("vocab_size")
+    num_words = (config if "vocab_size" in config else decoder_of(config)).get("vocab_size")
     check_tokenizer_files(path, num_words if isinstance(num_words, int) else None)
     for name in ("config.json", "generation_config.json"):
         if (path / name).is_file():

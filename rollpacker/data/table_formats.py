@@ -99,12 +99,15 @@ def _arrow_rows(path: Path, form: str | None) -> Iterator[dict[str, Any]]:
 
 
 def _refuse_repeated(path: Path, columns: Iterable[str]) -> None:
-    """Refuse columns of the same name, of which a row could have one; those without a name are for no one."""
+    """Refuse columns of the same name, of which a row could have one; those without a name are for no one.
+
+    Each is a field of the row, which templates, rewards and environments may read, whether or not a prompt needs it.
+    """
     for name, number in Counter(columns).items():
-        if name and number > 1:
+        if name.strip() and number > 1:
             raise DataError(
                 f"{path} has {number} columns called `{name}`",
-                "Allowed: a name for each column that no other one has",
+                "Allowed: a name for each column that no other one has; templates, rewards and environments get all",
                 "Rename them, or delete all but one",
             )
 

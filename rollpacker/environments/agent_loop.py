@@ -130,10 +130,10 @@ class LoopPrompts:
     @cached_property
     def num_words(self) -> int:
         """Tokens that the model has; where its configuration leaves that to a default, those that 31 bits can name."""
-        from rollpacker.data.json_files import read_object
+        from rollpacker.data.json_files import decoder_of, read_object
 
         config = read_object(Path(self._model_path) / "config.json")
-        sizes = config if "vocab_size" in config else config.get("text_config", {})
+        sizes = config if "vocab_size" in config else decoder_of(config)
         return int(sizes.get("vocab_size", 1 << 31))
 
     def encode(self, **others: Any) -> list[int]:

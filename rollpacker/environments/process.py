@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from numbers import Real
@@ -35,7 +33,7 @@ from rollpacker.config.python_names import UnusableFunction, in_words, load_name
 from rollpacker.environments.known_parameters import taking_known
 from rollpacker.environments.numbered_actions import InTexts, is_played_in_numbers
 from rollpacker.protocols.reward import LARGEST_REWARD
-from rollpacker.rewards.processes import fork_under_keeper, limit_resource, take_standard_input
+from rollpacker.rewards.processes import fork_under_keeper, limit_resource, send_line, take_standard_input
 
 MEMORY_BYTES = 16 << 30
 """Address space of an environment: one that wants more should fail alone, not take the node's memory."""
@@ -139,15 +137,14 @@ def main(words: list[str]) -> int:
     sys.dont_write_bytecode = True  # the folder of a user's file stays as it is
     limit_resource(resource.RLIMIT_AS, MEMORY_BYTES)
     limit_resource(resource.RLIMIT_CORE, 0)
-    own_pid = os.getpid()
     try:
         environment = make(source, json.loads(arguments))
     except UnusableFunction as error:
         with contextlib.suppress(ConnectionError):  # the run may have ended meanwhile
-            _send(requests, own_pid, _line_of({"failure": str(error)}))
+            send_line(requests, {"failure": str(error)})
         return 1
     with contextlib.suppress(ConnectionError), requests.makefile("rb") as lines:
-        _send(requests, own_pid, _line_of({"is_ready": True}))
+        send_line(requests, {"is_ready": True})
         for line in lines:
             try:
                 response = _line_of(environment.answer(json.loads(line)))
@@ -156,16 +153,9 @@ def main(words: list[str]) -> int:
                 answer: dict[str, Any] = {"failure": str(error) if is_told else f"it raised {in_words(error)}"}
                 answer |= {"is_unfit": True} if isinstance(error, Unfit) else {}
                 response = _line_of(answer)
-            _send(requests, own_pid, response)
+            requests.sendall(response)
     environment.close()
     return 0
-
-
-def _send(requests: socket.socket, own_pid: int, line: bytes) -> None:
-    """Send a line; exit in a process that the environment forked."""
-    if os.getpid() != own_pid:
-        os._exit(1)
-    requests.sendall(line)
 
 
 def _line_of(answer: dict[str, Any]) -> bytes:

@@ -5,7 +5,8 @@ text, these say what is wrong with it: a model can learn from that, and a broken
 
 * `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them; the last tag may be missing.
 * `llama3_json`: `{"name": ..., "parameters": {...}}` from the beginning of the turn on, perhaps after `<|python_tag|>`,
-  several with `;` between. Without the tag, braces without a `name` are no call: answers may be JSON, or a set.
+  several with `;` between. Without the tag, braces without the key `name`, `parameters` or `arguments` are no call:
+  answers may be JSON, or a set.
 * `qwen3_coder`: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, any number of
   them, or functions alone, without a tag around any. Values are plain text; what they mean is for the function's type
   hints to say, or for its schema.
@@ -14,8 +15,8 @@ text, these say what is wrong with it: a model can learn from that, and a broken
 * `deepseek_v3`, `deepseek_v31`: between DeepSeek's tokens for the begin and the end of a call, any number of them,
   `function`, its separator, the name and a block of JSON; or the name, the separator and JSON. Each name reads both.
 
-What stands before `</think>` is no call; in the argument of a call, it is a word as any other. Text around calls is for
-no one.
+What stands before `</think>` is no call; in the argument of a call, it is a word as any other: between both tags, or in
+a whole call of those without tags. Text around calls is for no one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _CLOSING = re.compile(r"<[|\uff5c][^<>\s]*[|\uff5c]>\s*\Z")
 """The token that ends a turn."""
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _LLAMA = re.compile(r"(?:.*</think>)?\s*(<\|python_tag\|>|(?=\{))\s*", re.DOTALL)
+_LLAMA_KEYS = ("name", "parameters", "arguments")
+_LLAMA_KEY = re.compile(rf"""[{{,]\s*["']?(?:{"|".join(_LLAMA_KEYS)})["']?\s*:""")
+"""Also as Python or JavaScript writes it."""
 _FORM = 'it is JSON: {"name": NAME, "arguments": {...}}'
 _XML_FORM = "it is <function=NAME><parameter=KEY>VALUE</parameter></function>"
 _FUNCTION = re.compile(r"\s*<function=([^>]+)>(.*?)</function>\s*", re.DOTALL)
@@ -83,24 +87,7 @@ def parse_llama3_json(text: str) -> list[Call]:
     Raises:
         MalformedCallError: It begins with JSON, and that is no call.
     """
-    begun = _LLAMA.match(text)
-    if begun is None:
-        return []
-    has_tag, rest = bool(begun[1]), _CLOSING.sub("", text[begun.end() :])
-    if not has_tag and '"name"' not in rest:
-        return []
-    found: list[Call] = []
-    decoder = json.JSONDecoder()
-    while not found or rest.startswith("{"):
-        try:
-            value, end = decoder.raw_decode(rest)
-        except (ValueError, RecursionError) as error:
-            raise MalformedCallError(f"a call cannot be read, {_FORM}: {error}") from error
-        if not found and not has_tag and "name" not in value:
-            return []
-        found.append(_call_of(value))
-        rest = rest[end:].lstrip(" \t\n;")
-    return found
+    return _behind_thinking(_calls_in_json, text)
 
 
 def parse_qwen3_coder(text: str) -> list[Call]:
@@ -126,14 +113,7 @@ def parse_pythonic(text: str) -> list[Call]:
     Raises:
         MalformedCallError: It begins with a call in a list, and is none.
     """
-    begun = _PYTHONIC.match(text)
-    if begun is None:
-        return []
-    written = begun[1][: begun[1].rfind("]") + 1]
-    try:
-        return _calls_in_python(written)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise MalformedCallError(f"a call cannot be read, {_PYTHONIC_FORM}: {error}") from error
+    return _behind_thinking(_calls_in_python, text)
 
 
 def parse_deepseek(text: str) -> list[Call]:
@@ -185,6 +165,20 @@ def _said(text: str) -> str:
     return _CLOSING.sub("", text[len(thought + end) :])
 
 
+def _behind_thinking(read: Callable[[str], tuple[list[Call], str]], text: str) -> list[Call]:
+    """Read what a turn begins with, or what follows its thinking if a `</think>` shows that this was thinking."""
+    _, end, said = text.rpartition("</think>")
+    try:
+        found, rest = read(text)
+    except MalformedCallError:
+        if not end:
+            raise
+    else:
+        if "</think>" not in rest:
+            return found
+    return read(said)[0]
+
+
 def _call_of(value: object) -> Call:
     match value:
         case {"name": str(name), "arguments": dict(arguments)} | {"name": str(name), "parameters": dict(arguments)}:
@@ -192,7 +186,41 @@ def _call_of(value: object) -> Call:
     raise MalformedCallError(f"a call cannot be read, {_FORM}, not {json.dumps(value):.200}")
 
 
-def _calls_in_python(written: str) -> list[Call]:
+def _calls_in_json(text: str) -> tuple[list[Call], str]:
+    """Give the calls that a text begins with, and the rest."""
+    begun = _LLAMA.match(text)
+    if begun is None:
+        return [], ""
+    has_tag, rest = bool(begun[1]), _CLOSING.sub("", text[begun.end() :])
+    if not has_tag and not _LLAMA_KEY.search(rest):
+        return [], ""
+    found: list[Call] = []
+    decoder = json.JSONDecoder()
+    while not found or rest.startswith("{"):
+        try:
+            value, end = decoder.raw_decode(rest)
+        except (ValueError, RecursionError) as error:
+            raise MalformedCallError(f"a call cannot be read, {_FORM}: {error}") from error
+        if not found and not has_tag and value.keys().isdisjoint(_LLAMA_KEYS):
+            return [], ""
+        found.append(_call_of(value))
+        rest = rest[end:].lstrip(" \t\n;")
+    return found, rest
+
+
+def _calls_in_python(text: str) -> tuple[list[Call], str]:
+    """Give the calls of a text that is a list of them, and the rest."""
+    begun = _PYTHONIC.match(text)
+    if begun is None:
+        return [], ""
+    written, bracket, rest = begun[1].rpartition("]")
+    try:
+        return _calls_of_list(written + bracket), rest
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise MalformedCallError(f"a call cannot be read, {_PYTHONIC_FORM}: {error}") from error
+
+
+def _calls_of_list(written: str) -> list[Call]:
     with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # of escapes in a text, say
         body = ast.parse(written, mode="eval").body
     match body:

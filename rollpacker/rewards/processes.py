@@ -12,6 +12,10 @@ import socket
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """From <linux/prctl.h>."""
@@ -125,9 +129,26 @@ def kill_descendants(but: Collection[int] = ()) -> None:
                 os.waitpid(pid, 0)
 
 
-def take_standard_input() -> socket.socket:
+class OwnSocket(socket.socket):
+    """A socket through which only the process that made it sends.
+
+    A process that user code forked, and that raises or returns into ours, exits as it sends: without finalizers, which
+    would delete what its parent still has.
+    """
+
+    def __init__(self, fileno: int) -> None:
+        super().__init__(fileno=fileno)
+        self._pid = os.getpid()
+
+    def sendall(self, data: ReadableBuffer, flags: int = 0) -> None:
+        if os.getpid() != self._pid:
+            os._exit(1)
+        super().sendall(data, flags)
+
+
+def take_standard_input() -> OwnSocket:
     """Give the socket that is this process's standard input, where its children find nothing from then on."""
-    taken = socket.socket(fileno=os.dup(0))
+    taken = OwnSocket(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     return taken
 

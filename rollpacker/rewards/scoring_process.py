@@ -44,6 +44,7 @@ from typing import Any
 from rollpacker.config.python_names import UnusableFunction
 from rollpacker.rewards.functions import Outcome, RewardFunction, load_function
 from rollpacker.rewards.processes import (
+    OwnSocket,
     become_reaper,
     children_of,
     exit_at_sigterm,
@@ -82,15 +83,11 @@ def main(arguments: list[str]) -> int:
     sys.dont_write_bytecode = True  # the folder of a user's file stays as it is
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # or what a check prints before it is killed would be lost
-    own_pid = os.getpid()
     try:
         function = load_function(source)
     except UnusableFunction as error:
-        if os.getpid() == own_pid:
-            send_line(requests, {"failure": str(error)})
+        send_line(requests, {"failure": str(error)})
         return 1
-    if os.getpid() != own_pid:
-        return 0
     gc.freeze()  # or every garbage collection of a scorer would copy the supervisor's memory
     send_line(requests, {"is_ready": True})
     _Supervisor(requests, function, float(timeout_s)).serve()
@@ -180,7 +177,7 @@ class _Supervisor:
             try:
                 ours.close()
                 os.close(self._requests.fileno())  # close() would wait for the file made from it
-                _score_until_killed(theirs, self._function, supervisor_pid, self._printed.sender)
+                _score_until_killed(OwnSocket(theirs.detach()), self._function, supervisor_pid, self._printed.sender)
             finally:
                 # Whatever a check raises, SystemExit too: the supervisor's code must not go on in here.
                 os._exit(1)
@@ -213,7 +210,7 @@ class _Printed:
                 os.write(2, shown if self._num_left else shown + _NO_MORE)
 
 
-def _score_until_killed(requests: socket.socket, function: RewardFunction, supervisor_pid: int, printed: int) -> None:
+def _score_until_killed(requests: OwnSocket, function: RewardFunction, supervisor_pid: int, printed: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != supervisor_pid:
@@ -222,13 +219,9 @@ def _score_until_killed(requests: socket.socket, function: RewardFunction, super
     limit_resource(resource.RLIMIT_CORE, 0)
     for standard in (1, 2):
         os.dup2(printed, standard)
-    own_pid = os.getpid()
     with requests.makefile("rb") as lines:
         for line in lines:
-            outcome = function(json.loads(line))
-            if os.getpid() != own_pid:
-                return
-            send_line(requests, _as_json(outcome))
+            send_line(requests, _as_json(function(json.loads(line))))
 
 
 def _address_space_bytes() -> int:

@@ -419,6 +419,13 @@ def test_a_template_may_use_what_transformers_adds_to_jinja(model: Path) -> None
     check_model_files(model)
 
 
+def test_a_section_of_the_decoder_that_is_no_object_is_none(model: Path) -> None:
+    sizes = json.loads((model / "config.json").read_text())
+    del sizes["vocab_size"]
+    (model / "config.json").write_text(json.dumps(sizes | {"text_config": "llama", "eos_token_id": 10**6}))
+    check_model_files(model, is_trained=False, can_ask=False)
+
+
 def test_a_judge_may_be_quantized(model: Path) -> None:
     rewrite(model / "config.json", quantization_config={"quant_method": "fp8"})
     check_model_files(model, is_trained=False, can_ask=False)

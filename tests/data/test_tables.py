@@ -43,12 +43,12 @@ def test_columns_of_the_same_name_are_refused(tmp_path, name):
         path.write_text("id,prompt,prompt,domain\n1,a,b,d\n")
     else:
         pq.write_table(pa.table([["1"], ["a"], ["b"], ["d"]], names=["id", "prompt", "prompt", "domain"]), path)
-    with pytest.raises(DataError, match="has 2 columns called `prompt`"):
+    with pytest.raises(DataError, match=r"has 2 columns called `prompt`\n.* environments get all"):
         load_prompts([PromptFile(path=path)])
 
 
 def test_columns_without_a_name_which_spreadsheets_leave_are_no_matter(tmp_path):
-    (tmp_path / "x.csv").write_text("id,prompt,domain,,\n1,a,d,,\n")
+    (tmp_path / "x.csv").write_text("id,prompt,domain,, , \n1,a,d,,,\n")
     [prompt] = load_prompts([PromptFile(path=tmp_path / "x.csv")])
     assert prompt.text == "a"
 
@@ -62,10 +62,12 @@ TEXT = 'id,domain,prompt\n1,d,"{""é"": 1}"\n'
     [
         (gzip.compress(TEXT.encode()), "Decompress the file"),
         (b"\x28\xb5\x2f\xfd" + TEXT.encode(), "Decompress the file"),
+        (b"PK\x03\x04\xff" + TEXT.encode(), "Decompress the file; save a spreadsheet as CSV in UTF-8"),
         (TEXT.encode("utf-16"), "`iconv -f utf-16 -t utf-8`"),
+        (TEXT.encode("utf-32"), "`iconv -f utf-32 -t utf-8`"),
         (TEXT.replace("id,domain,prompt\n", "").encode("latin1"), "`iconv -f latin1 -t utf-8`"),
     ],
-    ids=["gzip", "zstd", "UTF-16", "Latin-1"],
+    ids=["gzip", "zstd", "zip", "UTF-16", "UTF-32", "Latin-1"],
 )
 def test_a_text_that_is_not_utf_8_is_refused_with_how_it_becomes_that(tmp_path, name, raw, remedy):
     (tmp_path / name).write_bytes(raw)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.config.python_names import UnusableFunction
-from rollpacker.environments.agent_loop import LoopError
+from rollpacker.environments.agent_loop import LoopError, LoopPrompts
 from rollpacker.environments.loop import Loop
 from rollpacker.environments.process import Environment
 
@@ -109,6 +109,16 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file.write_text(OWN)
     (file.parent / "config.json").write_text('{"vocab_size": 100}')
     return file
+
+
+def test_the_size_of_a_vocabulary_is_that_of_the_decoder_wherever_the_configuration_has_it(tmp_path):
+    for text, num_words in (
+        ('{"vocab_size": 9, "text_config": {"vocab_size": 8}}', 9),
+        ('{"text_config": {"vocab_size": 8}}', 8),
+        ('{"text_config": null}', 1 << 31),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        assert LoopPrompts(str(tmp_path), {}).num_words == num_words
 
 
 def loop_of(own: Path, name: str, *, max_turns: int = 9, needs_reward: bool = True, **arguments: Any) -> Loop:

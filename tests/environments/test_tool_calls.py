@@ -143,7 +143,26 @@ def test_the_end_of_thinking_in_an_argument_ends_no_thinking(parser: str, text: 
 
 
 @pytest.mark.parametrize(
-    "text", ["The answer is \\boxed{5}.", '{"answer": 5}', "", 'It is {"name": "f"}.', "{1, 2}", '{"a", "b"}']
+    ("parser", "thought"),
+    [
+        ("pythonic", '[search(q="x")] would be a call, but I know it.'),
+        ("pythonic", '[search(q="x")]'),
+        ("pythonic", "[search(q=...] is the form, [1] is not."),
+        ("llama3_json", '{"name": "f", "parameters": {"a": 1}} would be it.'),
+        ("llama3_json", '{"name": "f", "parameters"...} is the form.'),
+        ("llama3_json", 'a</think>{"name": "f", "parameters": {"a": 1}} hm'),
+        ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}'),
+    ],
+)
+def test_what_begins_the_thinking_of_a_turn_is_no_call(parser: str, thought: str):
+    parse, call = PARSERS[parser], '[f(a="</think>")]' if parser == "pythonic" else '{"name": "f", "parameters": {}}'
+    assert parse(f"{thought}</think>\nThe answer is 4.") == []
+    assert [each.name for each in parse(f"{thought}</think>\n{call}")] == ["f"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["The answer is \\boxed{5}.", '{"answer": 5}', "", 'It is {"name": "f"}.', "{1, 2}", '{"a", "b"}', "{x: 'name'}"],
 )
 def test_of_llama_json_that_names_no_function_and_braces_in_a_text_are_answers(text: str):
     assert parse_llama3_json(text) == []
@@ -171,6 +190,10 @@ def test_of_llama_json_that_names_no_function_and_braces_in_a_text_are_answers(t
         ("deepseek_v31", f"{token('tool_call_begin')}f{{}}"),
         ("llama3_json", '{"name": "f", "parameters": {'),
         ("llama3_json", '{"name": "f"}'),
+        ("llama3_json", "{'name': 'f', 'parameters': {}}"),
+        ("llama3_json", '{"function": "f", "parameters": {}'),
+        ("llama3_json", '{"function": "f", "parameters": {}}'),
+        ("llama3_json", '{name: "f", arguments: {}}'),
         ("llama3_json", "<|python_tag|>f()"),
         ("llama3_json", "<|python_tag|>[1]"),
     ],

@@ -1,5 +1,6 @@
 """A reward module whose checks do what `ground_truth` orders; scoring processes import it by name."""
 
+import atexit
 import ctypes
 import os
 import subprocess
@@ -13,6 +14,7 @@ from rollpacker.rewards.scores import Score
 def prepare_scoring():
     order, _, argument = os.environ.get("HOSTILE_PREPARE", "").partition(" ")
     if order == "fork":
+        atexit.register(Path(argument).unlink)  # as a scratch folder of the module is deleted
         fork_and_come_back(argument)
     if os.environ.get("HOSTILE_PREPARE") == "raise":
         raise ImportError("no module named sympathy")

@@ -156,6 +156,7 @@ async def test_a_process_that_the_import_of_a_reward_forks_is_no_second_supervis
             fifo.write_text("come back")
             wait_for_the_end()
         assert await score(worker, "pid", "ok") == ["pid", "scored"]
+        assert fifo.exists(), "it ran the finalizers of the module"
 
 
 @pytest.mark.parametrize("order", ["segfault", "exit", "raise boom", "eat_memory", "long"])

@@ -127,21 +127,31 @@ def num_steps_of(config: RunConfig, resolved: ResolvedRun) -> int:
 
 
 def step_words(config: RunConfig, resolved: ResolvedRun) -> str:
-    """Give the number of steps, how often they go through the prompts, and whether the learning rate spans more."""
+    """Give the number of steps, how often they go through the prompts, and what of the schedule they end before."""
     per_epoch = _steps_per_epoch(config, resolved)
     if config.run.num_epochs is not None:
         num_steps = num_steps_of(config, resolved)
         limit = "run.num_epochs" if num_steps < config.run.num_steps else "run.num_steps"
         text = f"about {num_steps:,}, limited by {limit}; an epoch is {_number(per_epoch)} steps"
-        has_schedule = config.trainer.warmup_steps > 0 or config.trainer.lr_schedule != "constant"
-        if not has_schedule or num_steps == config.run.num_steps:
-            return text
-        return (
-            f"{text}\nthe learning rate's warm-up and decay span run.num_steps={config.run.num_steps}; set it to "
-            f"{num_steps} for those of the epochs"
-        )
+        return text + (_schedule_beyond(config, num_steps) if num_steps < config.run.num_steps else "")
     epochs = Fraction(config.run.num_steps) / per_epoch
     return f"{config.run.num_steps:,}, which is {_number(epochs)} epochs of {_number(per_epoch)} steps"
+
+
+def _schedule_beyond(config: RunConfig, num_steps: int) -> str:
+    """Say what of the learning rate's schedule comes after the steps that the epochs give."""
+    trainer, text = config.trainer, ""
+    if num_steps < trainer.warmup_steps <= config.run.num_steps:
+        text += (
+            f"\nthe run ends before its learning rate is trainer.learning_rate={trainer.learning_rate:g}: "
+            f"trainer.warmup_steps={trainer.warmup_steps:,}"
+        )
+    if trainer.lr_schedule != "constant":
+        text += (
+            f"\nthe learning rate decays over run.num_steps={config.run.num_steps}; set it to {num_steps} to have it "
+            "decay over the epochs"
+        )
+    return text
 
 
 def _steps_per_epoch(config: RunConfig, resolved: ResolvedRun) -> Fraction:

@@ -98,7 +98,8 @@ class Trajectories:
         self._clock = clock
         self._attempts: dict[RequestId, _Attempt] = {}
         self._listening: asyncio.Task[None] | None = None
-        self._has_logged_refusal = False
+        self._refused: set[str] = set()
+        """Remedies that were logged: the template's words differ with each prompt, these with the kind of refusal."""
 
     def start(self, scheduler: Scheduler) -> None:
         """Listen to the environments; those of an earlier attempt are gone."""
@@ -288,18 +289,19 @@ class Trajectories:
         )
 
     def _observed(self, answer: EnvironmentAnswer) -> Sequence[int] | None:
-        """Give the tokens of an observation; None where the chat template refuses it, of which the first is logged."""
+        """Give the tokens of an observation; None where the template refuses it, which is logged once per remedy."""
         assert self._parts is not None
         prompt = self._rounds.sampling.prompt_of(answer.request).prompt
         try:
             return self._parts.texts.observation(prompt, answer.observation, self._last_turn(answer.request))
         except UserError as error:
-            if not self._has_logged_refusal:
-                self._has_logged_refusal = True
+            if error.remedy not in self._refused:
+                self._refused.add(error.remedy)
                 _log.warning(
-                    "The environment of %s failed: its observation cannot follow the conversation. %s. Change what the "
-                    "environment answers, or the template; further refusals are counted, and not logged.",
+                    "The environment of %s failed: its observation cannot follow the conversation. %s. %s, or "
+                    "change what the environment answers; further refusals of this kind are counted, and not logged.",
                     answer.request,
                     error.problem.rstrip("."),
+                    error.remedy.rstrip("."),
                 )
             return None

@@ -1,7 +1,8 @@
 """The process of one callback: a user's class that is told what happened in a run (`run.callbacks`).
 
 It reads JSON lines `{method, argument}` from its socket and answers each with `{problem}`, empty where the call went
-well or the class has no such method. First it sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
+well or the class has no such method. First it sends `{"is_ready": true}`, or `{"failure": ...}` and ends. A process
+that a callback forks, and that raises or returns into this module, sends nothing and exits there.
 
 Run as `python -m rollpacker.runtime.run.callback_process CLASS RUN_DIR LOG PARENT_PID`, with the socket as standard
 input. With an empty LOG the class is only looked at: nothing of it is called.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -58,9 +59,12 @@ class Service:
     async def close(self) -> None: ...
 
 
-def rendered(_prompt: Prompt, text: str, _turn: object) -> list[int]:
-    if text == "refused":
-        raise DataError("The model's chat template refuses the messages.", "", "Change the prompt.")
+REFUSALS = {"refused": "Change the messages.", "not extendable": "Give another template."}
+
+
+def rendered(_prompt: Prompt, text: str, turn: object) -> list[int]:
+    if text in REFUSALS:
+        raise DataError(f"The model's chat template refuses the messages of turn {turn}.", "", REFUSALS[text])
     return [9] * len(text)
 
 
@@ -247,20 +251,21 @@ async def test_a_failed_attempt_counts_as_waited_and_its_turns_do_not_count(worl
 
 
 async def test_an_observation_that_the_chat_template_refuses_fails_its_environment_and_is_logged_once(world, caplog):
-    for call in (0, 2):
+    for call, observation in ((0, "refused"), (2, "refused"), (4, "not extendable")):
         world.order(OpenEnvironment(request=REQUEST, call=call), 0.0)
         await world.answer(call, 1.0, observation="go")
         world.generate(4, 2.0)
         world.order(StepEnvironment(request=REQUEST, call=call + 1), 2.0)
-        await world.answer(call + 1, 3.0, observation="refused", reward=1.0)
-        world.order(CloseEnvironment(request=REQUEST, reason="environment_error", begins_again=not call), 3.0)
+        await world.answer(call + 1, 3.0, observation=observation, reward=1.0)
+        world.order(CloseEnvironment(request=REQUEST, reason="environment_error", begins_again=call < 4), 3.0)
     refused = [event for event in world.told if isinstance(event, EnvironmentFailed)]
-    assert refused == [EnvironmentFailed(request=REQUEST, call=call, reason="environment_error") for call in (1, 3)]
-    assert (world.book.num_restarts, world.book.num_given_up) == (1, 1)
-    assert [stay.activity for stay in world.book.stays] == ["reset", "environment_error"] * 2
-    [said] = [record.getMessage() for record in caplog.records]
-    assert "The environment of r0:a@0#0 failed: " in said
-    assert "template refuses the messages. Change what the environment answers" in said
+    assert refused == [EnvironmentFailed(request=REQUEST, call=call, reason="environment_error") for call in (1, 3, 5)]
+    assert (world.book.num_restarts, world.book.num_given_up) == (2, 1)
+    assert [stay.activity for stay in world.book.stays] == ["reset", "environment_error"] * 3
+    first, second = [record.getMessage() for record in caplog.records]
+    assert "The environment of r0:a@0#0 failed: " in first
+    assert re.search(r"the messages of turn .*\. Change the messages, or change what the environment answers", first)
+    assert "Give another template, or change" in second
 
 
 async def test_one_that_is_stopped_while_its_environment_acts_is_neither_failed_nor_given_up(world):

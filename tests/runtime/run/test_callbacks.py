@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import select
 import signal
 import threading
 import time
@@ -89,6 +90,14 @@ class StartsOthers(Everything):
             each.terminate()
         forked.join(10)
         self.tell("ended", [command.wait(10), forked.exitcode])
+
+class Forks(Everything):
+    def on_step(self, row):
+        self.tell("step", os.getpid())
+        if row["step"] == 0 and os.fork() == 0:
+            fifo = self.out.with_name("fifo")
+            fifo.write_text(str(os.getpid()))
+            fifo.read_text()
 
 class Nothing:
     def step(self, row):
@@ -185,6 +194,24 @@ def test_one_that_hangs_or_dies_is_said_once_and_the_others_are_told_on(mine: Pa
     (note,) = run(mine, name, "OnlySteps", limit_s=1.0)
     assert "longer than 1 s, or its process ended" in note or "were not over 1 s after" in note  # which comes first
     assert len(told(mine.parent)) == num_told
+
+
+def test_a_process_that_a_callback_forks_is_told_nothing(mine: Path) -> None:
+    os.mkfifo(fifo := mine.parent / "fifo")
+
+    async def fork_and_go_on() -> None:
+        async with open_callbacks([f"{mine}:Forks"], mine.parent, mine.parent, pytest.fail) as opened:
+            opened.on_step({"step": 0})
+            child = os.pidfd_open(int(await asyncio.to_thread(fifo.read_text)))
+            await asyncio.to_thread(fifo.write_text, "come back")
+            ended, _, _ = await asyncio.to_thread(select.select, [child], [], [], 10.0)
+            assert ended, "it goes on in the process of its parent"
+            os.close(child)
+            opened.on_step({"step": 1})
+
+    asyncio.run(fork_and_go_on())
+    (_, first), (_, second), _ = told(mine.parent)
+    assert first == second
 
 
 def test_a_call_of_the_run_returns_before_the_callback_does(mine: Path) -> None:
