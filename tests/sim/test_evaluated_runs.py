@@ -16,6 +16,7 @@ from rollpacker.core.ids import is_held_out
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.sim.backend import ModelledBackend
+from rollpacker.sim.engine import ModelledEngine
 from rollpacker.sim.trainer import ModelledTrainer
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.composed import config_of
@@ -335,3 +336,28 @@ def test_a_set_that_was_cut_has_no_score_and_no_responses(tmp_path: Path, held_o
     assert not set(map(tuple, cut[["step", "set"]].to_numpy())) & set(map(tuple, of_pass[["step", "set"]].to_numpy()))
     assert scores.iloc[-1]["is_complete"], "the last one is a round of its own"
     assert replay(run_dir).attempts == 1
+
+
+def test_of_sets_of_engines_that_share_gpus_only_the_one_in_use_is_woken(
+    tmp_path: Path, held_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awake: set[str] = set()
+    num_woken = 0
+    sleep, wake = ModelledEngine.sleep, ModelledEngine.wake
+
+    async def sleep_and_tell(engine: ModelledEngine) -> None:
+        awake.discard(engine._engine)
+        await sleep(engine)
+
+    async def wake_and_tell(engine: ModelledEngine) -> None:
+        nonlocal num_woken
+        num_woken += 1
+        awake.add(engine._engine)
+        assert len({"-tp" in each for each in awake}) == 1
+        await wake(engine)
+
+    monkeypatch.setattr(ModelledEngine, "sleep", sleep_and_tell)
+    monkeypatch.setattr(ModelledEngine, "wake", wake_and_tell)
+    words = ["system=planner", "engine.degrees=[1,2]", "engine.num_engines=4", "trainer.tensor_parallel=1"]
+    train(tmp_path, *words, "run.num_steps=2", *held_out, FILL)
+    assert num_woken >= 4

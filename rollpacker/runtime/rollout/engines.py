@@ -95,7 +95,7 @@ class Engines:
         """That published last."""
         self._kv_tokens: dict[EngineId, int] = {}
         """The KV capacity of every engine whose statistics were asked for."""
-        self._asleep = list(parts.asleep)
+        self._asleep = [engine_id for engine_id in parts.asleep if engine_id in self._sets.present]
         """Engines whose GPUs are the trainer's, which sleep until new weights come, or were lost."""
         self._asleep_since: dict[EngineId, float] = {}
         self._switch_time_s = 0.0
