@@ -74,10 +74,12 @@ has_gpus() { nvidia-smi --list-gpus >/dev/null 2>&1; }
 
 has_cpu_torch() { compgen -G '.venv/lib/python*/site-packages/torch-*+cpu.dist-info' >/dev/null; }
 
-# uv would keep the torch of processors, whose version is right.
+has_installer() { .venv/bin/python -m pip --version || .venv/bin/python -c 'import ensurepip'; }
+
+# uv would keep the torch of processors, whose version is right. A folder of wheels may have no other one.
 is_usable() {
-    [[ ! -e "$UNFINISHED" ]] && .venv/bin/python -c '' 2>/dev/null || return
-    if [[ "$PURPOSE" == demo ]] && has_cpu_torch && has_gpus; then
+    [[ ! -e "$UNFINISHED" ]] && has_installer >/dev/null 2>&1 || return
+    if [[ "$PURPOSE" == demo && "$(torch_source)" == --torch-backend* ]] && has_cpu_torch && has_gpus; then
         say "the torch in .venv is built for processors, and this machine has GPUs"
         return 1
     fi

@@ -109,7 +109,8 @@ def run(arguments: Arguments) -> None:
     else:
         names, found = parse_settings("analysis", words, dict.fromkeys(defaults, ""), example="table2 backend=sim")
         given = {name: value for name, value in found.items() if value}
-        _refuse_idle(names, given)
+        if names:
+            _refuse_idle(names, given)
         settings = defaults | given
     match names:
         case ["list"]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 import pandas as pd
@@ -100,7 +101,7 @@ class Place:
         numbers = [value.y for value in values]
         source = Source.MODELLED if any(value.run.is_modelled for value in values) else Source.MEASURED
         spread = {"y_low": min(numbers), "y_high": max(numbers), "num_seeds": len(numbers)}
-        return self._point(self.series or OURS, sum(numbers) / len(numbers), source, **spread)
+        return self._point(self.series or OURS, mean(numbers), source, **spread)
 
     def _point(self, series: str, y: float, source: Source, **spread: float) -> Point:
         return Point(panel=self.panel, series=series, x=self.x, y=y, unit=self.unit, source=source, **spread)  # type: ignore[arg-type]

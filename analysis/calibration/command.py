@@ -5,16 +5,13 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting
 from rollpacker.cli.command_help import CommandHelp
 from rollpacker.cli.settings import parse_settings, whole_number
 from rollpacker.core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from rollpacker.cli.arguments import Arguments
-
-DEFAULTS = {"reference": "", "hardware": "h800", "rounds": "2", "jobs": "1", "out": ""}
+DEFAULTS = {"reference": "", "hardware": "h800", "rounds": "2", "jobs": "1", "out": "", "overwrite": ""}
 
 
 HELP = CommandHelp(
@@ -23,9 +20,10 @@ HELP = CommandHelp(
         "setups, and write a hardware file with these parameters and every row's residual. Everything else in the "
         "paper is left to be predicted. Takes about ten minutes on two cores."
     ),
-    usage="out=FILE [reference=DIR] [hardware=NAME] [rounds=N] [jobs=N]",
+    usage="out=FILE [overwrite=true] [reference=DIR] [hardware=NAME] [rounds=N] [jobs=N]",
     arguments=(
         ("out", "The hardware file to write, such as conf/hardware/h800.yaml"),
+        OVERWRITE,
         ("reference", "The paper's numbers as CSV files. Default: those that are installed"),
         ("hardware", "Whose data sheet is taken. Default: h800"),
         ("rounds", "Rounds of the fit; 0 compares the starting values. Default: 2"),
@@ -45,6 +43,8 @@ class _Question:
     num_rounds: int
     num_jobs: int
     out: Path
+    can_replace: bool
+    """Whether `out` may exist."""
 
 
 def run(arguments: Arguments) -> None:
@@ -58,7 +58,7 @@ def run(arguments: Arguments) -> None:
     if not base.is_file():
         options = ", ".join(sorted(file.stem for file in base.parent.glob("*.yaml")))
         raise ConfigError(f"hardware={question.hardware} is no option.", f"There are {options}.", "Choose one of them.")
-    check_output(question.out)
+    check_output(question.out, can_replace=question.can_replace)
     if not question.out.parent.is_dir():
         raise ConfigError(
             f"out={question.out}: there is no folder {question.out.parent}.",
@@ -111,4 +111,5 @@ def _parse(words: tuple[str, ...]) -> _Question:
         num_rounds=whole_number(settings, "rounds", least=0),
         num_jobs=whole_number(settings, "jobs"),
         out=Path(settings["out"]),
+        can_replace=is_overwriting(settings),
     )

@@ -119,7 +119,7 @@ def _details(columns: Mapping[int, Sequence[Run]]) -> dict[int, str]:
         for key in keys
         if len({json.dumps(_compared(first[at], key, own.get(key)), default=str) for at, own in settings.items()}) > 1
     ]
-    last_parts = Counter(key.rpartition(".")[2] for key in differing)
+    last_parts = Counter(key.rpartition(".")[2] for key in {*legal_keys(RunConfig), *differing})
     names = {key: last if last_parts[last := key.rpartition(".")[2]] == 1 else key for key in differing}
     details = {}
     for at, own in settings.items():

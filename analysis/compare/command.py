@@ -32,8 +32,14 @@ def show(given: Sequence[Path], out: Path) -> None:
     """Print the table and write the figure; what cannot be read is left out, and said.
 
     Raises:
-        ConfigError: No run could be read, or they have no step in common.
+        ConfigError: A path does not exist, no run could be read, or they have no step in common.
     """
+    if absent := [path for path in given if not path.exists()]:
+        raise ConfigError(
+            f"{' and '.join(map(str, absent))} {'does' if len(absent) == 1 else 'do'} not exist.",
+            "Runs, or folders with runs, are compared.",
+            "Check the path; `rollpacker jobs DIR` lists the runs below DIR.",
+        )
     runs, problems = _read(given)
     for problem in problems:
         _note(problem)

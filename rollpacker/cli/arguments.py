@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 _KEY = re.compile(r"[A-Za-z_][\w.]*(/\w+)?")
 """A dotted key, or a group such as hydra/launcher."""
+
+OVERWRITE = (
+    "overwrite",
+    "true replaces the file that `out` names when it exists; a default of `out` is always replaced. Default: false",
+)
+"""An argument of commands that write one file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,13 @@ def parse_arguments(command: str, argv: Sequence[str], help_text: CommandHelp, *
         _refuse_repeated(found.words)
         _refuse_misspelt(command, found.words, help_text)
     return Arguments(words=tuple(found.words), is_help=found.help, is_multirun=getattr(found, "multirun", False))
+
+
+def is_overwriting(settings: Mapping[str, str]) -> bool:
+    """Read `overwrite`, which may be empty."""
+    from rollpacker.cli.settings import choice
+
+    return choice({"overwrite": settings["overwrite"] or "false"}, "overwrite", ("true", "false")) == "true"
 
 
 def _refuse_empty(command: str, words: Sequence[str]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollpacker.cli.arguments import Arguments
+from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting
 from rollpacker.cli.command_help import CommandHelp
 from rollpacker.core.errors import ConfigError
 
-SETTINGS = {"from": "", "out": "", "split": ""}
+SETTINGS = {"from": "", "out": "", "split": "", "overwrite": ""}
 _EXAMPLE = "gsm8k from=DIR split=train out=gsm8k.jsonl"
 
 HELP = CommandHelp(
@@ -17,13 +17,14 @@ HELP = CommandHelp(
         "DIR`), into a prompt file. `list` names the sets. Parquet and others can also be trained on as they are: see "
         "data.columns."
     ),
-    usage="list | NAME from=DIR out=FILE [split=NAME]",
+    usage="list | NAME from=DIR out=FILE [split=NAME] [overwrite=true]",
     arguments=(
         ("list", "Print the data sets that it knows."),
         ("NAME", "One of them; or rows, which writes any table as JSON lines, without change."),
         ("from", "The folder or the file, or hf://ORG/NAME in the Hugging Face cache."),
         ("out", "The file to write, or - for standard output."),
         ("split", "Which one, where the folder has several, such as train or test."),
+        OVERWRITE,
     ),
     examples=(f"rollpacker data {_EXAMPLE}", "rollpacker data list"),
 )
@@ -62,7 +63,7 @@ def run(arguments: Arguments) -> None:
                 f"`{name}` is not set.", "It takes from=DIR and out=FILE.", f"For example: rollpacker data {_EXAMPLE}"
             )
     converter, source, out = CONVERTERS[names[0]], Path(settings["from"]), Path(settings["out"])
-    check_output(out)
+    check_output(out, can_replace=is_overwriting(settings))
     if str(out) != "-":
         check_creatable("out", out)
         if real_path(out) == real_path(source):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting
 from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
 from rollpacker.cli.temporary_folder import temporary_folder
 from rollpacker.config.words import key_of, quoted, replaced
@@ -22,11 +23,10 @@ from rollpacker.core.errors import ConfigError, EngineFailed, Interrupted, Model
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from rollpacker.cli.arguments import Arguments
     from rollpacker.config.schema import RunConfig
     from rollpacker.evaluation.comparison import Rewards
 
-SETTINGS = ("at", "against", "require", "out")
+SETTINGS = ("at", "against", "require", "out", "overwrite")
 
 HELP = CommandHelp(
     purpose=(
@@ -36,13 +36,14 @@ HELP = CommandHelp(
         "is started in, over several nodes with a run.dir that all of them see. With run.dir its folder stays, and "
         "`rollpacker show` prints what was answered."
     ),
-    usage="RUN|model.path=DIR [at=last] [against=OTHER] [require='SET>=N'] [out=FILE] [key=value] ...",
+    usage="RUN|model.path=DIR [at=last] [against=OTHER] [require='SET>=N'] [out=FILE] [overwrite=true] [key=value] ...",
     arguments=(
         ("RUN", "The run.dir of a run with real engines."),
         ("at", "Which policy of RUN: last, best, start, all of them, or the number of finished steps. Default: last"),
         ("against", "A run (its newest evaluation) or a file of out=: paired differences, and prompts that lost most."),
         ("require", "Exits with 1 unless each SET>=N, separated by commas, holds of the set's mean reward."),
         ("out", "A Parquet file for all rewards, with the columns of the table evaluation_responses."),
+        OVERWRITE,
         KEYS_OF_TRAIN,
     ),
     examples=(
@@ -88,7 +89,7 @@ def run(arguments: Arguments) -> None:
     if settings["at"] and run_dir is None:
         raise ConfigError(f"at={settings['at']} without a run.", "It names a checkpoint of one.", "Name the run.")
 
-    out = _out(settings["out"])
+    out = _out(settings)
     policies: Mapping[int, Path | None] = {0: None}
     if run_dir is not None:
         from rollpacker.runtime.run.policies import policies_at
@@ -128,14 +129,14 @@ def parse_requirements(text: str) -> list[Requirement]:
     return requirements
 
 
-def _out(text: str) -> Path | None:
+def _out(settings: Mapping[str, str]) -> Path | None:
     from rollpacker.metrics.outputs import check_output, is_stream
     from rollpacker.runtime.run.folder_checks import check_creatable
 
-    if not text:
+    if not settings["out"]:
         return None
-    out = Path(text)
-    check_output(out)
+    out = Path(settings["out"])
+    check_output(out, can_replace=is_overwriting(settings))
     if not is_stream(out):
         check_creatable("out", out)
     return out
@@ -193,7 +194,9 @@ def _refuse_what_is_no_run(run_dir: Path, words: Sequence[str]) -> None:
         )
     if (record.get("backend") or {}).get("name") == "sim":
         raise ConfigError(
-            f"{run_dir} was modelled: it has no policy.", "RUN trained a model.", "Name another run, or model.path=DIR."
+            f"{run_dir} was modelled: it has no policy.",
+            "RUN is a run with real engines.",
+            "Name another run, or model.path=DIR.",
         )
     if not (record.get("evaluation") or {}).get("path") and not {*map(key_of, words)} & {*_BRING_SETS}:
         raise ConfigError(

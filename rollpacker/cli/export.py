@@ -41,7 +41,7 @@ def run(arguments: Arguments) -> None:
     """Write the folder, and say what it holds."""
     from rollpacker.cli.settings import choice, parse_runs
 
-    (run_dir,), given = parse_runs("export", arguments.words, SETTINGS, max_runs=1)
+    (run_dir,), given = parse_runs("export", arguments.words, SETTINGS, max_runs=1, example="runs/x out=my-model")
     dtype = cast("ExportDtype", choice({"dtype": given["dtype"] or DTYPES[0]}, "dtype", DTYPES))
 
     from rollpacker.cli.screen import output

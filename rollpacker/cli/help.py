@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rollpacker.cli.command_help import CommandHelp
     from rollpacker.cli.main import Command
 
-MOST_NOTE_LINES = 45
+MOST_NOTE_LINES = 50
 """Of an option's notes in the text of a command; longer ones are a topic of their own."""
 
 _LAUNCHER = "hydra.launcher"

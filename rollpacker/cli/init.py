@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,7 @@ def run(arguments: Arguments) -> None:
 def _words(given: Sequence[str]) -> list[tuple[str, str]]:
     """The words that are the user's, and those that every run needs, each with its reason."""
     from rollpacker.cli.settings import parse_settings
+    from rollpacker.config.keys import nearest
     from rollpacker.config.roots import TRAIN, groups
     from rollpacker.config.words import key_of
 
@@ -70,7 +72,13 @@ def _words(given: Sequence[str]) -> list[tuple[str, str]]:
     for name, value in settings.items():
         if not value and not named & _KEYS_OF[name]:
             raise ConfigError(f"`rollpacker init` has no {name}.", HELP.arguments[name == "data"][1], f"Add {name}=...")
-    is_recipe = settings["data"] in groups(TRAIN)["experiment"].options
+    recipes = groups(TRAIN)["experiment"].options
+    is_recipe = settings["data"] in recipes
+    close = nearest(settings["data"], recipes)
+    if close and not is_recipe and not os.path.exists(settings["data"]):  # noqa: PTH110  of any length
+        raise ConfigError(
+            f"data={settings['data']} is neither a file nor a recipe.", HELP.arguments[1][1], f"Write data={close[0]}"
+        )
     wanted = [
         ("model.path", settings["model"], "the policy"),
         ("experiment", settings["data"], "the recipe: data, reward, batch, lengths")

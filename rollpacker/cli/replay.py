@@ -53,7 +53,7 @@ def _note_of_silent_steps(run_dir: Path) -> str:
             return ""
         steps = set(read_table(run_dir, "steps")["step"].to_pylist())
     except DataError as error:
-        return f"Whether the logs are complete is not known: {error.problem}."
+        return f"Whether the logs are complete is not known: {error.problem.rstrip('.')}."
     silent = sorted(steps - read_moments(run_dir).steps)
     if not silent:
         return ""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollpacker.cli.arguments import Arguments
+from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting
 from rollpacker.cli.command_help import CommandHelp
 
-SETTINGS = ("step", "out")
+SETTINGS = ("step", "out", "overwrite")
 REPORT_FILE = "report.html"
 
 
@@ -19,12 +19,13 @@ HELP = CommandHelp(
         "tables workers and allocations (RUN/accounts). With a second run, both side by side with ratios. Numbers of "
         "modelled runs are marked."
     ),
-    usage="RUN [AGAINST] [step=N] [out=FILE]",
+    usage="RUN [AGAINST] [step=N] [out=FILE] [overwrite=true]",
     arguments=(
         ("RUN", "The run.dir of a run."),
         ("AGAINST", "The run.dir of a run to compare with."),
         ("step", "The step that is drawn actor by actor, counted from 1. Default: the one of median duration"),
         ("out", "The file to write, or - for standard output. Default: RUN/report.html"),
+        OVERWRITE,
     ),
     examples=("rollpacker report runs/rollpacker runs/verl",),
 )
@@ -36,13 +37,14 @@ def run(arguments: Arguments) -> None:
 
     runs, settings = parse_runs("report", arguments.words, SETTINGS, max_runs=2)
     step = parse_step(settings["step"]) if settings["step"] else None
-    out = Path(settings["out"] or runs[0] / REPORT_FILE)
+    default = runs[0] / REPORT_FILE
+    out = Path(settings["out"] or default)
 
     from rollpacker.cli.screen import output
     from rollpacker.metrics.outputs import check_output, is_stream, open_output
     from rollpacker.timeline.run_tables import refuse_other_folders
 
-    check_output(out)
+    check_output(out, can_replace=is_overwriting(settings) or out == default)
     for run_dir in runs:
         refuse_other_folders(run_dir)  # before the libraries that draw are loaded
     from rollpacker.report.page import render

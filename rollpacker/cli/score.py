@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting
 from rollpacker.cli.command_help import CommandHelp
 
 if TYPE_CHECKING:
-    from rollpacker.cli.arguments import Arguments
     from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.protocols.reward import RewardWorker
 
 
 HELP = CommandHelp(
     purpose="Score given responses with a reward: one line of id, reward and reason per response.",
-    usage="reward=OPTION|reward.KEY=... data.path=FILE responses=FILE out=FILE [key=value] ...",
+    usage="reward=OPTION|reward.KEY=... data.path=FILE responses=FILE out=FILE [overwrite=true] [key=value] ...",
+    arguments=(OVERWRITE,),
     examples=(
         "rollpacker score reward=math data.path=prompts.jsonl \\\n    responses=answers.jsonl out=scores.jsonl",
         "rollpacker score reward.function=my.py:score data.path=prompts.jsonl \\\n    responses=a.jsonl out=s.jsonl",
@@ -26,12 +27,17 @@ HELP = CommandHelp(
 def run(arguments: Arguments) -> None:
     """Score a file of responses, and print what came out."""
     from rollpacker.cli.screen import facts, heading, output
+    from rollpacker.cli.settings import parse_settings
     from rollpacker.config.compose import compose_score
-    from rollpacker.metrics.outputs import is_stream
+    from rollpacker.metrics.outputs import check_output, is_stream
     from rollpacker.rewards.scoring import score_file
     from rollpacker.runtime.run.folder_checks import check_creatable
 
-    config = compose_score(arguments.words)
+    words, settings = parse_settings(
+        "score", arguments.words, {"overwrite": ""}, example="out=FILE overwrite=true", takes_keys=True
+    )
+    config = compose_score(words)
+    check_output(config.out, can_replace=is_overwriting(settings))
     if not is_stream(config.out):
         check_creatable("out", config.out)
     if config.reward.has_judge:

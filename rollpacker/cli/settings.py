@@ -43,16 +43,16 @@ def parse_settings(
 
 
 def parse_runs(
-    command: str, arguments: Sequence[str], names: Sequence[str], max_runs: int
+    command: str, arguments: Sequence[str], names: Sequence[str], max_runs: int, example: str = "runs/x"
 ) -> tuple[tuple[Path, ...], dict[str, str]]:
     """Separate the run folders, at least one, from the settings; a setting that is not given is empty."""
-    runs, settings = parse_settings(command, arguments, dict.fromkeys(names, ""), example="runs/x")
+    runs, settings = parse_settings(command, arguments, dict.fromkeys(names, ""), example=example)
     if not 1 <= len(runs) <= max_runs:
         folders = "the run.dir of one run" if max_runs == 1 else "the run.dir of one run, or of two to compare"
         raise ConfigError(
             f"`rollpacker {command}` was given {' '.join(runs) or 'no run'}.",
             f"It takes {' and '.join([folders, *(f'{name}=...' for name in names)])}.",
-            f"For example: rollpacker {command} runs/x",
+            f"For example: rollpacker {command} {example}",
         )
     return tuple(map(Path, runs)), settings
 

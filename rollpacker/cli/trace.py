@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollpacker.cli.arguments import Arguments
+from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting
 from rollpacker.cli.command_help import CommandHelp
 
-SETTINGS = ("steps", "out")
+SETTINGS = ("steps", "out", "overwrite")
 TRACE_FILE = "trace.json.gz"
 
 
@@ -18,7 +18,7 @@ HELP = CommandHelp(
         "requests ran and waited; those of complete held-out sets from launch to end. Open it at ui.perfetto.dev or "
         "chrome://tracing. Forty steps on 64 GPUs take some seconds."
     ),
-    usage="RUN [steps=FIRST:LAST] [out=FILE]",
+    usage="RUN [steps=FIRST:LAST] [out=FILE] [overwrite=true]",
     arguments=(
         ("RUN", "The run.dir of a run."),
         ("steps", "The first and the last step, counted from 1, or one step. Default: all"),
@@ -26,6 +26,7 @@ HELP = CommandHelp(
             "out",
             "The file to write, compressed when it ends in .gz, or - for standard output. Default: RUN/trace.json.gz",
         ),
+        OVERWRITE,
     ),
     examples=("rollpacker trace runs/x steps=10:20 out=x.json.gz",),
 )
@@ -37,19 +38,23 @@ def run(arguments: Arguments) -> None:
 
     (run_dir,), settings = parse_runs("trace", arguments.words, SETTINGS, max_runs=1)
     steps = parse_steps(settings["steps"]) if settings["steps"] else None
-    out = Path(settings["out"] or run_dir / TRACE_FILE)
+    default = run_dir / TRACE_FILE
+    out = Path(settings["out"] or default)
 
     from rollpacker.cli.screen import output
     from rollpacker.metrics.outputs import check_output, is_stream
     from rollpacker.report.words import plural
     from rollpacker.timeline.run_tables import open_run
 
-    check_output(out)
+    check_output(out, can_replace=is_overwriting(settings) or out == default)
     tables = open_run(run_dir, steps)
     from rollpacker.timeline.chrome_trace import save_trace
 
     summary = save_trace(tables, out)
     console = output(beside=out)
+    last_step = int(tables.steps["step"].iloc[-1])
+    if steps is not None and last_step < steps[1]:
+        console.print(f"{run_dir} has no step after {last_step + 1}.", soft_wrap=True)
     for note in tables.notes:
         console.print(note, soft_wrap=True, style="dim")
     kind = "modelled" if tables.is_modelled else "measured"

@@ -35,6 +35,7 @@ from rollpacker.config.optional_sections import base_tree, take_defaults, with_d
 from rollpacker.config.roots import SCORE, TRAIN, Root, Schema_co, conf_dir, groups
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.score_schema import ScoreConfig
+from rollpacker.config.sections.base import CEILINGS, LARGEST, SMALLEST
 from rollpacker.config.word_mistakes import (
     KEYS_LISTED,
     grammar_mistake,
@@ -56,6 +57,9 @@ if TYPE_CHECKING:
 
 _HYDRA = threading.RLock()
 """Held by the thread that uses Hydra, which keeps its state for the whole process."""
+
+_LIMITS_OF_TYPES = CEILINGS | {-LARGEST, SMALLEST}
+"""A message names them where a value exceeds one."""
 
 Complete = Callable[[dict[str, Any], AbstractSet[str]], Mapping[str, object]]
 """Chooses keys that nobody named, from the composed tree and the names of those that somebody did: words of the command
@@ -88,8 +92,9 @@ def compose_score(overrides: Sequence[str]) -> ScoreConfig:
 
 
 def without_plus(root: Root[BaseModel], overrides: Sequence[str]) -> list[str]:
-    """Accept `+experiment=x` for `experiment=x`, as Hydra requires where a group has no default."""
-    return [text.lstrip("+") if text.startswith("+") and key_of(text) in groups(root) else text for text in overrides]
+    """Accept `+experiment=x` for `experiment=x`, as Hydra requires where a group has no default, and `+KEY=x`."""
+    known = {*groups(root), *legal_keys(root.schema)}
+    return [text.lstrip("+") if text.startswith("+") and key_of(text) in known else text for text in overrides]
 
 
 @contextlib.contextmanager
@@ -329,10 +334,12 @@ def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError
             f"Set single keys, such as {own[0]}=..." if own else KEYS_LISTED.format(command=root.command),
         )
     close = nearest(str(details["input"]), key.choices)
+    is_out_of_bounds = _fault(details["type"]) == "out of bounds"
+    exceeds_type = is_out_of_bounds and set(details.get("ctx", {}).values()) <= _LIMITS_OF_TYPES
     says_more = key.name != name and details["type"] != "model_type"  # which names a class of ours
     return ConfigError(
         f"{given} is {_fault(details['type'])}" + (f": {details['msg'].lower()}." if says_more else "."),
-        f"`{key.name}` is {key.legal}.",
+        f"`{key.name}` is {key.legal if exceeds_type else key.described}.",
         f"Write {key.name}={close[0]}." if close else "",
     )
 

@@ -6,6 +6,7 @@ Imports YAML but not Hydra, so that help texts are fast.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,21 +83,23 @@ def groups(root: Root[BaseModel]) -> Mapping[str, Group]:
 
 def option_summary(group: str, option: str) -> str:
     """The first sentence of the comment at the top of an option's file."""
-    return " ".join(_comment(group, option)).partition(". ")[0].rstrip(".") + "."
+    return _sentence_and_rest(group, option)[0]
 
 
 def option_notes(group: str, option: str) -> str:
-    """The rest of that comment, after its first blank line; lines keep their indentation."""
-    return "\n".join(_comment(group, option)).partition("\n\n")[2]
+    """The rest of that comment; lines keep their indentation."""
+    return _sentence_and_rest(group, option)[1]
 
 
-def _comment(group: str, option: str) -> list[str]:
+def _sentence_and_rest(group: str, option: str) -> tuple[str, str]:
     lines = (conf_dir() / group / f"{option}.yaml").read_text(encoding="utf-8").splitlines()
-    return [
+    comment = "\n".join(
         line.removeprefix("#").removeprefix(" ").rstrip()
         for line in lines
         if line.startswith("#") and "@package" not in line
-    ]
+    )
+    sentence, *rest = re.split(r"\.(?: |\n+)", comment, maxsplit=1)
+    return " ".join(sentence.split()).rstrip(".") + ".", "".join(rest)
 
 
 def default_choices(root: Root[BaseModel]) -> dict[str, object]:

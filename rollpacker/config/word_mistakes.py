@@ -33,15 +33,25 @@ KEYS_LISTED = "`rollpacker {command} --help` lists every group and key."
 def name_mistakes(root: Root[BaseModel], parsed: Sequence[Override]) -> Iterator[UserError]:
     """Names that are no key and no group, and options that their group does not have."""
     keys, sections, known_groups = legal_keys(root.schema), section_names(root.schema), groups(root)
-    has_searchpath = any(override.key_or_group == "hydra.searchpath" for override in parsed)
+    names = {override.key_or_group for override in parsed}
+    has_searchpath = "hydra.searchpath" in names  # only Hydra knows the options then
     for override in parsed:
         name = override.key_or_group
         if re.match(r"hydra\b", name):  # Hydra's own keys, which Hydra validates
             if not name.startswith(_KEYS_OF_HYDRA):
                 yield _useless_key_of_hydra(name)
+            elif name.startswith("hydra.launcher.") and "hydra/launcher" not in names and not has_searchpath:
+                yield _key_without_launcher(name)
+            continue
+        if not name:
+            yield ConfigError(
+                f"`{override.input_line}` names no key.",
+                "An argument is key=value or group=option.",
+                "Write a key before the `=`.",
+            )
             continue
         if name in known_groups and not isinstance(override._value, dict):  # noqa: SLF001 - value() refuses sweeps
-            if not has_searchpath:  # with one, only Hydra knows the options
+            if not has_searchpath:
                 yield from _option_mistakes(override, known_groups[name].options)
         elif name not in keys and name not in sections and not _is_below_mapping(name, keys):
             yield unknown_key(root, name)
@@ -52,6 +62,14 @@ def _useless_key_of_hydra(name: str) -> ConfigError:
         f"`{name}` has no effect: Hydra only composes the configuration and runs the points of a multirun.",
         f"Of Hydra's own keys, {', '.join(_KEYS_OF_HYDRA)} count.",
         "Leave it out; run.dir says where a run writes.",
+    )
+
+
+def _key_without_launcher(name: str) -> ConfigError:
+    return ConfigError(
+        f"`{name}` belongs to hydra/launcher=slurm.",
+        "Hydra's own launcher, which runs the points of a multirun on this machine, has no keys.",
+        "Add hydra/launcher=slurm.",
     )
 
 
@@ -112,11 +130,15 @@ def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
             f"The key of this name in other tools is `{ours}` here: {keys[ours].doc}",
             f"Write {ours}=...",
         )
-    close = nearest(name, [*keys, *groups(root)])
+    section, _, leaf = name.rpartition(".")
+    # By the name of a section alone, all of its keys would be near: the last part decides.
+    legal = [key for key in keys if nearest(leaf, [key.rpartition(".")[2]])] if section else [*keys, *groups(root)]
+    close = nearest(name, legal)
+    topic = f" {section}" if not close and section in section_names(root.schema) else ""
     return ConfigError(
         f"`{name}` is not a key of the configuration.",
         f"The nearest legal key is `{close[0]}`." if close else "",
-        f"`rollpacker {root.command} --help` lists every key.",
+        f"`rollpacker {root.command} --help{topic}` lists {'its keys' if topic else 'every key'}.",
     )
 
 

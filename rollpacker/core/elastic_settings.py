@@ -67,7 +67,7 @@ class ElasticSettings:
     grace_s: float
     """For a worker to leave when it is told to."""
     least_stay_s: float
-    """One that leaves sooner than this is not started."""
+    """One that leaves sooner than this, or than `drain_lead_s`, is not started."""
     drain_lead_s: float
     """So long before a known end nothing more is launched on a worker."""
     drain_margin_s: float

@@ -191,7 +191,8 @@ class Fleet:
         """Say why a worker is not taken; empty if it is."""
         if event.mismatch:
             return event.mismatch
-        if event.leaves_in_s is not None and event.leaves_in_s < self._settings.least_stay_s:
+        least_s = max(self._settings.least_stay_s, self._settings.drain_lead_s)
+        if event.leaves_in_s is not None and event.leaves_in_s < least_s:
             return f"its job ends in {event.leaves_in_s:.0f} s"
         is_surplus = self.num_in(*_WANTED) >= self._num_wanted
         return f"no more than {self._num_wanted} are wanted" if is_surplus else ""
@@ -205,7 +206,7 @@ class Fleet:
         return self._catch_up(worker, now) if len(worker.kv_tokens) == worker.num_engines else []
 
     def _catch_up(self, worker: Worker, now: float) -> list[FleetDecision]:
-        worker.stage, worker.updated = Stage.CATCHING_UP, []
+        worker.stage, worker.updated, worker.fetched_again = Stage.CATCHING_UP, [], []
         if self._policy_version is None:
             return []
         orders: list[FleetDecision] = [
@@ -249,11 +250,16 @@ class Fleet:
         ]
 
     def _try_again(self, worker: Worker, event: FetchFailed, now: float) -> list[FleetDecision]:
-        """Have a policy fetched again, in the time that is left for it."""
+        """Have a policy fetched again, in the time that is left for it.
+
+        Engines that fail once each are one failure of the worker; one that fails again is another.
+        """
         is_late = event.policy_version != self._policy_version or event.engine in worker.updated
         if worker.stage is not Stage.CATCHING_UP or is_late:
             return []
-        if self._count_failure(worker) < MAX_FAILURES:
+        is_counted = bool(worker.fetched_again) and event.engine not in worker.fetched_again
+        if is_counted or self._count_failure(worker) < MAX_FAILURES:
+            worker.fetched_again.append(event.engine)
             return [FetchPolicy(engine=event.engine, policy_version=event.policy_version)]
         reason = f"{event.engine} did not get policy version {event.policy_version}"
         return self._dismiss(worker, reason, now, may_return=False)

@@ -17,8 +17,9 @@ and plain decoding. One pass in `trial_every` is a trial, between passes of the 
 and contexts, and are compared with one another only. A range that has found its length goes on trying others, one pass
 in `rarest_trial_every`, and each verdict forgets what led to it: so the length follows a policy that drifts.
 
-Engines of a degree are equal, so their passes count together. Each tensor-parallel degree has ranges of its own, which
-begin with the lengths of the degree before.
+All engines draft by the same rules, so their passes count together: those of rollout workers, too, which may be of
+another tensor-parallel degree. Each degree of the run's own engines has ranges of its own, which begin with the lengths
+of the degree before.
 Verification samples what the policy would have, so nothing here changes a response's distribution, only its time.
 
 Invariant: a range compares passes of its length and of its trial's, and of no other.

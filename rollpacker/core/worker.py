@@ -35,6 +35,8 @@ class Worker:
     """Of each engine that has started, the capacity of its KV cache."""
     updated: list[EngineId] = field(default_factory=list)
     """Its engines that hold the newest policy."""
+    fetched_again: list[EngineId] = field(default_factory=list)
+    """Its engines that did not get the newest policy at first."""
     fetches_since_s: float | None = None
     """Since when it fetches a policy, that one or one before it; None while it holds the newest, or there is none."""
     last_fetch_s: float = 0.0

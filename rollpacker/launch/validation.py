@@ -97,7 +97,8 @@ def _site(*, is_dry_run: bool) -> tuple[Site | None, tuple[str, ...]]:
             return read_site(), ()
         except WorldError as error:
             if not is_dry_run:
-                raise
+                remedy = f"{error.remedy} hydra.launcher.dry_run=true goes on without it, and submits nothing."
+                raise WorldError(error.problem, error.allowed, remedy) from error
             reason = error.problem
     unchecked = "partitions, their limits and nodes" + (", and whether every node sees run.dir" if is_dry_run else "")
     return None, (f"The jobs were not checked against a cluster ({unchecked}): {reason}",)

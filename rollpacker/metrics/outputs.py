@@ -4,6 +4,7 @@
     -, /dev/stdout, /dev/stderr, /dev/fd/N, a FIFO       written to
     a folder, any other device, a socket                 refused
 
+A command replaces a file that exists where it is the command's own default, or by overwrite=true.
 Invariant: nothing but a regular file is ever replaced.
 """
 
@@ -30,8 +31,8 @@ _MAX_LINKS = 40
 """As many as Linux follows."""
 
 
-def check_output(path: Path) -> None:
-    """Refuse an `out` that cannot be written to; to be called before the work that it is for."""
+def check_output(path: Path, *, can_replace: bool = True) -> None:
+    """Refuse an `out` that cannot be written to, or may not; to be called before the work that it is for."""
     descriptor = _descriptor(path)
     if descriptor is not None:
         _check_descriptor(path, descriptor)
@@ -45,6 +46,12 @@ def check_output(path: Path) -> None:
             f"out={path} is {kind_of(mode)}.",
             "It is a file, a FIFO, or - for standard output.",
             "Choose another out.",
+        )
+    if stat.S_ISREG(mode) and not can_replace:
+        raise ConfigError(
+            f"out={path} exists.",
+            "A file that exists is replaced only with overwrite=true.",
+            "Choose another out, or add overwrite=true.",
         )
 
 

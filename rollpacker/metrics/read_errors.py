@@ -23,7 +23,9 @@ def is_damage(error: Exception) -> bool:
 
     pyarrow reports a broken footer as an `OSError` without a number.
     """
-    return not isinstance(error, OSError) or error.errno is None or error.errno in _DAMAGES
+    if isinstance(error, OSError):
+        return error.errno is None or error.errno in _DAMAGES
+    return not isinstance(error, MemoryError)  # which one of pyarrow's is
 
 
 def stop_unless_damaged(path: Path, error: OSError) -> None:
@@ -36,6 +38,6 @@ def not_resumable_now(problem: str) -> StorageFailed:
     """The error that stops a run before it is resumed without a file that may be whole."""
     return StorageFailed(
         problem,
-        "It may be whole, so nothing was set aside and nothing is done again",
-        "Correct that (its permissions, `ulimit -n`, the mount or the disk), then resume with run.resume=auto",
+        "It may be whole, so nothing was set aside",
+        "Correct that (its permissions, `ulimit -n`, the mount), or move away what the disk has lost; then try again",
     )

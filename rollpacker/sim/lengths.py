@@ -38,6 +38,11 @@ _TAIL_FROM = 0.95
 MOST_TOKENS = 100_000_000
 """Of a response; ten times what any model reads, so that a longer one is a mistake in the file."""
 
+_NUM_NEIGHBOURS = 10
+_LIMIT_RATIO = 2
+"""The largest length of a sample is a limit if it occurs so many times as often as each of its neighbours, the next
+smaller ones. Of samples of exponential lengths (means of 5 to 1,000 tokens) at most 0.5 % look so by chance."""
+
 _SCORES_PER_SIGMA = 20
 """Points at which a normal distribution is known; between them straight lines are off by less than 0.1 %."""
 
@@ -353,11 +358,18 @@ def _pooled(lengths: Iterable[tuple[Domain, float]]) -> dict[Domain, Quantiles]:
 
 
 def _steps(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Quantiles of a sample: the k-th of n values stands at (k - 1/2) / n; of equal values the first and the last."""
+    """Quantiles of a sample: the k-th of n values stands at (k - 1/2) / n; of equal values the first and the last.
+
+    Of the largest ones the first only, unless a limit cut them.
+    """
     points: list[tuple[float, float]] = []
     num_before = 0
-    for value, count in sorted(Counter(values).items()):
-        ranks = (0, count - 1) if count > 1 else (0,)
+    counts = sorted(Counter(values).items())
+    largest, num_largest = counts[-1]
+    most_below = max((count for _, count in counts[-1 - _NUM_NEIGHBOURS : -1]), default=1)
+    is_cut = num_largest >= _LIMIT_RATIO * most_below
+    for value, count in counts:
+        ranks = (0, count - 1) if count > 1 and (is_cut or value < largest) else (0,)
         points += [((num_before + rank + 0.5) / len(values), value) for rank in ranks]
         num_before += count
     return points

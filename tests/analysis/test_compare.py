@@ -153,6 +153,7 @@ def test_the_number_of_steps_tells_runs_apart_whose_learning_rate_spans_them(tmp
             [{"trainer": {}}, {"trainer": {"a": 1, "b": 2, "c": 3, "d": 4}}],
             ["a=null, b=null, c=null and 1 more key", "a=1, b=2, c=3 and 1 more key"],
         ),
+        ([{"data": {"path": "a"}}, {"data": {"path": "b"}}], ["data.path=a", "data.path=b"]),
         ([{}, {"run": {"resume": "auto"}}], ["old/seed", "new/seed"]),
     ],
 )
@@ -366,9 +367,18 @@ def test_the_command_prints_the_table_and_writes_png_and_pdf(both, tmp_path, cap
     assert (tmp_path / "out" / "compare.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_a_missing_run_is_named_and_the_rest_is_drawn(both, tmp_path, capsys):
-    _, notes = printed(capsys, both[0], tmp_path / "nowhere", f"out={tmp_path / 'out'}")
-    assert notes.startswith(f"{tmp_path / 'nowhere'} is left out: ")
+def test_a_run_without_tables_is_named_and_the_rest_is_drawn(both, tmp_path, capsys):
+    unreadable = tmp_path / "broken"
+    unreadable.mkdir()
+    (unreadable / "run.json").write_text("{}")
+    _, notes = printed(capsys, tmp_path, f"out={tmp_path / 'out'}")
+    assert notes.startswith(f"{unreadable} is left out: ")
+
+
+def test_a_path_that_does_not_exist_is_refused_and_nothing_is_drawn(both, tmp_path, capsys):
+    assert main(["analysis", "compare", str(both[0]), str(tmp_path / "nowhere"), f"out={tmp_path / 'out'}"]) == 2
+    assert f"{tmp_path / 'nowhere'} does not exist." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_is_shown_is_not_called_left_out(both, tmp_path, capsys):

@@ -115,6 +115,14 @@ def test_a_figure_of_steps_has_a_point_per_step_and_the_papers_forty(tmp_path):
     assert len(of_paper) == 3 * 40
 
 
+def test_the_mean_of_equal_numbers_is_that_number_and_within_their_range(tmp_path):
+    write_run(tmp_path / "run", "tail", [1.0], modelled=True)
+    [run] = runs_below(tmp_path).runs
+    for number in (0.1, 0.7):  # sums of three are off by a bit
+        point = Place(panel="", x="", unit="x").ours([Value(run, number)] * 3)
+        assert (point.y_low, point.y, point.y_high) == (number, number, number)
+
+
 def test_each_of_our_points_has_the_papers_number_of_the_same_quantity_and_its_relative_error(tmp_path):
     write_run(tmp_path / "run", "tail", [1.0], modelled=True)
     [run] = runs_below(tmp_path).runs

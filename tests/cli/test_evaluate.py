@@ -144,7 +144,7 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_starts(
 def test_a_modelled_run_has_no_policy(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = run_dir / "config.yaml"
     file.write_text(file.read_text().replace("name: ray", "name: sim"))
-    assert "runs/x was modelled: it has no policy" in refusal(capsys, "runs/x", SET)
+    assert "runs/x was modelled: it has no policy. RUN is a run with real engines." in refusal(capsys, "runs/x", SET)
 
 
 def test_each_name_of_a_policy_is_that_checkpoint(run_dir: Path) -> None:

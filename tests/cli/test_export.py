@@ -118,6 +118,13 @@ def test_the_card_names_data_of_the_hub_by_its_commit(run_dir: Path) -> None:
     assert f"| prompts | {data}, mine.jsonl |" in Path("mine/README.md").read_text()
 
 
+def test_the_example_in_the_error_without_a_run_is_one_that_has_all_it_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["export", "out=mine"]) == 2
+    assert "For example: rollpacker export runs/x out=my-model\n" in capsys.readouterr().err
+
+
 MISTAKES = {
     "no such checkpoint": (
         ["at=30", "out=mine"],

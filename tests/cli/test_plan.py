@@ -35,7 +35,7 @@ SMALL = [
 @pytest.mark.timeout(300)
 def test_a_small_plan_prints_an_answer_and_writes_what_it_is_made_of(workdir, capsys):
     lengths = workdir / "lengths.csv"
-    lengths.write_text("length_tokens\n" + "\n".join(["300"] * 90 + ["900"] * 8 + ["3000"] * 2))
+    lengths.write_text("\n".join(map(str, ["length_tokens", *range(300, 390), *range(900, 908), 3000, 3000])))
     words = ["plan", *SMALL, f"workload.lengths={lengths}", "workload.domain=null", "seeds=2", "workers=1", "out=plan"]
     assert main([*words, "engine.tensor_parallel=1", "systems=verl,rollpacker"]) == 0
     printed = " ".join(capsys.readouterr().out.split())  # as if lines were not broken

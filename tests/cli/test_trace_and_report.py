@@ -1,5 +1,6 @@
 """`rollpacker trace` and `rollpacker report` as a user meets them: what they write, and what they refuse."""
 
+import errno
 import gzip
 import html
 import json
@@ -13,6 +14,7 @@ import pytest
 
 from rollpacker.cli.main import main
 from tests.timeline.runs import modelled_run
+from tests.unreadable import make_unreadable
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,27 @@ def test_a_trace_lies_in_the_run_unless_told_otherwise(run_dir, tmp_path, capsys
     assert json.loads(gzip.decompress((run_dir / "trace.json.gz").read_bytes()))["traceEvents"]
     assert "1 step (modelled)" in said(capsys, ["trace", str(run_dir), "steps=1", f"out={tmp_path / 'x.json'}"])
     assert json.loads((tmp_path / "x.json").read_text())["traceEvents"]
+
+
+def test_a_trace_says_which_of_the_steps_that_were_asked_for_the_run_does_not_have(run_dir, tmp_path, capsys):
+    cut = said(capsys, ["trace", str(run_dir), "steps=2:9", f"out={tmp_path / 'x.json'}"])
+    assert f"{run_dir} has no step after 2." in cut
+    assert "1 step (modelled)" in cut
+    assert "no step after" not in said(capsys, ["trace", str(run_dir), "steps=1:2", f"out={tmp_path / 'y.json'}"])
+
+
+@pytest.mark.parametrize(("command", "default"), [("trace", "trace.json.gz"), ("report", "report.html")])
+def test_the_default_file_is_replaced_and_any_other_one_only_by_overwrite(command, default, run_dir, tmp_path, capsys):
+    for words in ([], [f"out={run_dir / default}"]):
+        (run_dir / default).write_text("old")
+        said(capsys, [command, str(run_dir), *words])
+        assert (run_dir / default).read_bytes() != b"old"
+    other = tmp_path / "prompts.jsonl"
+    other.write_text("old")
+    assert f"out={other} exists." in said(capsys, [command, str(run_dir), f"out={other}"], code=2)
+    assert other.read_text() == "old"
+    said(capsys, [command, str(run_dir), f"out={other}", "overwrite=true"])
+    assert other.read_bytes() != b"old"
 
 
 @pytest.mark.parametrize(
@@ -189,8 +212,12 @@ def test_a_whole_run_has_nothing_to_note(run_dir, capsys):
         ("config.yaml", b"\xff\xfe\xff", "config.yaml is broken: "),
         ("config.yaml", b"[" * 10_000, "config.yaml is broken: "),
         ("config.yaml", None, "There is no config.yaml, so the run's settings are not shown"),
-        ("status.json", b"{", "There is no status.json that can be read"),
-        ("status.json", None, "There is no status.json that can be read"),
+        (
+            "status.json",
+            b"{",
+            "status.json cannot be read: it is damaged, or another version wrote it. So it is not known",
+        ),
+        ("status.json", None, "There is no status.json. So it is not known how the run ended."),
     ],
 )
 def test_a_file_of_a_run_is_called_broken_or_missing_as_it_is(copied, file, content, note, capsys):
@@ -200,6 +227,28 @@ def test_a_file_of_a_run_is_called_broken_or_missing_as_it_is(copied, file, cont
         (copied / file).write_bytes(content)
     assert note in said(capsys, ["report", str(copied)])
     assert note in html.unescape((copied / "report.html").read_text())
+
+
+@pytest.mark.parametrize("file", ["config.yaml", "status.json"])
+def test_a_file_of_a_run_that_may_not_be_read_is_not_called_broken(copied, file, capsys, monkeypatch):
+    make_unreadable(monkeypatch, copied / file, errno.EACCES)
+    text = said(capsys, ["report", str(copied)])
+    assert f"{file} cannot be read: Permission denied. So " in text
+    assert "broken" not in text
+    assert "damaged" not in text
+
+
+def test_a_replay_names_steps_that_its_logs_have_lost(copied, capsys):
+    assert "say nothing" not in said(capsys, ["replay", str(copied)])
+    log = copied / "events" / "attempt-000.jsonl"
+    lines = log.read_bytes().split(b"\n")
+    second = next(number for number, line in enumerate(lines) if b'"type":"StepStarted","step":1' in line)
+    log.write_bytes(b"\n".join(lines[:second]) + b"\n")
+    text = said(capsys, ["replay", str(copied)])
+    assert "commands are the same" in text
+    assert "The event logs say nothing of 1 of 2 steps, such as step 2" in text
+    (copied / "metrics" / "manifest.json").write_text("{")
+    assert "Whether the logs are complete is not known: " in said(capsys, ["replay", str(copied)])
 
 
 @pytest.mark.parametrize("command", ["report", "trace"])

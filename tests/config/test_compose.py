@@ -42,6 +42,12 @@ def test_every_key_of_the_schema_can_be_set_without_a_plus() -> None:
     assert config.data.domain_weights == {"math": 2}
 
 
+def test_a_plus_before_a_key_changes_nothing() -> None:
+    assert compose([*INPUTS, "+run.seed=3", "++rollout.num_prompts=7"]) == compose(
+        [*INPUTS, "run.seed=3", "rollout.num_prompts=7"]
+    )
+
+
 def test_domains_are_named_by_the_user() -> None:
     config = compose([*INPUTS, "data.domain_weights.math=2", "data.domain_weights.code=0.5"])
     assert config.data.domain_weights == {"math": 2, "code": 0.5}

@@ -9,7 +9,7 @@ import yaml
 from rollpacker.config.compose import compose, compose_score
 from rollpacker.config.effects import keys_without_effect
 from rollpacker.config.keys import default_tree, legal_keys
-from rollpacker.config.roots import SCORE, TRAIN, conf_dir, groups, option_summary
+from rollpacker.config.roots import SCORE, TRAIN, conf_dir, groups, option_notes, option_summary
 from rollpacker.config.schema import RunConfig
 
 INPUTS = ["model.path=model", "data.path=prompts.jsonl"]
@@ -84,6 +84,16 @@ def test_every_folder_of_conf_is_a_group_and_every_default_is_an_option() -> Non
 
 def test_the_summary_of_an_option_is_the_first_sentence_of_its_file() -> None:
     assert option_summary("reward", "walk") == "The demo's own checker of worked-out arithmetic."
+
+
+def test_summary_and_notes_of_an_option_are_the_whole_comment_of_its_file() -> None:
+    for group in (groups(TRAIN) | groups(SCORE)).values():
+        for option in group.options:
+            lines = (conf_dir() / group.name / f"{option}.yaml").read_text().splitlines()
+            comment = " ".join(line[1:] for line in lines if line.startswith("#") and "@package" not in line)
+            told = f"{option_summary(group.name, option)} {option_notes(group.name, option)}"
+            assert told.split() == comment.split(), f"{group.name}={option}"
+    assert option_notes("engine", "vllm").startswith("Needs the extra rollpacker[vllm]")
 
 
 def test_without_a_word_the_run_is_the_schemas_defaults_and_tail_batching() -> None:

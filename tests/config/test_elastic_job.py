@@ -34,7 +34,12 @@ def test_one_in_which_a_worker_could_not_serve_is_refused(words, says):
     "words",
     [
         ["elastic.job.least_time_min=5"],
-        ["elastic.job.least_time_min=1", "cluster.signal_lead_s=30", "elastic.least_stay_s=10"],
+        [
+            "elastic.job.least_time_min=1",
+            "cluster.signal_lead_s=30",
+            "elastic.least_stay_s=10",
+            "elastic.drain_lead_s=10",
+        ],
         ["elastic.job.time_limit_min=1", "elastic.max_workers=0"],
     ],
 )

@@ -267,6 +267,39 @@ def test_a_policy_that_was_not_got_is_fetched_once_more_in_the_time_that_is_left
     assert player.tell(failure)[0] == dismissal(A, f"{A}.0 did not get policy version 1", may_return=False)
 
 
+def test_engines_that_fail_once_each_to_get_a_policy_are_one_failure_of_their_worker():
+    player = ElasticPlayer()
+    player.publish()
+    engines = member_of(A, 0), member_of(A, 1)
+    player.tell(WorkerArrived(worker=A, num_engines=2))
+    for engine in engines:
+        player.tell(EngineStarted(engine=engine))
+    for engine in engines:
+        failure = FetchFailed(engine=engine, policy_version=1)
+        assert player.tell(failure) == (FetchPolicy(engine=engine, policy_version=1),)
+    player.tell(EngineUpdated(engine=engines[0], policy_version=1))
+    assert player.tell(failure)[0] == dismissal(A, f"{A}.1 did not get policy version 1", may_return=False)
+
+
+def test_a_failure_to_get_the_next_policy_is_another_one():
+    player = ElasticPlayer()
+    player.publish()
+    player.tell(WorkerArrived(worker=A, num_engines=2))
+    for number in (0, 1):
+        player.tell(EngineStarted(engine=member_of(A, number)))
+    player.tell(FetchFailed(engine=member_of(A, 0), policy_version=1))
+    player.publish()
+    failed = player.tell(FetchFailed(engine=member_of(A, 1), policy_version=2))
+    assert failed[0] == dismissal(A, f"{A}.1 did not get policy version 2", may_return=False)
+
+
+def test_a_worker_that_would_have_to_drain_at_once_is_not_started():
+    player = ElasticPlayer(replace(SETTINGS, elastic=replace(ELASTIC, least_stay_s=0.0)))
+    commands = player.tell(WorkerArrived(worker=A, num_engines=1, leaves_in_s=3.0))
+    assert commands[0] == dismissal(A, "its job ends in 3 s")
+    assert of_kind(commands, StartMember) == []
+
+
 def test_a_worker_that_serves_has_not_failed():
     player = ElasticPlayer()
     player.publish()

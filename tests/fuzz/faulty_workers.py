@@ -112,9 +112,8 @@ class FaultyEngine:
             self._arrivals.close()
 
     async def pump(self) -> None:
-        """Pass on what the engine generates, when it is to come."""
-        while True:
-            responses = await self._engine.collect()
+        """Pass on what the engine generates, when it is to come; one that is closed gives nothing."""
+        while responses := await self._engine.collect():
             at_once: list[Response] = []
             for response in responses:
                 delay_s = self._slowness * response.generation_time_s

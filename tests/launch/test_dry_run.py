@@ -279,6 +279,16 @@ def test_a_dry_run_without_a_cluster_prints_the_scripts_and_says_what_was_not_ch
     assert reason in printed.err
 
 
+def test_without_a_controller_the_error_says_that_a_dry_run_goes_on(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("scontrol", "squeue"):
+        install_command(here / "bin", name, "echo 'Unable to contact slurm controller' >&2; exit 1", monkeypatch)
+    assert main(["check", "-m", *E2E, "system=verl"]) == 1
+    assert "hydra.launcher.dry_run=true goes on without it" in " ".join(capsys.readouterr().err.split())
+    assert main(["check", "-m", *E2E, "system=verl", "hydra.launcher.dry_run=true"]) == 0
+
+
 def test_a_dry_run_of_submitted_points_without_a_cluster_says_that_they_may_be_in_the_queue(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,17 @@ def test_what_is_no_file_is_refused_before_the_work_and_stays(tmp_path: Path, ma
     assert not list(tmp_path.glob(".tmp-*"))
 
 
+def test_a_file_is_refused_by_whatever_link_where_it_may_not_be_replaced(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    link.symlink_to(file)
+    check_output(link, can_replace=False)
+    file.write_text("old")
+    for path in (file, link):
+        check_output(path)
+        with pytest.raises(ConfigError, match=f"out={path} exists"):
+            check_output(path, can_replace=False)
+
+
 def test_a_fifo_is_written_to_and_stays_one(tmp_path: Path) -> None:
     path = tmp_path / "fifo"
     os.mkfifo(path)

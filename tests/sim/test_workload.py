@@ -15,7 +15,7 @@ from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import GenerationRequest
 from rollpacker.runtime.rollout.requests import sample_seed
 from rollpacker.sim.engine import blank_tokens
-from rollpacker.sim.lengths import Quantiles, paper_lengths
+from rollpacker.sim.lengths import Quantiles, paper_lengths, read_lengths
 from rollpacker.sim.reward import ModelledScore
 from rollpacker.sim.workload import Drift, Tail, Workload
 from tests.sim.composed import composed
@@ -128,6 +128,14 @@ def test_beyond_the_limit_of_its_table_a_distribution_goes_on_as_a_tail():
 
 def test_without_a_limit_the_largest_value_is_the_largest():
     assert Quantiles([(0.1, 1), (0.5, 5), (0.9, 9)]).value(0.9999) == 9
+
+
+@pytest.mark.parametrize(("num_largest", "is_limit"), [(3, False), (5, False), (6, True)])
+def test_lengths_end_at_a_limit_only_if_far_more_of_them_are_there_than_below(tmp_path, num_largest, is_limit):
+    lengths = [*(length for length in range(1, 100) for _ in range(3)), *(100 for _ in range(num_largest))]
+    pd.DataFrame({"length_tokens": lengths}).to_csv(file := tmp_path / "lengths.csv", index=False)
+    table = read_lengths(file).distribution(Domain("any"))
+    assert (table.value(0.9999) > 100) == is_limit
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])

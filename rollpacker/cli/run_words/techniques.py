@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from rollpacker.engines.vllm.installed import ARCTIC, drafter_of
@@ -84,6 +85,9 @@ def _stream(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
     """What streaming does in this run."""
     share = config.system.stream_at
     when = "before the rollout ends" if share is None else f"when {share:.0%} of the requests are finished"
+    needed = 1 / math.prod(config.system.largest_factors)
+    if share is not None and share > needed:
+        when += f", if the round lasts so long (a short one needs {needed:.0%})"
     lending = f"up to half of the engines are lent to the trainer {when}: groups train on their GPUs"
     if isinstance(cluster, ModelledCluster):
         return lending if cluster.num_trainer_gpus is None else _OWN_GPUS

@@ -125,7 +125,7 @@ class ClusterSection(Section):
     """Every node sees the run's folder at the same path, although its file system does not look like a network's."""
     requeue: Flag = True
     """A job that is preempted, reaches its limit or loses a node that its run needs is requeued, and the run resumes
-    from its checkpoint."""
+    from its checkpoint; see `max_attempts_without_progress`."""
     signal: Literal["URG", "USR2", "TERM"] = "URG"
     """What Slurm sends before the time limit and, where it is set up so, at preemption. USR2 and TERM end Ray and
     mounted images unless they are shielded; URG does not."""

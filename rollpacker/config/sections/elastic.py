@@ -44,7 +44,7 @@ class ElasticSection(Section):
     grace_s: Annotated[PositiveSeconds, OnlyWith("elastic.max_workers")] = 60.0
     """For a worker to leave when it is told to; it is forgotten if it takes longer."""
     least_stay_s: Annotated[Seconds, OnlyWith("elastic.max_workers")] = 120.0
-    """A worker whose job ends sooner than this is dismissed as it arrives."""
+    """A worker whose job ends sooner than this, or than `drain_lead_s`, is dismissed as it arrives."""
     drain_lead_s: Annotated[Seconds, OnlyWith("elastic.max_workers")] = 60.0
     """So long before its known end a worker gets no further request."""
     drain_margin_s: Annotated[Seconds, OnlyWith("elastic.max_workers")] = 5.0

@@ -58,10 +58,12 @@ def check_lives_of_workers(config: RunConfig) -> None:
             "The least time is what Slurm may shorten the limit to.\n"
             f"Set elastic.job.least_time_min={job.time_limit_min} or less, or null."
         )
-    if 60 * shortest_min <= (needed_s := cluster.signal_lead_s + elastic.least_stay_s):
+    least = max(("least_stay_s", "drain_lead_s"), key=lambda name: getattr(elastic, name))
+    least_s = getattr(elastic, least)
+    if 60 * shortest_min <= (needed_s := cluster.signal_lead_s + least_s):
         raise ValueError(
             f"elastic.job.{key}={shortest_min}: Slurm may give a worker no more than {60 * shortest_min} s.\n"
             f"It leaves cluster.signal_lead_s={cluster.signal_lead_s} ahead of it, and is dismissed as it arrives if "
-            f"it could stay less than elastic.least_stay_s={elastic.least_stay_s:g}.\n"
+            f"it could stay less than elastic.{least}={least_s:g}.\n"
             f"Set elastic.job.{key}={int(needed_s // 60) + 1} or more."
         )

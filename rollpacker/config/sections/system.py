@@ -70,8 +70,9 @@ class SystemSection(Section):
     (trainer.advantage), which need the whole batch first."""
     stream_at: Positive | None = Field(None, le=1)
     """With `stream` and shared GPUs: half of the engines are lent when this share of a round's requests is finished,
-    whether or not what still runs fits into the others (the fixed points of the paper's Table 3). null decides by
-    memory: tested at 20 % and every 5 % from there to 50 %."""
+    whether or not what still runs fits into the others (the fixed points of the paper's Table 3). A short round may end
+    before: it needs 1 / (`eta_prompts` x `eta_responses`) of its requests. null decides by memory: tested at 20 % and
+    every 5 % from there to 50 %."""
 
     routing: Annotated[Literal["sample", "prompt"], NOT_IN_FINGERPRINT] = "sample"
     """Which engine gets a request: `sample` gives each response of a prompt to the engine with the fewest requests;

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -115,11 +114,19 @@ class JobAttempts:
             "The run resumes by itself; there is nothing to do.",
         )
 
-    def end(self, saved_steps: int) -> None:
-        """Withdraw a request for a requeue, such as after a lost node, if the next start would be refused."""
-        if self._allocation.requeue_file is not None and self._current is not None and self._is_last(saved_steps):
-            with suppress(OSError):  # the next start then gives the reason
-                self._allocation.requeue_file.unlink()
+    def end(self, saved_steps: int) -> str:
+        """Withdraw a request for a requeue, such as after a lost node, if the next start would be refused.
+
+        Gives the reason for a person, or nothing.
+        """
+        if self._allocation.requeue_file is None or self._current is None or not self._is_last(saved_steps):
+            return ""
+        try:
+            self._allocation.requeue_file.unlink()
+        except OSError:  # nobody has asked; or the next start gives the reason
+            return ""
+        most = self._cluster.max_attempts_without_progress
+        return f"The job is not requeued: no new checkpoint in cluster.max_attempts_without_progress={most} attempts."
 
     def _is_last(self, saved_steps: int) -> bool:
         """Whether this attempt, which ends with a checkpoint of so many steps, was one too many without progress."""

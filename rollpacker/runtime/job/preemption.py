@@ -110,7 +110,7 @@ class ShellPreemption(Preemption):
         super().__init__(deadline)
         self._run_dir = config.run.dir
         self._numbers = tuple(signals)
-        self._note: Callable[[str], None]
+        self._note: Callable[[str], None] = lambda _text: None
         self._task: asyncio.Task[object] | None = None
         self._first: signal.Signals | None = None
         self._is_cut_short = False
@@ -203,7 +203,8 @@ class SlurmPreemption(ShellPreemption):
 
     def stop_listening(self) -> None:
         super().stop_listening()
-        self._attempts.end(self.saved_steps)
+        if why := self._attempts.end(self.saved_steps):
+            self._note(why)
 
     def leave(self, finished_steps: int, num_steps: int) -> RollpackerError:
         if self._first is not None:

@@ -87,8 +87,9 @@ def test_a_lost_node_requeues_the_job_unless_the_next_start_would_be_refused(job
     assert job.requeue_file.exists()
     job.start(4)
     request_requeue(job.here)
-    job.attempts.end(saved_steps)
+    why = job.attempts.end(saved_steps)
     assert job.requeue_file.exists() is is_requeued
+    assert ("max_attempts_without_progress=2" in why) is not is_requeued
 
 
 def test_the_bound_is_the_configurations(job):
