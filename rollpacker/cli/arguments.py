@@ -23,7 +23,7 @@ _KEY = re.compile(r"[A-Za-z_][\w.]*(/\w+)?")
 
 OVERWRITE = (
     "overwrite",
-    "true replaces the file that `out` names when it exists; a default of `out` is always replaced. Default: false",
+    "true replaces the file that `out` names, if it exists. Default: false",
 )
 """An argument of commands that write one file."""
 

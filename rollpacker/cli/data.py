@@ -63,11 +63,11 @@ def run(arguments: Arguments) -> None:
                 f"`{name}` is not set.", "It takes from=DIR and out=FILE.", f"For example: rollpacker data {_EXAMPLE}"
             )
     converter, source, out = CONVERTERS[names[0]], Path(settings["from"]), Path(settings["out"])
+    if str(out) != "-" and real_path(out) == real_path(source):
+        raise ConfigError(f"out={out} is also `from`.", "It is another file.", "Choose another out.")
     check_output(out, can_replace=is_overwriting(settings))
     if str(out) != "-":
         check_creatable("out", out)
-        if real_path(out) == real_path(source):
-            raise ConfigError(f"out={out} is also `from`.", "It is another file.", "Choose another out.")
     counts = Converted()
     with open_output(out) as file:
         for line in convert_rows(converter, source, settings["split"] or None, counts):

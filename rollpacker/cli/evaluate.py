@@ -133,10 +133,11 @@ def _out(settings: Mapping[str, str]) -> Path | None:
     from rollpacker.metrics.outputs import check_output, is_stream
     from rollpacker.runtime.run.folder_checks import check_creatable
 
+    can_replace = is_overwriting(settings)
     if not settings["out"]:
         return None
     out = Path(settings["out"])
-    check_output(out, can_replace=is_overwriting(settings))
+    check_output(out, can_replace=can_replace)
     if not is_stream(out):
         check_creatable("out", out)
     return out

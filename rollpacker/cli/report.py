@@ -24,7 +24,7 @@ HELP = CommandHelp(
         ("RUN", "The run.dir of a run."),
         ("AGAINST", "The run.dir of a run to compare with."),
         ("step", "The step that is drawn actor by actor, counted from 1. Default: the one of median duration"),
-        ("out", "The file to write, or - for standard output. Default: RUN/report.html"),
+        ("out", "The file to write, or - for standard output. Default: RUN/report.html, which is always replaced"),
         OVERWRITE,
     ),
     examples=("rollpacker report runs/rollpacker runs/verl",),
@@ -42,9 +42,10 @@ def run(arguments: Arguments) -> None:
 
     from rollpacker.cli.screen import output
     from rollpacker.metrics.outputs import check_output, is_stream, open_output
+    from rollpacker.paths import real_path
     from rollpacker.timeline.run_tables import refuse_other_folders
 
-    check_output(out, can_replace=is_overwriting(settings) or out == default)
+    check_output(out, can_replace=is_overwriting(settings) or real_path(out) == real_path(default))
     for run_dir in runs:
         refuse_other_folders(run_dir)  # before the libraries that draw are loaded
     from rollpacker.report.page import render

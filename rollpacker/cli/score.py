@@ -29,7 +29,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.screen import facts, heading, output
     from rollpacker.cli.settings import parse_settings
     from rollpacker.config.compose import compose_score
-    from rollpacker.metrics.outputs import check_output, is_stream
+    from rollpacker.metrics.outputs import is_stream
     from rollpacker.rewards.scoring import score_file
     from rollpacker.runtime.run.folder_checks import check_creatable
 
@@ -37,12 +37,14 @@ def run(arguments: Arguments) -> None:
         "score", arguments.words, {"overwrite": ""}, example="out=FILE overwrite=true", takes_keys=True
     )
     config = compose_score(words)
-    check_output(config.out, can_replace=is_overwriting(settings))
     if not is_stream(config.out):
         check_creatable("out", config.out)
     if config.reward.has_judge:
         import torch  # noqa: F401  # before the judge's tokenizer: see load_tokenizer
-    summary = score_file(config.reward, config.data.files, config.responses, config.out, open_judge=_open_judge)
+    can_replace = is_overwriting(settings)
+    summary = score_file(
+        config.reward, config.data.files, config.responses, config.out, open_judge=_open_judge, can_replace=can_replace
+    )
     reasons = [
         (reason, f"{number:,} ({number / summary.num_responses:.1%})")
         for reason, number in summary.num_by_reason.items()

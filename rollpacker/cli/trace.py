@@ -24,7 +24,7 @@ HELP = CommandHelp(
         ("steps", "The first and the last step, counted from 1, or one step. Default: all"),
         (
             "out",
-            "The file to write, compressed when it ends in .gz, or - for standard output. Default: RUN/trace.json.gz",
+            "The file to write, compressed if it ends in .gz, or -. Default: RUN/trace.json.gz, which is replaced",
         ),
         OVERWRITE,
     ),
@@ -43,10 +43,11 @@ def run(arguments: Arguments) -> None:
 
     from rollpacker.cli.screen import output
     from rollpacker.metrics.outputs import check_output, is_stream
+    from rollpacker.paths import real_path
     from rollpacker.report.words import plural
     from rollpacker.timeline.run_tables import open_run
 
-    check_output(out, can_replace=is_overwriting(settings) or out == default)
+    check_output(out, can_replace=is_overwriting(settings) or real_path(out) == real_path(default))
     tables = open_run(run_dir, steps)
     from rollpacker.timeline.chrome_trace import save_trace
 

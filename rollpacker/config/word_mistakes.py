@@ -40,7 +40,7 @@ def name_mistakes(root: Root[BaseModel], parsed: Sequence[Override]) -> Iterator
         if re.match(r"hydra\b", name):  # Hydra's own keys, which Hydra validates
             if not name.startswith(_KEYS_OF_HYDRA):
                 yield _useless_key_of_hydra(name)
-            elif name.startswith("hydra.launcher.") and "hydra/launcher" not in names and not has_searchpath:
+            elif re.match(r"hydra\.launcher\b", name) and "hydra/launcher" not in names and not has_searchpath:
                 yield _key_without_launcher(name)
             continue
         if not name:

@@ -16,7 +16,7 @@ text, these say what is wrong with it: a model can learn from that, and a broken
   `function`, its separator, the name and a block of JSON; or the name, the separator and JSON. Each name reads both.
 
 What stands before `</think>` is no call; in the argument of a call, it is a word as any other: between both tags, or in
-a whole call of those without tags. Text around calls is for no one.
+a whole call of those without tags, unless it looks there as if the next call followed. Text around calls is for no one.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _calls_in_json(text: str) -> tuple[list[Call], str]:
     if begun is None:
         return [], ""
     has_tag, rest = bool(begun[1]), _CLOSING.sub("", text[begun.end() :])
-    if not has_tag and not _LLAMA_KEY.search(rest):
+    if not has_tag and not _LLAMA_KEY.search(rest.partition("}")[0]):
         return [], ""
     found: list[Call] = []
     decoder = json.JSONDecoder()

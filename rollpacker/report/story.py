@@ -39,7 +39,7 @@ from rollpacker.timeline.stretches import (
 )
 
 STAGES = ("rollout", "reward", "hand_over", "train", "suspend", "switch", "weight_sync", "checkpoint", "other")
-"""What a second of a step was spent on, in the order of the step."""
+"""What a second of a step was spent on, in its order; where GPUs are shared, `suspend` comes before `hand_over`."""
 
 TOKEN_USES = ("trained", "aborted", "finished", "discarded")
 """What became of the generated tokens: all but the first are wasted. Discarded ones are those of responses that began

@@ -350,7 +350,7 @@ def _stages(step: Row, intervals: pd.DataFrame) -> Iterator[Wait]:
         step=number,
         duration_s=float(step["suspend_time_s"]),
         who="trainer",
-        why="Engines were to give back what was in flight, before new weights could be sent.",
+        why="Engines were to give back what was in flight, before the trainer had their GPUs, or new weights came.",
     )
     yield Wait(
         kind="switch",

@@ -60,6 +60,7 @@ def score_file(
     on_progress: Callable[[int, int], None] | None = None,
     *,
     open_judge: Callable[[JudgeSection], RewardWorker] | None = None,
+    can_replace: bool = True,
 ) -> ScoreSummary:
     """Score lines of `id, response` into lines of `id, reward, reason`, with `parts` where the reward has some.
 
@@ -70,6 +71,7 @@ def score_file(
         out_path: Created, replaced or, if it is a stream, written to at the end.
         on_progress: Told the number of scored responses, and of all, when some are done.
         open_judge: Loads the LLM judge, where the reward has one.
+        can_replace: Whether `out_path` may be a file that exists.
 
     Raises:
         UserError: A line of either file is wrong, a prompt is none for the reward, or programs cannot be run here;
@@ -80,7 +82,8 @@ def score_file(
         raise DataError(
             f"The response file {responses_path} is a directory", "Allowed: a file", "Name a file in that directory"
         )
-    _check_output(out_path, *(each for file in files for each in data_files(file)), responses_path)
+    _refuse_inputs(out_path, *(each for file in files for each in data_files(file)), responses_path)
+    check_output(out_path, can_replace=can_replace)
     prompts = {prompt.key: prompt for prompt in load_prompts(files)}
     data_names = ", ".join(file.written for file in files)
     domains = list(dict.fromkeys(prompt.domain for prompt in prompts.values()))
@@ -173,8 +176,7 @@ def _prompt_text(reward: RewardSection, prompt: Prompt) -> str:
     return "\n".join(message["content"] for message in prompt.messages)
 
 
-def _check_output(out_path: Path, *inputs: Path) -> None:
-    check_output(out_path)
+def _refuse_inputs(out_path: Path, *inputs: Path) -> None:
     for path in inputs:
         if real_path(out_path) == real_path(path):
             raise DataError(

@@ -4,6 +4,7 @@ import errno
 import gzip
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -46,7 +47,7 @@ def test_a_trace_says_which_of_the_steps_that_were_asked_for_the_run_does_not_ha
 
 @pytest.mark.parametrize(("command", "default"), [("trace", "trace.json.gz"), ("report", "report.html")])
 def test_the_default_file_is_replaced_and_any_other_one_only_by_overwrite(command, default, run_dir, tmp_path, capsys):
-    for words in ([], [f"out={run_dir / default}"]):
+    for words in ([], [f"out={run_dir / default}"], [f"out={os.path.relpath(run_dir / default)}"]):
         (run_dir / default).write_text("old")
         said(capsys, [command, str(run_dir), *words])
         assert (run_dir / default).read_bytes() != b"old"

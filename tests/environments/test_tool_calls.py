@@ -162,7 +162,16 @@ def test_what_begins_the_thinking_of_a_turn_is_no_call(parser: str, thought: str
 
 @pytest.mark.parametrize(
     "text",
-    ["The answer is \\boxed{5}.", '{"answer": 5}', "", 'It is {"name": "f"}.', "{1, 2}", '{"a", "b"}', "{x: 'name'}"],
+    [
+        "The answer is \\boxed{5}.",
+        '{"answer": 5}',
+        "",
+        'It is {"name": "f"}.',
+        "{1, 2}",
+        '{"a", "b"}',
+        "{x: 'name'}",
+        "{1, 2}, name: S",
+    ],
 )
 def test_of_llama_json_that_names_no_function_and_braces_in_a_text_are_answers(text: str):
     assert parse_llama3_json(text) == []
