@@ -46,18 +46,13 @@ def _note_of_silent_steps(run_dir: Path) -> str:
     """Say which steps the tables have and the logs do not, in a sentence; empty without any."""
     from rollpacker.metrics.tables import METRICS_FOLDER, load_manifest, read_table
     from rollpacker.timeline.moments import read_moments
+    from rollpacker.timeline.run_tables import silence_of
 
     try:
         manifest = load_manifest(run_dir / METRICS_FOLDER)
         if manifest is None or not manifest.parts:
             return ""
-        steps = set(read_table(run_dir, "steps")["step"].to_pylist())
+        steps = read_table(run_dir, "steps")["step"].to_pylist()
     except DataError as error:
         return f"Whether the logs are complete is not known: {error.problem.rstrip('.')}."
-    silent = sorted(steps - read_moments(run_dir).steps)
-    if not silent:
-        return ""
-    return (
-        f"The event logs say nothing of {len(silent):,} of {len(steps):,} steps, such as step {silent[0] + 1}: a log, "
-        "or lines at the end of one, are missing."
-    )
+    return silence_of(read_moments(run_dir), steps)

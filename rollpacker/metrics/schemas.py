@@ -137,10 +137,7 @@ STEPS = TableSchema(
         numbers("tokens_by_staleness", "Trained tokens by age; null where all are of policy_version", unit="tokens"),
         count("num_requests_continued", "Responses continued on another engine or version, from tokens that they had"),
         tokens("tokens_recomputed", "Tokens that these had: each was prefilled once more"),
-        seconds(
-            "suspend_time_s",
-            "Until engines had given back what was in flight, for new weights or a trainer on their GPUs",
-        ),
+        seconds("suspend_time_s", "Until engines had given back what was in flight, ahead of training or new weights"),
         number(
             "num_members_mean",
             "Engines of rollout workers that held the step's policy, mean over the step; null in a run without workers,"

@@ -18,7 +18,7 @@ from rollpacker.metrics.tables import EVALUATION_FOLDER, load_manifest, read_tab
 from rollpacker.timeline.moments import LoggedMoments, read_moments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import pandas as pd
 
@@ -180,12 +180,20 @@ def _logged_of(run_dir: Path, steps: pd.Series[int]) -> tuple[LoggedMoments, str
         return nothing, f"The event logs are left out, so {_ONLY_LOGGED} are not shown: {error.problem}."
     if not logged.attempts:
         return nothing, f"There is no event log: {_ONLY_LOGGED} are not shown."
-    if silent := sorted(set(map(int, steps)) - logged.steps):
-        return logged, (
-            f"The event logs say nothing of {len(silent)} of {len(steps)} steps, such as step {silent[0] + 1}: a log, "
-            f"or lines at the end of one, are missing. There, {_ONLY_LOGGED} are not shown."
-        )
-    return logged, ""
+    note = silence_of(logged, steps)
+    return logged, f"{note} There, {_ONLY_LOGGED} are not shown." if note else ""
+
+
+def silence_of(logged: LoggedMoments, steps: Iterable[int]) -> str:
+    """Name the steps of the tables that the event logs lack, in a sentence; empty without any."""
+    known = set(map(int, steps))
+    silent = sorted(known - logged.steps)
+    if not silent:
+        return ""
+    return (
+        f"The event logs say nothing of {len(silent):,} of {len(known):,} steps, such as step {silent[0] + 1}: a log, "
+        "or lines at the end of one, are missing."
+    )
 
 
 def refuse_other_folders(run_dir: Path) -> None:
