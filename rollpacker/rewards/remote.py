@@ -24,16 +24,16 @@ import asyncio
 import http.client
 import json
 import logging
-import threading
 import time
 import urllib.error
 import urllib.request
-from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rollpacker.config.words import counted
 from rollpacker.core.errors import EngineFailed
 from rollpacker.paths import reason_of
+from rollpacker.protocols.blocking import in_daemon_thread
 from rollpacker.rewards.bounded_http import open_bounded
 from rollpacker.rewards.functions import Outcome, outcome_of
 from rollpacker.rewards.scores import HTTP_ERROR, TIMEOUT, WRONG_RESULT, verdict_of
@@ -91,7 +91,7 @@ class UrlRewardWorker(QueueRewardWorker):
         for pause_s in (0.0, *self._pauses_s):
             await asyncio.sleep(pause_s)
             try:
-                outcomes = await self._in_daemon_thread(batch)
+                outcomes = await in_daemon_thread(partial(ask, self._url, batch, self._timeout_s))
             except ServerUnreachable as error:
                 problem = str(error)
                 _log.warning("%s: %s", self._url, problem)
@@ -104,20 +104,6 @@ class UrlRewardWorker(QueueRewardWorker):
             f"It is asked {1 + len(self._pauses_s)} times, in {sum(self._pauses_s):.0f} s.",
             "Start it again, and resume the run.",
         )
-
-    def _in_daemon_thread(self, batch: Sequence[ScoringRequest]) -> asyncio.Future[list[Outcome]]:
-        """Call `ask` in a thread of its own; before it exits, Python waits for those of an executor."""
-        answer: Future[list[Outcome]] = Future()
-        answer.set_running_or_notify_cancel()  # or the thread could not settle it once its task is cancelled
-
-        def run() -> None:
-            try:
-                answer.set_result(ask(self._url, batch, self._timeout_s))
-            except Exception as error:  # noqa: BLE001 a thread's boundary: raised in the task
-                answer.set_exception(error)
-
-        threading.Thread(target=run, name=f"request to {self._url}", daemon=True).start()
-        return asyncio.wrap_future(answer)
 
 
 def ask(url: str, requests: Sequence[ScoringRequest], timeout_s: float) -> list[Outcome]:

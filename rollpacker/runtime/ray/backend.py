@@ -19,6 +19,7 @@ from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.environments.factory import make_environments, make_tokenizer, try_observation
 from rollpacker.environments.prompts import prompts_to_train
 from rollpacker.protocols.backend import BackendContext, Fleet, Workers
+from rollpacker.protocols.blocking import in_daemon_thread
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.runtime.job.allocation import Allocation
@@ -34,7 +35,6 @@ from rollpacker.runtime.ray.rendezvous import Rendezvous, rendezvous_of
 from rollpacker.runtime.ray.shelved_sync import ShelvedSync
 from rollpacker.runtime.ray.weight_sync import make_offer_sync
 from rollpacker.runtime.rollout.scheduling import check_supply
-from rollpacker.runtime.waiting.blocking import in_daemon_thread
 from rollpacker.transfer.model_files import FileSync
 from rollpacker.transfer.snapshots import SnapshotSync
 

@@ -19,13 +19,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from rollpacker.core.errors import EngineFailed, StorageFailed, WorldError
+from rollpacker.protocols.blocking import in_daemon_thread
 from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.job.attempts import request_requeue
 from rollpacker.runtime.job.signals import handlers_kept
 from rollpacker.runtime.ray.node import RayNode, log_tail, pin_of
 from rollpacker.runtime.ray.node_address import LOOPBACK, is_listening
 from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous
-from rollpacker.runtime.waiting.blocking import in_daemon_thread
 
 _POLL_S = 0.05
 _WATCH_S = 1.0

@@ -26,6 +26,7 @@ from rollpacker.core.events import NoticeGiven, WorkerArrived, WorkerLeft
 from rollpacker.core.ids import EngineId, WorkerId
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.backend import BackendContext
+from rollpacker.protocols.blocking import in_daemon_thread
 from rollpacker.protocols.forwarding import Forwarder
 from rollpacker.protocols.members import MemberEngine
 from rollpacker.runtime.job.allocation import current_allocation
@@ -36,7 +37,6 @@ from rollpacker.runtime.ray.cluster import RayCluster
 from rollpacker.runtime.ray.node import pin_of_worker
 from rollpacker.runtime.ray.remote import EngineProcess, PinnedPlace, make_engine_process
 from rollpacker.runtime.rollout.starts import within_or_failed
-from rollpacker.runtime.waiting.blocking import in_daemon_thread
 
 _LOOK_S = 0.5
 """Between two looks at the folder and at Ray's nodes: each costs milliseconds."""

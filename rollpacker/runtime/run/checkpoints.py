@@ -43,11 +43,11 @@ from rollpacker.metrics.files import (
 )
 from rollpacker.metrics.read_errors import stop_unless_damaged
 from rollpacker.paths import read_bytes
+from rollpacker.protocols.blocking import in_daemon_thread
 from rollpacker.protocols.trainer import Trainer
 from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.run.file_checksums import FileRecords, find_change, record_files
 from rollpacker.runtime.run.rollouts import save_rollouts
-from rollpacker.runtime.waiting.blocking import in_daemon_thread
 from rollpacker.runtime.waiting.clock import SettableTime
 
 SCHEMA_VERSION = 1

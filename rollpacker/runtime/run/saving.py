@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rollpacker.protocols.blocking import in_daemon_thread
 from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointMeta
 from rollpacker.runtime.run.exporting import MODEL_FOLDER, export_checkpoint
-from rollpacker.runtime.waiting.blocking import in_daemon_thread
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
