@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollpacker.config.keys import section_of
 from rollpacker.config.sections.base import OnlyWith
+from rollpacker.config.sections.losses import LOSSES
 from rollpacker.config.words import shown
 
 if TYPE_CHECKING:
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 
 def keys_without_effect(config: RunConfig) -> tuple[str, ...]:
     """A sentence for each key, in the schema's order; then for those whose effect is another than expected."""
-    return (*_found(config, config, ""), *_beyond_the_end(config), *_unlike_its_paper(config))
+    return (
+        *_found(config, config, ""),
+        *_beyond_the_end(config),
+        *_unlike_its_paper(config),
+        *_off_policy_updates(config),
+    )
 
 
 def _found(config: RunConfig, section: BaseModel, prefix: str) -> Iterator[str]:
@@ -80,4 +86,15 @@ def _unlike_its_paper(config: RunConfig) -> Iterator[str]:
         yield (
             f"trainer.loss=gspo with trainer.loss_normalisation={given}: in its paper each response counts the same, "
             "which is trainer.loss_normalisation=sequence."
+        )
+
+
+def _off_policy_updates(config: RunConfig) -> Iterator[str]:
+    name, num_updates = config.objective.loss, config.trainer.num_minibatches
+    loss = LOSSES.get(name or "")
+    if loss is not None and loss.anchor == "none" and num_updates > 1 and config.backend.name != "sim":
+        yield (
+            f"trainer.loss={name} with trainer.num_minibatches={num_updates}: all updates of a step but the "
+            "first learn from tokens of an older policy as if the current one had sampled them. trainer.loss=ppo has a "
+            "ratio for it; trainer.num_minibatches=1 needs none."
         )

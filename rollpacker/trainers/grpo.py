@@ -400,8 +400,8 @@ class GrpoTrainer:
         return Sums(**dict(zip([*sums, *largest], found, strict=True)))
 
     def _pack(self, samples: Sequence[Sample]) -> list[MicroBatch]:
-        policy = self._policy
-        return pack(samples, self._section.max_tokens_per_microbatch, policy.device, policy.num_parts)
+        policy, most_tokens = self._policy, self._section.max_tokens_per_microbatch
+        return pack(samples, most_tokens, policy.device, policy.num_parts, policy.pass_cost_tokens)
 
     def _with_weights(self, use: Callable[[Iterator[tuple[str, Tensor]]], Result]) -> Result:
         tensors = self._policy.weights()

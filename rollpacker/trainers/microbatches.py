@@ -1,11 +1,12 @@
-"""Packs responses of mixed lengths into padded micro-batches within a budget.
+"""Packs responses of mixed lengths into micro-batches within a budget.
 
-Invariant: every sample is in exactly one micro-batch, no micro-batch of two or more samples has more padded positions
-than the budget, and the packing is a function of the lengths in their order. So the same groups in the same order give
-the same floating-point sums.
+Invariant: every sample is in exactly one micro-batch, no micro-batch of two or more samples has more positions than the
+budget, and the packing is a function of the lengths in their order and of the policy. So the same groups in the same
+order give the same floating-point sums.
 
 Rows are padded on the right. A causal model never looks to the right, so padding needs no attention mask and cannot
-change a real token's result.
+change a real token's result. It takes the time of real tokens, unless the policy drops it; one pass more takes some
+time as well. What that is depends on where the policy passes (`Policy.pass_cost_tokens`).
 
 Of a response that an environment answered, only the tokens that a policy sampled are scored: its observations are
 input, and the loss, its constants and all that is observed never see them.
@@ -32,9 +33,15 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value", bound=np.generic)
 
-MICROBATCH_COST_TOKENS = 96
+CPU_PASS_TOKENS = 96
 """What one more forward and backward pass costs beside its positions, counted in positions: 2 to 3 ms against 0.027 ms
-per position (2-layer Qwen2 of width 64, one CPU thread). Packing weighs it against padding."""
+per position (2-layer Qwen2 of width 64, one CPU thread)."""
+ACCELERATOR_PASS_TOKENS = 300
+"""The same on an accelerator; estimated, not measured. Weights and gradients cross its memory once more: per parameter
+14 bytes at 3.3e12 B/s, against 6 flop per parameter and position at 4e14 flop/s; the number of parameters cancels."""
+GATHERING_PASS_TOKENS = 1300
+"""The same where accelerators gather the parameters for every pass; estimated, not measured. Twice 2 bytes per
+parameter at 2e11 B/s (NVLink), against the same flop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,8 +127,19 @@ class MicroBatch:
         return self.target_ids_BK.shape[1]
 
 
+def padded_pass_cost(device: torch.device, ranks_per_copy: int = 1) -> int:
+    """Return what one more pass over padded rows costs, where so many ranks share a copy of the parameters."""
+    if device.type == "cpu":
+        return CPU_PASS_TOKENS
+    return ACCELERATOR_PASS_TOKENS if ranks_per_copy == 1 else GATHERING_PASS_TOKENS
+
+
 def pack(
-    samples: Sequence[Sample], max_padded_tokens: int, device: torch.device, num_parts: int = 1
+    samples: Sequence[Sample],
+    max_tokens: int,
+    device: torch.device,
+    num_parts: int = 1,
+    pass_cost_tokens: int | None = CPU_PASS_TOKENS,
 ) -> list[MicroBatch]:
     """Return micro-batches, those of split samples first, and of each kind the longest first.
 
@@ -129,19 +147,21 @@ def pack(
     Split ones come first so that the ranks, which have different whole ones, share them in the same order.
     """
     microbatches: list[MicroBatch] = []
-    for is_whole, limit in ((False, max_padded_tokens), (True, max_padded_tokens // num_parts)):
+    for is_whole, limit in ((False, max_tokens), (True, max_tokens // num_parts)):
         chosen = [index for index, sample in enumerate(samples) if sample.is_whole is is_whole]
-        plan = plan_microbatches([samples[index].num_inputs for index in chosen], limit)
+        plan = plan_microbatches([samples[index].num_inputs for index in chosen], limit, pass_cost_tokens)
         microbatches += [_collate(samples, tuple(chosen[row] for row in run), device) for run in plan]
     return microbatches
 
 
-def plan_microbatches(lengths: Sequence[int], max_padded_tokens: int) -> list[tuple[int, ...]]:
+def plan_microbatches(
+    lengths: Sequence[int], max_tokens: int, pass_cost_tokens: int | None = CPU_PASS_TOKENS
+) -> list[tuple[int, ...]]:
     """Split indices into runs of similar length at the least cost, longest first.
 
-    The cost is padded positions plus `MICROBATCH_COST_TOKENS` per run. A run of several stays within
-    `max_padded_tokens`; a longer single one goes alone. Equal lengths keep their order. Quadratic in the number of
-    lengths, in numpy: 1 ms for 256, 10 ms for 1024.
+    The cost is padded positions plus `pass_cost_tokens` per run; with None rows are not padded, and the fewest runs are
+    the cheapest. A run of several stays within `max_tokens`; a longer single one goes alone. Equal lengths keep their
+    order. Quadratic in the number of lengths, in numpy: 1 ms for 256, 10 ms for 1024.
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     longest = np.array([lengths[index] for index in order], dtype=np.int64)
@@ -149,11 +169,15 @@ def plan_microbatches(lengths: Sequence[int], max_padded_tokens: int) -> list[tu
     cost = np.zeros(num + 1, dtype=np.int64)
     start_of = np.zeros(num + 1, dtype=np.int64)
     starts = np.arange(num)
+    num_before = np.concatenate([[0], np.cumsum(longest)])
     for end in range(1, num + 1):
-        padded = longest[:end] * (end - starts[:end])
-        is_allowed = padded <= max_padded_tokens
+        if pass_cost_tokens is None:
+            positions, run_cost = num_before[end] - num_before[:end], 1
+        else:
+            positions, run_cost = longest[:end] * (end - starts[:end]), pass_cost_tokens
+        is_allowed = positions <= max_tokens
         is_allowed[end - 1] = True
-        total = np.where(is_allowed, cost[:end] + padded + MICROBATCH_COST_TOKENS, np.iinfo(np.int64).max)
+        total = np.where(is_allowed, cost[:end] + positions + run_cost, np.iinfo(np.int64).max)
         start_of[end] = total.argmin()
         cost[end] = total[start_of[end]]
     runs: list[tuple[int, ...]] = []

@@ -7,12 +7,14 @@
 A loss takes any of `LOSS_PARAMETERS`, by name: tensors with a number per response token of several responses, one after
 the other, of which only `current` has a gradient; and `num_tokens`, a list of how many tokens each response has. It
 returns the loss of each token; or a pair of that and where it was clipped, true or false. It is weighted, corrected and
-summed as any other, of responses whose advantage is 0, too; and a token's loss depends on nothing but its own response:
-what is in one call is not for it to know. An advantage takes the list of a group's rewards and returns as many numbers.
+summed as any other, of responses whose advantage is 0, too; it writes into no tensor that it is given; and a token's
+loss depends on nothing but its own response: which others are in one call is not for it to know. An advantage takes the
+list of a group's rewards and returns as many numbers.
 
 What a loss reads follows from its parameters. Run as `python -m rollpacker.trainers.own_functions LOSS ADVANTAGE`, each
-perhaps empty, it tries them on a few numbers, and prints `{"problem": ..., "reads": [...]}` as its last line. A third
-word, `differing`, says that no group has equal rewards.
+perhaps empty, it tries them on a few numbers, and prints `{"key": ..., "problem": ..., "reads": [...]}` as its last
+line: `key` is `loss` or `advantage`, the one that has the problem. A third word, `differing`, says that no group has
+equal rewards.
 """
 
 from __future__ import annotations
@@ -90,40 +92,63 @@ def _wrong(key: str, source: str, problem: str) -> ConfigError:
     return ConfigError(f"trainer.{key}={source}: {problem}.", legal[key], "Correct it.")
 
 
+_CURRENT = (-0.5, -2.0, -1.0, -0.1, -0.3, -1.2)
+"""Of three responses of two tokens each, on which a loss is tried; as the next two."""
+_BEHAVIOUR = (-0.7, -1.5, -1.0, -0.2, -0.4, -1.0)
+_ADVANTAGES = (1.0, 1.0, -1.0, -1.0, 0.0, 0.0)
+
+
 def _try_loss(source: str) -> tuple[str, ...]:
-    """Call a loss on three responses, one of them of advantage 0; returns what it reads."""
+    """Call a loss on three responses, one of them of advantage 0, and on each alone; returns what it reads."""
     loss = _OwnLoss(source)
-    current_N = torch.tensor([-0.5, -2.0, -1.0, -0.1, -0.3, -1.2], requires_grad=True)
-    advantages = [1.0, 1.0, -1.0, -1.0, 0.0, 0.0]
-    loss_N, _ = loss(
-        Tokens(
-            current_N=current_N,
-            proximal_N=current_N.detach(),
-            behaviour_N=torch.tensor([-0.7, -1.5, -1.0, -0.2, -0.4, -1.0]),
-            advantages_N=torch.tensor(advantages),
-            num_tokens_B=(2, 2, 2),
-        )
-    )
-    if not loss_N.requires_grad:
-        raise _wrong("loss", source, "what it returned has no gradient with respect to `current`")
-    (gradient_N,) = torch.autograd.grad(loss_N.sum(), current_N)
-    if not (loss_N.isfinite().all() and gradient_N.isfinite().all()):
+    losses_N, gradient_N = together = _losses_and_gradient(loss, source, slice(6))
+    if not (losses_N.isfinite().all() and gradient_N.isfinite().all()):
         raise _wrong(
             "loss",
             source,
-            f"its losses are {loss_N.tolist()}, and its gradient {gradient_N.tolist()}, of tokens with the advantages "
-            f"{advantages}; responses of advantage 0 may be among those that it gets",
+            f"its losses are {losses_N.tolist()}, and its gradient {gradient_N.tolist()}, of tokens with the "
+            f"advantages {list(_ADVANTAGES)}; responses of advantage 0 may be among those that it gets",
         )
+    for rows in (slice(0, 2), slice(2, 4), slice(4, 6)):
+        alone = _losses_and_gradient(loss, source, rows)
+        if not all(torch.allclose(one, other[rows], rtol=1e-4) for one, other in zip(alone, together, strict=True)):
+            raise _wrong(
+                "loss",
+                source,
+                f"the losses of a response are {alone[0].tolist()} alone and {losses_N[rows].tolist()} beside two "
+                "others, or their gradients differ; it gets whichever responses fit into one pass",
+            )
     return loss.reads
+
+
+def _losses_and_gradient(loss: _OwnLoss, source: str, rows: slice) -> tuple[Tensor, Tensor]:
+    """Those of some tokens of whole responses, [N] each; raises `ConfigError` where a loss writes into its inputs."""
+
+    def tensors() -> dict[str, Tensor]:
+        values = (_CURRENT, _CURRENT, _BEHAVIOUR, _ADVANTAGES)
+        return {name: torch.tensor(each[rows]) for name, each in zip(LOSS_PARAMETERS, values, strict=False)}
+
+    given = tensors()
+    current_N = given["current"].requires_grad_()
+    num_responses = len(current_N) // 2
+    losses_N, _ = loss(Tokens(**{f"{name}_N": each for name, each in given.items()}, num_tokens_B=[2] * num_responses))
+    written = [name for name, each in tensors().items() if not torch.equal(given[name], each)]
+    if written:
+        raise _wrong("loss", source, f"it writes into {', '.join(written)}")
+    if not losses_N.requires_grad:
+        raise _wrong("loss", source, "what it returned has no gradient with respect to `current`")
+    (gradient_N,) = torch.autograd.grad(losses_N.sum(), current_N)
+    return losses_N.detach(), gradient_N
 
 
 def main(words: Sequence[str]) -> None:
     """Try a loss and an advantage, and print what came of it."""
-    problem = ""
+    key, problem = "loss", ""
     reads: tuple[str, ...] = ()
     try:
         loss, advantage, *differing = words
         reads = _try_loss(loss) if loss else ()
+        key = "advantage"
         if advantage:
             own_advantage(advantage)([0.0, 1.0, 1.0, 0.5])
             if not differing:
@@ -132,7 +157,7 @@ def main(words: Sequence[str]) -> None:
         problem = str(error)
     except ConfigError as error:
         problem = error.problem.partition(": ")[2].rstrip(".")
-    sys.stdout.write(f"\n{json.dumps({'problem': problem, 'reads': reads})}\n")
+    sys.stdout.write(f"\n{json.dumps({'key': key, 'problem': problem, 'reads': reads})}\n")
 
 
 if __name__ == "__main__":

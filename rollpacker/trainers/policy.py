@@ -70,6 +70,9 @@ class Policy(Protocol):
     """Of each replica; 1 without context parallelism."""
     part: int
     """Which one this rank belongs to, from 0."""
+    pass_cost_tokens: int | None
+    """What one more pass costs beside its positions, counted in positions; padding is weighed against it. None where
+    rows are not padded. The same on all ranks."""
     is_reporter: bool
     """True on one rank of each part, which holds the output layer. It counts what was observed: of the micro-batches
     that all parts share, only on the first."""

@@ -32,6 +32,7 @@ from rollpacker.trainers.checkpoints import (
     write_state,
 )
 from rollpacker.trainers.giving_up import GivingUp
+from rollpacker.trainers.microbatches import padded_pass_cost
 from rollpacker.trainers.models import load_model, recompute_activations, save_model
 from rollpacker.trainers.policy import Progress
 from rollpacker.trainers.scoring import score_microbatch
@@ -82,12 +83,15 @@ class TorchPolicy:
         self._dtype: torch.dtype = getattr(torch, model_dtype)
         self._temperature = temperature
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.pass_cost_tokens: int | None = padded_pass_cost(self.device)
         self._model = load_model(model_path).to(self.device)
         if section.recompute_activations:
             recompute_activations(self._model)
         self._reference: torch.nn.Module | None = None
+        self._reference_checksum: str | None = None
         if section.kl_coefficient > 0:
             self._reference = load_model(model_path).to(self.device).requires_grad_(False)
+            self._reference_checksum = checksum_of_tensors(named_tensors(self._reference))
         self._parameters = dict(self._model.named_parameters())
         for parameter in self._parameters.values():
             parameter.grad = torch.zeros_like(parameter)
@@ -135,7 +139,7 @@ class TorchPolicy:
         state = TorchState(
             policy_version=progress.policy_version,
             generators=progress.generators,
-            reference_checksum=self._reference_checksum(),
+            reference_checksum=self._reference_checksum,
             optimizer={
                 name: dict(self._optimizer.state[parameter])
                 for name, parameter in self._parameters.items()
@@ -147,7 +151,7 @@ class TorchPolicy:
     def load(self, folder: Path) -> Progress:
         state = read_state(TorchState, folder / STATE_FILE)
         tensors = self._read_policy(folder / MODEL_FOLDER)
-        require_same_reference(folder, state.reference_checksum, self._reference_checksum(), self._model_path)
+        require_same_reference(folder, state.reference_checksum, self._reference_checksum, self._model_path)
         for name, tensor in named_tensors(self._model).items():
             tensor.copy_(tensors[name])
         self._optimizer.load_state_dict(
@@ -193,6 +197,3 @@ class TorchPolicy:
         own = {name: tensor.shape for name, tensor in named_tensors(self._model).items()}
         require_same_model(folder, {name: tensor.shape for name, tensor in tensors.items()}, own, self._model_path)
         return tensors
-
-    def _reference_checksum(self) -> str | None:
-        return None if self._reference is None else checksum_of_tensors(named_tensors(self._reference))

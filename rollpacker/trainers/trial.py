@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rollpacker.config.sections.trainer import TrainerSection
 
 _LIMIT_S = 60.0
-"""To load torch from a slow disk, and whatever the user's module imports."""
+"""To load torch, and whatever the user's module imports; from a slow disk it may take longer the first time."""
 
 
 def try_own_functions(
@@ -31,35 +31,49 @@ def try_own_functions(
 
     Raises:
         ConfigError: One cannot be imported, takes other parameters, raises, hangs, or returns something else; or the
-            loss and the section correct nothing, and stale tokens are trained.
+            loss and the section correct for what sampled a token twice, or of stale tokens not at all.
     """
-    reads: tuple[str, ...] | None = None
-    for key, source in (("loss", section.loss), ("advantage", section.advantage)):
-        if source is None or not is_own(source):
-            continue
-        words = [source, ""] if key == "loss" else ["", source]
-        answer = _answer(words if has_equal_groups else [*words, "differing"])
-        if answer["problem"]:
-            raise ConfigError(
-                f"trainer.{key}={source} cannot be used: {answer['problem']}.",
-                "See rollpacker/trainers/own_functions.py for what it takes and returns.",
-                "Correct the name or the function.",
-            )
-        if key == "advantage":
-            continue
-        reads = tuple(answer["reads"])
-        if max_staleness and section.mismatch == "none" and "behaviour" not in reads:
-            raise ConfigError(
-                f"trainer.loss={source} reads {', '.join(reads)}, with trainer.mismatch=none and "
-                f"system.max_staleness={max_staleness}.",
-                "Tokens of older policies are trained, whose log-probabilities are `behaviour`: without these the loss "
-                "would learn from them as if the current policy had drawn them.",
-                "Take `behaviour` as a parameter, or set trainer.mismatch=token_truncate.",
-            )
+    named = {"loss": section.loss, "advantage": section.advantage}
+    own = {key: source for key, source in named.items() if source is not None and is_own(source)}
+    if not own:
+        return None
+    words = [own.get("loss", ""), own.get("advantage", "")]
+    answer = _answer(words if has_equal_groups else [*words, "differing"])
+    if answer["problem"]:
+        suspects = [f"trainer.{key}={source}" for key, source in own.items() if answer["key"] in {key, None}]
+        raise ConfigError(
+            f"{' or '.join(suspects)} cannot be used: {answer['problem']}.",
+            "See rollpacker/trainers/own_functions.py for what it takes and returns.",
+            "Correct the name or the function.",
+        )
+    if "loss" not in own:
+        return None
+    reads = tuple(answer["reads"])
+    _check_correction(section, reads, max_staleness)
     return reads
 
 
+def _check_correction(section: TrainerSection, reads: Sequence[str], max_staleness: int) -> None:
+    """What `check_stale_tokens` refuses of a loss of ours, of one that reads this."""
+    if "behaviour" in reads and section.mismatch != "none":
+        raise ConfigError(
+            f"trainer.mismatch={section.mismatch} with trainer.loss={section.loss}, which reads `behaviour`.",
+            "These are the log-probabilities with which the engine sampled the tokens. The loss corrects for them, and "
+            "trainer.mismatch would do so once more.",
+            "Leave out trainer.mismatch, or take `proximal` as a parameter in the place of `behaviour`.",
+        )
+    if max_staleness and section.mismatch == "none" and "behaviour" not in reads:
+        raise ConfigError(
+            f"trainer.loss={section.loss} reads {', '.join(reads)}, with trainer.mismatch=none and "
+            f"system.max_staleness={max_staleness}.",
+            "Tokens of older policies are trained, whose log-probabilities are `behaviour`: without these the loss "
+            "would learn from them as if the current policy had drawn them.",
+            "Take `behaviour` as a parameter, or set trainer.mismatch=token_truncate.",
+        )
+
+
 def _answer(words: Sequence[str]) -> Any:
+    """What the process printed; `key` is None where it does not say which of the functions has the problem."""
     try:
         ended = subprocess.run(  # noqa: S603  (the user's own function, by name)
             [sys.executable, "-P", "-m", "rollpacker.trainers.own_functions", *words],
@@ -71,6 +85,10 @@ def _answer(words: Sequence[str]) -> Any:
         )
         return json.loads(ended.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        return {"problem": f"it took longer than {_LIMIT_S:g} s", "reads": []}
+        problem = (
+            f"its trial took longer than {_LIMIT_S:g} s. It hangs; or torch, or what it imports itself, is loaded from "
+            "a slow disk, which is faster the next time"
+        )
     except (IndexError, ValueError):
-        return {"problem": f"its process ended: {(ended.stderr.strip().splitlines() or ['no word'])[-1]}", "reads": []}
+        problem = f"its process ended: {(ended.stderr.strip().splitlines() or ['no word'])[-1]}"
+    return {"key": None, "problem": problem}

@@ -46,7 +46,11 @@ def test_a_warm_up_that_ends_with_the_run_has_its_effect() -> None:
         (["trainer.min_lr_ratio=0.5"], "trainer.min_lr_ratio=0.5"),
         (["trainer.clip_ratio_low=0.3"], "trainer.clip_ratio_low=0.3"),
         (["trainer.clip_ratio_high=0.3", *STALE, "trainer.loss=ppo", *TRUNCATED], "trainer.clip_ratio_high=0.3"),
-        (["trainer.clip_ratio_high=0.3", *MINIBATCHES, "trainer.loss=reinforce"], "trainer.clip_ratio_high=0.3"),
+        (["trainer.loss=reinforce", *MINIBATCHES], "trainer.loss=reinforce with trainer.num_minibatches=2: all"),
+        (
+            ["trainer.loss=reinforce", *MINIBATCHES, *TRUNCATED],
+            "trainer.loss=reinforce with trainer.num_minibatches=2: all",
+        ),
         (["trainer.clip_ratio_low=0.3", *MINIBATCHES, "trainer.loss=mine.py:loss"], "trainer.clip_ratio_low=0.3"),
         (["trainer.dual_clip=3"], "trainer.dual_clip=3.0"),
         (["trainer.mismatch_high=3"], "trainer.mismatch_high=3.0"),
@@ -85,6 +89,8 @@ def test_a_key_that_nothing_looks_at_is_named(words: list[str], named: str) -> N
         ["trainer.clip_ratio_low=0.3", "trainer.clip_ratio_high=0.3", "trainer.dual_clip=3", *MINIBATCHES],
         ["trainer.clip_ratio_low=0.3", "trainer.clip_ratio_high=0.3", "trainer.dual_clip=3", *STALE],
         ["trainer.clip_ratio_low=0.3", "trainer.clip_ratio_high=0.3", "trainer.loss=cispo"],
+        ["trainer.loss=reinforce"],
+        ["trainer.loss=tis", *MINIBATCHES],
         ["trainer.mismatch_high=3", "engine=vllm"],
         ["trainer.mismatch_high=3", "trainer.loss=mine.py:loss", *TRUNCATED],
         ["trainer.mismatch_high=3", "trainer.mismatch=sequence_mask"],
@@ -92,6 +98,18 @@ def test_a_key_that_nothing_looks_at_is_named(words: list[str], named: str) -> N
 )
 def test_bounds_that_the_loss_may_reach_are_not_named(words: list[str]) -> None:
     assert keys_without_effect(compose([*BASE, *words])) == ()
+
+
+def test_a_loss_without_a_ratio_has_neither_bounds_nor_a_correction_of_later_updates() -> None:
+    words = ["trainer.loss=reinforce", "trainer.clip_ratio_high=0.3", *MINIBATCHES]
+    bound, updates = keys_without_effect(compose([*BASE, *words]))
+    assert bound.startswith("trainer.clip_ratio_high=0.3: without effect")
+    assert "all updates of a step but the first learn from tokens of an older policy" in updates
+
+
+def test_a_modelled_run_whose_updates_are_one_has_no_later_ones() -> None:
+    (note,) = keys_without_effect(compose([*BASE, *SIM, "trainer.loss=reinforce", *MINIBATCHES]))
+    assert note.startswith("trainer.num_minibatches=2: without effect")
 
 
 def test_the_keys_of_vllm_and_of_the_trainer_that_a_modelled_run_follows_are_not_named() -> None:

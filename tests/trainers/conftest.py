@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,17 +16,18 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Con
 from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup
-from rollpacker.protocols.trainer import BatchShape
 from rollpacker.trainers.grpo import GrpoTrainer
 from rollpacker.trainers.torch_policy import TorchPolicy
 from tests.trainers.ranks import Ranks
+from tests.trainers.streaming import MAX_RESPONSE_TOKENS, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from rollpacker.protocols.trainer import BatchShape
+
 VOCABULARY = 24
-MAX_RESPONSE_TOKENS = 16
 
 
 @pytest.fixture(autouse=True)
@@ -157,14 +159,7 @@ class Bench:
         return torch.log_softmax(logits, -1)[torch.arange(len(token_ids)), ids[0, len(prompt_ids) :]]
 
     def shape(self, groups: Sequence[RolloutGroup], *, step: int = 0, version: int = 0) -> BatchShape:
-        return BatchShape(
-            step=step,
-            policy_version=version,
-            oldest_policy_version=version,
-            num_groups=len(groups),
-            num_responses=sum(len(group.responses) for group in groups),
-            max_response_tokens=MAX_RESPONSE_TOKENS,
-        )
+        return dataclasses.replace(shape_of(groups, version), step=step)
 
 
 @pytest.fixture

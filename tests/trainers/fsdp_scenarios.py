@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import os
 import resource
@@ -14,14 +13,12 @@ import torch
 
 from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.core.errors import RollpackerError
-from rollpacker.core.ids import VersionSpan
-from rollpacker.protocols.trainer import BatchShape
 from rollpacker.trainers.fsdp.moments import write_moments
 from rollpacker.trainers.fsdp.policy import FsdpPolicy
 from rollpacker.trainers.fsdp.sharding import unreduced_gradients
 from rollpacker.trainers.grpo import GrpoTrainer
 from tests.trainers.giving_up import GivenUp, give_up
-from tests.trainers.streaming import Difference, compare
+from tests.trainers.streaming import Difference, compare, relabelled, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -131,25 +128,6 @@ async def step(
         await trainer.wake()
         on_gpus = None
     return await trainer.finish_step()
-
-
-def shape_of(groups: Sequence[RolloutGroup], number: int) -> BatchShape:
-    return BatchShape(
-        step=number,
-        policy_version=number,
-        oldest_policy_version=number,
-        num_groups=len(groups),
-        num_responses=sum(len(group.responses) for group in groups),
-        max_response_tokens=16,
-    )
-
-
-def relabelled(group: RolloutGroup, version: int) -> RolloutGroup:
-    responses = [
-        dataclasses.replace(response, spans=(VersionSpan(policy_version=version, num_tokens=response.num_tokens),))
-        for response in group.responses
-    ]
-    return dataclasses.replace(group, responses=tuple(responses))
 
 
 def _whole(value: Any) -> Tensor:

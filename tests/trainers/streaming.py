@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rollpacker.protocols.trainer import UpdateMetrics
     from rollpacker.trainers.grpo import GrpoTrainer
 
+MAX_RESPONSE_TOKENS = 16
 NUM_BATCHES = 50
 NUM_BATCHES_OF_RANKS = 20
 """Where every pass waits for other processes. `tests/benchmarks/streamed_steps.py` has fifty of these, too."""
@@ -51,6 +52,33 @@ def stale(groups: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
     for response in (response for group in groups for response in group.responses):
         response.logprobs[:] += numbers.normal(0, 0.5, response.num_tokens)
     return groups
+
+
+def relabelled(group: RolloutGroup, version: int, draw: random.Random | None = None) -> RolloutGroup:
+    """The same tokens, of another version. With `draw` some responses have moved: another engine went on with them."""
+
+    def renewed(response: Response) -> Response:
+        spans = (VersionSpan(policy_version=version, num_tokens=response.num_tokens),)
+        if draw is None or response.num_tokens < 2 or draw.random() < 0.5:
+            return dataclasses.replace(response, spans=spans)
+        first = draw.randint(1, response.num_tokens - 1)
+        spans = tuple(
+            VersionSpan(policy_version=version, num_tokens=count) for count in (first, response.num_tokens - first)
+        )
+        return dataclasses.replace(response, spans=spans, engine=EngineId("engine-1"))
+
+    return dataclasses.replace(group, responses=tuple(map(renewed, group.responses)))
+
+
+def shape_of(groups: Sequence[RolloutGroup], version: int) -> BatchShape:
+    return BatchShape(
+        step=version,
+        policy_version=version,
+        oldest_policy_version=version,
+        num_groups=len(groups),
+        num_responses=sum(len(group.responses) for group in groups),
+        max_response_tokens=MAX_RESPONSE_TOKENS,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +142,8 @@ def require_rounding_only(differences: Sequence[Difference], num_batches: int) -
 
 
 async def _in_one_call(trainer: GrpoTrainer, batch: Sequence[RolloutGroup]) -> UpdateMetrics:
-    groups = [_of_version(group, trainer.policy_version) for group in batch]
-    await trainer.begin_step(_shape(groups, trainer.policy_version))
+    groups = [relabelled(group, trainer.policy_version) for group in batch]
+    await trainer.begin_step(shape_of(groups, trainer.policy_version))
     await trainer.accumulate(groups)
     return await trainer.finish_step()
 
@@ -127,13 +155,13 @@ async def _as_a_stream(
 
     Some batches are announced larger than they turn out.
     """
-    groups = [_of_version(group, trainer.policy_version, draw) for group in batch]
+    groups = [relabelled(group, trainer.policy_version, draw) for group in batch]
     draw.shuffle(groups)
     lent = draw.choice([None, *GPUS]) if can_lend else None
     if lent is not None:
         await trainer.sleep()
         await trainer.wake({lent})
-    shape, num_missing = _shape(groups, trainer.policy_version), draw.choice([0, 1, 7])
+    shape, num_missing = shape_of(groups, trainer.policy_version), draw.choice([0, 1, 7])
     await trainer.begin_step(
         dataclasses.replace(
             shape, num_groups=shape.num_groups + num_missing, num_responses=shape.num_responses + 3 * num_missing
@@ -154,33 +182,6 @@ async def _as_a_stream(
         await trainer.wake()
     await trainer.complete_batch(shape.num_responses)
     return await trainer.finish_step(), num_calls, num_alone
-
-
-def _of_version(group: RolloutGroup, version: int, draw: random.Random | None = None) -> RolloutGroup:
-    """With `draw` some responses have moved: another engine went on with the same policy."""
-
-    def renewed(response: Response) -> Response:
-        spans = (VersionSpan(policy_version=version, num_tokens=response.num_tokens),)
-        if draw is None or response.num_tokens < 2 or draw.random() < 0.5:
-            return dataclasses.replace(response, spans=spans)
-        first = draw.randint(1, response.num_tokens - 1)
-        spans = tuple(
-            VersionSpan(policy_version=version, num_tokens=count) for count in (first, response.num_tokens - first)
-        )
-        return dataclasses.replace(response, spans=spans, engine=EngineId("engine-1"))
-
-    return dataclasses.replace(group, responses=tuple(map(renewed, group.responses)))
-
-
-def _shape(groups: Sequence[RolloutGroup], version: int) -> BatchShape:
-    return BatchShape(
-        step=version,
-        policy_version=version,
-        oldest_policy_version=version,
-        num_groups=len(groups),
-        num_responses=sum(len(group.responses) for group in groups),
-        max_response_tokens=16,
-    )
 
 
 def _weights(trainer: GrpoTrainer) -> dict[str, Tensor]:

@@ -4,11 +4,12 @@ import dataclasses
 import itertools
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.trainers.microbatches import MICROBATCH_COST_TOKENS, Sample, pack, plan_microbatches
+from rollpacker.trainers.microbatches import CPU_PASS_TOKENS, Sample, pack, padded_pass_cost, plan_microbatches
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=40)
 BUDGETS = st.integers(1, 2000)
@@ -36,7 +37,7 @@ def test_lengths_fall_from_first_to_last_and_equal_ones_keep_their_order(lengths
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=7), st.integers(100, 1500))
 def test_no_other_cut_of_the_sorted_lengths_is_cheaper(lengths: list[int], budget: int):
     def cost(runs: list[list[int]]) -> int:
-        return sum(max(run) * len(run) + MICROBATCH_COST_TOKENS for run in runs)
+        return sum(max(run) * len(run) + CPU_PASS_TOKENS for run in runs)
 
     ordered = sorted(lengths, reverse=True)
     cuts = (_cut(ordered, is_cut) for is_cut in itertools.product([False, True], repeat=len(ordered) - 1))
@@ -55,6 +56,36 @@ def _cut(ordered: list[int], is_cut: tuple[bool, ...]) -> list[list[int]]:
 
 def test_a_few_long_responses_do_not_pad_the_many_short_ones():
     assert plan_microbatches([10] * 50 + [500], 100_000) == [(50,), tuple(range(50))]
+
+
+@pytest.mark.parametrize(
+    ("pass_cost_tokens", "num_passes"),
+    [
+        (padded_pass_cost(torch.device("cpu"), 8), 27),
+        (padded_pass_cost(torch.device("cuda")), 20),
+        (padded_pass_cost(torch.device("cuda"), 8), 13),
+        (None, 10),
+    ],
+    ids=["a CPU", "one accelerator", "accelerators that gather", "without padding"],
+)
+def test_the_dearer_a_pass_is_where_it_runs_the_fewer_are_made(pass_cost_tokens: int | None, num_passes: int):
+    lengths = np.random.default_rng(0).integers(500, 4001, 64).tolist()
+    assert sum(lengths) > 8 * 16384
+    plan = plan_microbatches(lengths, 16384, pass_cost_tokens)
+    assert len(plan) == num_passes
+    assert sorted(itertools.chain.from_iterable(plan)) == list(range(64))
+
+
+@given(LENGTHS, BUDGETS)
+def test_rows_without_padding_fill_the_budget_in_the_fewest_runs(lengths: list[int], budget: int):
+    sizes = [[lengths[row] for row in rows] for rows in plan_microbatches(lengths, budget, None)]
+    assert all(len(run) == 1 or sum(run) <= budget for run in sizes)
+    fewest, room = 0, 0
+    for length in sorted(lengths, reverse=True):
+        if length > room:
+            fewest, room = fewest + 1, budget
+        room -= length
+    assert len(sizes) == fewest
 
 
 def sample(prompt: list[int], response: list[int], advantage: float) -> Sample:

@@ -11,6 +11,7 @@ import torch
 from rollpacker.config.sections.losses import resolved
 from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.core.errors import ConfigError
+from rollpacker.trainers import trial
 from rollpacker.trainers.own_functions import own_advantage
 from rollpacker.trainers.policy_losses import make_policy_loss
 from rollpacker.trainers.tokens import Tokens
@@ -53,6 +54,20 @@ MODULE = """
 
     def ends(current):
         raise SystemExit(3)
+
+    def of_the_batch(current, advantages):
+        return -(advantages - advantages.mean()) * current
+
+    def scaled_back(current, advantages):
+        scale = current.sum()
+        return -advantages * current * (scale / scale.detach())
+
+    def writing(current, advantages):
+        return -advantages.mul_(2) * current
+
+    def writing_into_what_is_trained(current, advantages):
+        current.detach().clamp_(min=-1)
+        return -advantages * current
 
     def best_of_group(rewards):
         return [reward == max(rewards) for reward in rewards]
@@ -128,6 +143,10 @@ def test_functions_that_can_be_used_are_found_so(source):
         ("loss", "infinite", "its losses are"),
         ("loss", "by_sign", "its losses are .*nan.*responses of advantage 0 may be among"),
         ("loss", "ends", "its process ended"),
+        ("loss", "of_the_batch", r"losses of a response are \[.*\] alone and \[.*\] beside two others"),
+        ("loss", "scaled_back", "or their gradients differ"),
+        ("loss", "writing", "it writes into advantages"),
+        ("loss", "writing_into_what_is_trained", "it writes into current"),
         ("advantage", "too_few", "it returned"),
         ("advantage", "of_a_spread_group", "it raised ZeroDivisionError"),
     ],
@@ -135,6 +154,38 @@ def test_functions_that_can_be_used_are_found_so(source):
 def test_a_function_that_cannot_be_used_is_a_mistake_that_says_why(source, key, name, says):
     with pytest.raises(ConfigError, match=rf"(?s)trainer.{key}=.*mine.py:{name}.*{says}"):
         try_own_functions(resolved(TrainerSection(**{key: source(name)})), 0)
+
+
+def test_of_two_functions_that_are_tried_together_the_one_that_is_wrong_is_named(source):
+    with pytest.raises(ConfigError, match=r"^trainer.advantage=\S*too_few cannot be used: it returned"):
+        try_own_functions(resolved(TrainerSection(loss=source("ppo"), advantage=source("too_few"))), 0)
+    with pytest.raises(ConfigError, match=r"^trainer.loss=\S*ends or trainer.advantage=\S*too_few cannot be used"):
+        try_own_functions(resolved(TrainerSection(loss=source("ends"), advantage=source("too_few"))), 0)
+
+
+def test_two_functions_are_tried_by_one_process(tmp_path):
+    file, log = tmp_path / "mine.py", tmp_path / "processes"
+    text = f"""
+        import os
+        with open({str(log)!r}, "a") as opened:
+            print(os.getpid(), file=opened)
+
+        def loss(current, advantages):
+            return -advantages * current
+
+        def advantage(rewards):
+            return rewards
+    """
+    file.write_text(textwrap.dedent(text))
+    section = TrainerSection(loss=f"{file}:loss", advantage=f"{file}:advantage")
+    assert try_own_functions(resolved(section), 0) == ("current", "advantages")
+    assert len(set(log.read_text().split())) == 1
+
+
+def test_a_trial_that_takes_too_long_names_the_slow_disk_as_a_cause(source, monkeypatch):
+    monkeypatch.setattr(trial, "_LIMIT_S", 0.01)
+    with pytest.raises(ConfigError, match=r"took longer than 0.01 s. It hangs; or torch, .* slow disk"):
+        try_own_functions(resolved(TrainerSection(loss=source("ppo"))), 0)
 
 
 def test_an_advantage_need_not_take_equal_rewards_where_no_group_has_them(source):
@@ -149,3 +200,10 @@ def test_a_loss_that_does_not_read_what_sampled_stale_tokens_needs_a_correction(
     with pytest.raises(ConfigError, match="Take `behaviour` as a parameter"):
         try_own_functions(resolved(section), 1)
     try_own_functions(resolved(section.model_copy(update={"mismatch": "token_truncate"})), 1)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_a_loss_that_reads_what_sampled_the_tokens_is_not_corrected_for_it_once_more(source, max_staleness):
+    section = TrainerSection(loss=source("ppo"), mismatch="token_truncate")
+    with pytest.raises(ConfigError, match=r"(?s)trainer.mismatch=token_truncate with .*once more.*Leave out"):
+        try_own_functions(resolved(section, max_staleness=max_staleness), max_staleness)

@@ -20,7 +20,7 @@ from rollpacker.trainers.advantages import group_advantages
 from rollpacker.trainers.checkpoints import read_state
 from rollpacker.trainers.torch_policy import TorchState
 from tests.trainers.giving_up import GivenUp, give_up
-from tests.trainers.streaming import NUM_BATCHES, compare, random_rewards, require_rounding_only
+from tests.trainers.streaming import NUM_BATCHES, compare, random_rewards, relabelled, require_rounding_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,16 +45,6 @@ async def step(
     for start, end in itertools.pairwise(bounds):
         await trainer.accumulate(groups[start:end])
     return await trainer.finish_step()
-
-
-def relabelled(group: RolloutGroup, version: int) -> RolloutGroup:
-    return dataclasses.replace(
-        group,
-        responses=tuple(
-            dataclasses.replace(response, spans=(VersionSpan(policy_version=version, num_tokens=response.num_tokens),))
-            for response in group.responses
-        ),
-    )
 
 
 async def gradients(trainer: GrpoTrainer, bench: Any, groups: Sequence[RolloutGroup], split: Sequence[int] = ()):
@@ -402,6 +392,17 @@ async def test_a_group_without_policy_gradient_still_has_the_gradient_of_its_kl_
     norm = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]).norm().item()
     assert norm > 0.01
     assert (await step(trainer, bench, groups)).grad_norm == pytest.approx(norm, rel=1e-3)
+
+
+async def test_a_trainer_packs_by_what_a_pass_of_its_policy_costs(bench):
+    groups = bench.groups([(1, 0, 0, 1)])
+    trainer = bench.trainer(max_tokens_per_microbatch=1000)
+    samples = trainer._objective.samples_of(groups[0], bench.shape(groups))
+    num_passes = []
+    for pass_cost_tokens in (0, 1000):
+        trainer._policy.pass_cost_tokens = pass_cost_tokens
+        num_passes.append(len(trainer._pack(samples)))
+    assert num_passes == [len({sample.num_inputs for sample in samples}), 1]
 
 
 async def test_a_batch_without_any_signal_is_still_an_update_of_the_optimizer(bench):

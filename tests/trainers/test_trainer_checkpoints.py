@@ -189,6 +189,15 @@ async def test_a_checkpoint_of_another_reference_is_refused(bench, tmp_path: Pat
     await moved.trainer().load(tmp_path)
 
 
+async def test_a_checkpoint_names_the_reference_as_it_was_loaded_without_reading_it_again(bench, tmp_path: Path):
+    trainer = bench.trainer(kl_coefficient=0.1)
+    with torch.no_grad():
+        for parameter in trainer._policy._reference.parameters():
+            parameter.zero_()
+    await trainer.save(tmp_path)
+    await bench.trainer(kl_coefficient=0.1).load(tmp_path)
+
+
 @pytest.mark.parametrize("torn", ["model/model.safetensors", "trainer.pt"])
 async def test_a_disk_that_takes_no_more_says_so(bench, tmp_path: Path, torn: str):
     trainer = bench.trainer()

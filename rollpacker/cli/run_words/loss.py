@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 from rollpacker.config.sections.losses import LOSSES, TURN_ADVANTAGES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rollpacker.config.schema import RunConfig
     from rollpacker.config.sections.trainer import TrainerSection
 
 _NORMALISATIONS = {
     "sequence": "every response counts the same, so a token of a long one counts less",
     "token_bound": "every token counts the same, in batches of long responses as in those of short ones",
-    "token_mean": "every token of a batch counts the same; known after the last response, so nothing streams",
+    "token_mean": "every token of an update counts the same; known after the last response, so nothing streams",
 }
 
 _ADVANTAGES = {
@@ -50,10 +52,11 @@ def loss_words(config: RunConfig) -> str:
     source = "" if trainer.mismatch is not None else f", by default with {reason}"
     lines = [
         f"{_NORMALISATIONS[trainer.loss_normalisation]} (loss_normalisation={trainer.loss_normalisation})",
-        f"{loss.words if loss else 'a function of your own'} (loss={objective.loss}"
+        f"{loss.words if loss else 'a function of your own'}{_bounds_words(objective)} (loss={objective.loss}"
         + (")" if trainer.loss is not None else ", by default)"),
         f"advantage: {_advantage_words(trainer)} (advantage={trainer.advantage})",
         f"gap between trainer and engines: {corrections[mismatch]} (mismatch={mismatch}{source})",
+        *_more_terms(objective),
     ]
     if objective.loss == "ppo_behaviour" and config.system.max_staleness > _CLIPPING_HOLDS:
         lines.append(
@@ -74,6 +77,35 @@ def loss_words(config: RunConfig) -> str:
     if limits:
         lines.append(f"do engines draw from the policy? surprisal against entropy: {', '.join(limits)}")
     return "\n".join(lines)
+
+
+def _bounds_words(objective: TrainerSection) -> str:
+    """Between which numbers a loss of ours keeps its ratio."""
+    low, high = objective.clip_ratio_low, objective.clip_ratio_high
+    loss = LOSSES.get(objective.loss or "")
+    if loss is None or loss.anchor == "none" or low is None or high is None:
+        return ""
+    if not objective.clips_ratio:
+        return ", which with num_minibatches=1 is 1: nothing is clipped"
+    return f", at most {1 + high:g}" if low == 1 else f", {1 - low:g} to {1 + high:g}"
+
+
+def _more_terms(objective: TrainerSection) -> Iterator[str]:
+    """What there is beside the policy loss, and what is left out of it."""
+    if objective.kl_coefficient:
+        place = "added to a token's loss" if objective.kl_in == "loss" else "taken off a token's reward"
+        yield (
+            f"KL penalty: {objective.kl_coefficient:g} times the divergence from the initial policy is {place} "
+            f"(kl_coefficient={objective.kl_coefficient:g}, kl_in={objective.kl_in}, "
+            f"kl_estimator={objective.kl_estimator})"
+        )
+    if objective.entropy_coefficient:
+        yield (
+            f"entropy bonus: {objective.entropy_coefficient:g} times the entropy is taken off a token's loss "
+            f"(entropy_coefficient={objective.entropy_coefficient:g})"
+        )
+    if objective.mask_truncated:
+        yield "responses that were cut are left out of the loss (mask_truncated=true)"
 
 
 def _advantage_words(trainer: TrainerSection) -> str:

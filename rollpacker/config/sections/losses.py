@@ -56,19 +56,19 @@ LOSSES: Final[Mapping[str, PolicyLoss]] = {
         anchor="behaviour",
         clip_ratio_low=1.0,
         clip_ratio_high=0.0,
-        words="REINFORCE, weighted by the truncated ratio to the policy that sampled the token",
+        words="REINFORCE, weighted by the bounded ratio to the policy that sampled the token",
     ),
     "cispo": PolicyLoss(
         anchor="behaviour",
         clip_ratio_low=1.0,
         clip_ratio_high=0.28,
-        words="REINFORCE, weighted by the clipped ratio to the policy that sampled the token",
+        words="REINFORCE, weighted by the bounded ratio to the policy that sampled the token",
     ),
     "topr": PolicyLoss(
         anchor="behaviour",
         clip_ratio_low=1.0,
         clip_ratio_high=0.0,
-        words="REINFORCE, whose tokens with a negative advantage are weighted by the truncated ratio to the policy "
+        words="REINFORCE, whose tokens with a negative advantage are weighted by the bounded ratio to the policy "
         "that sampled them",
     ),
     "gspo": PolicyLoss(

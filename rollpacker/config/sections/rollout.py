@@ -13,7 +13,7 @@ class RolloutSection(Section):
     num_prompts: Count = Field(32, ge=1)
     """P0: prompts in a training batch."""
     num_responses: Count = Field(8, ge=2)
-    """R0: responses per prompt, the GRPO group."""
+    """R0: responses per prompt, the GRPO group; at least two, also where `trainer.advantage` compares none of them."""
     max_response_tokens: Count = Field(256, ge=1)
     """A response that reaches it ends there, with finish reason `length`."""
     temperature: Number = Field(1.0, ge=0.01, le=10)

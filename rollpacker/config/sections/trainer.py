@@ -65,14 +65,15 @@ class TrainerSection(Section):
     """A larger gradient is scaled down to it."""
     loss: Annotated[str | None, Kind(f"one of {', '.join(LOSSES)}, {_OR_OWN}")] = None
     """The policy loss. `ppo` clips the ratio to the policy before the step's first update, `ppo_behaviour` that to the
-    policy which sampled the token; `reinforce` has no ratio. Three are REINFORCE with a constant weight: `tis` the
-    ratio to the policy that sampled the token, truncated; `cispo` the same, clipped on both sides; `topr` the truncated
-    one where the advantage is negative, and 1 elsewhere. `gspo` clips the geometric mean of a response's ratios; as
-    published with loss_normalisation=sequence. Its bounds are narrower than what engines in bfloat16 may be off: raise
-    them if `clip_fraction` of fresh tokens is large. null is ppo, and ppo_behaviour with `system.max_staleness`, where
-    ppo and reinforce need a `mismatch`: ppo with token_truncate is decoupled PPO. A function of your own takes any of
-    current, proximal, behaviour (log-probabilities), advantages (tensors, a number per token) and num_tokens (of each
-    response), by name, and returns the loss of each token, and perhaps where it was clipped, true or false."""
+    policy which sampled the token; `reinforce` has no ratio. Three are REINFORCE with a constant weight, the bounded
+    ratio to the policy that sampled the token: `tis` and `cispo`, which differ in their default bounds alone, at most 1
+    and at most 1.28; and `topr`, where the advantage is negative, with 1 elsewhere. `gspo` clips the geometric mean of
+    a response's ratios; as published with loss_normalisation=sequence. Its bounds are narrower than what engines in
+    bfloat16 may be off: raise them if `clip_fraction` of fresh tokens is large. null is ppo, and ppo_behaviour with
+    `system.max_staleness`, where ppo and reinforce need a `mismatch`: ppo with token_truncate is decoupled PPO. A
+    function of your own takes any of current, proximal, behaviour (log-probabilities), advantages (tensors, a number
+    per token) and num_tokens (of each response), by name, and returns the loss of each token, and perhaps where it was
+    clipped, true or false. One that takes behaviour corrects for it itself, and has no `mismatch`."""
     clip_ratio_low: Annotated[Number | None, _CLIPPING] = Field(None, ge=0, le=1)
     """The probability ratio, or the weight, is clipped below 1 minus this; 1 is no bound. null is what a `loss` has
     in its paper: 0.2, of tis, cispo and topr 1, of gspo 0.0003. With loss=ppo and `num_minibatches` 1 the ratio is 1,
@@ -118,8 +119,9 @@ class TrainerSection(Section):
     """Of what gigpo adds to group_std."""
     loss_normalisation: Literal["sequence", "token_bound", "token_mean"] = "token_bound"
     """What a token's loss is divided by: its response's length and the number of responses, so that a token of a long
-    response counts less; the number of responses times `max_response_tokens`; or the batch's tokens, which is known
-    only after the last response, so that `token_mean` cannot stream."""
+    response counts less; the number of responses times `max_response_tokens`; or the number of tokens, which is known
+    only after the last response, so that `token_mean` cannot stream. Responses and tokens are those of the update's
+    minibatch; tokens, also of a response's length, those that the policy sampled."""
     mismatch: Mismatch | None = None
     """Correction of the gap between the log-probabilities of engines and trainer, which compute the same policy in
     different ways, and of the age of stale tokens: a token's policy loss is multiplied by the ratio of its
@@ -150,9 +152,11 @@ class TrainerSection(Section):
     advantages, and it counts in what the loss is divided by, but for `token_mean`."""
     num_minibatches: Annotated[Count, REAL_RUN] = Field(1, ge=1)
     """Optimizer updates per step; 1 is strictly on-policy. Divides `rollout.num_prompts`. More need a forward pass over
-    the whole batch before the first of them; a modelled run counts one update, without such a pass."""
+    the whole batch before the first of them, and a `loss` with a ratio: all but reinforce have one. A modelled run
+    counts one update, without such a pass."""
     max_tokens_per_microbatch: Annotated[Count, NOT_IN_FINGERPRINT] = Field(16384, ge=1)
-    """Padded tokens per forward pass."""
+    """Tokens per forward pass, counted with the padding of shorter responses; Megatron-core drops that. A longer
+    response passes alone. With context parallelism each rank of a group gets 1 / `context_parallel` of them."""
     logits_chunk_tokens: Annotated[Count | None, REAL_RUN, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """Response tokens whose logits exist at a time: log-probabilities and entropies are computed chunk by chunk, and
     once more in the backward pass, so that no tensor of all tokens times the vocabulary is made. null makes it: 16,384

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rollpacker.config.sections.trainer import TrainerSection
+    from rollpacker.trainers.megatron.architecture import Architecture
     from rollpacker.trainers.megatron.packing import PackedRows
     from rollpacker.trainers.microbatches import MicroBatch
     from rollpacker.trainers.policy import LossOf
@@ -77,6 +78,7 @@ class MegatronPolicy:
     """Implements `rollpacker.trainers.policy.Policy`."""
 
     replicas_per_copy = 1
+    pass_cost_tokens: int | None = None
 
     def __init__(
         self,
@@ -117,12 +119,14 @@ class MegatronPolicy:
         )
         self._model = make()
         self._reference: ScoringModel | None = None
+        self._reference_checksum: str | None = None
         if section.kl_coefficient > 0:
             self._reference = make()
             self._reference.own.requires_grad_(requires_grad=False)
             own = self._reference.parameters()
             for name, values in read_parameters(self._reference.own, architecture, model_path):
                 own[name].copy_(values)
+            self._reference_checksum = _checksum(self._reference, architecture)
         # Without overlap nothing is reduced during a backward pass: only `update` knows which call was the last.
         buffers = DistributedDataParallelConfig(
             use_distributed_optimizer=True, overlap_grad_reduce=False, grad_reduce_in_fp32=True
@@ -183,7 +187,7 @@ class MegatronPolicy:
         state = MegatronState(
             policy_version=progress.policy_version,
             generators=progress.generators,
-            reference_checksum=self._reference_checksum(),
+            reference_checksum=self._reference_checksum,
             num_updates=self._optimizer.num_updates,
         )
         on_rank_0(lambda: write_state(state, folder / STATE_FILE))
@@ -191,7 +195,7 @@ class MegatronPolicy:
     def load(self, folder: Path) -> Progress:
         self.wake()
         state = read_state(MegatronState, folder / STATE_FILE)
-        require_same_reference(folder, state.reference_checksum, self._reference_checksum(), self._model_path)
+        require_same_reference(folder, state.reference_checksum, self._reference_checksum, self._model_path)
         try:
             check_weights(folder / MODEL_FOLDER, self._architecture)
         except ModelError as error:
@@ -313,15 +317,14 @@ class MegatronPolicy:
         summed: Tensor = reduce_from_tensor_model_parallel_region(own_N, group=group)
         return summed
 
-    def _reference_checksum(self) -> str | None:
-        if self._reference is None:
-            return None
-        running = RunningChecksum()
-        readable = {name: self._away.readable(tensor) for name, tensor in self._reference.parameters().items()}
-        for name, tensor in full_tensors(readable, self._architecture):
-            if self.rank == 0:
-                running.add(name, tensor)
-        return on_rank_0(running.digest)
+
+def _checksum(model: ScoringModel, architecture: Architecture) -> str:
+    """Over the whole model. A collective."""
+    running = RunningChecksum()
+    for name, tensor in full_tensors(model.parameters(), architecture):
+        if dist.get_rank() == 0:
+            running.add(name, tensor)
+    return on_rank_0(running.digest)
 
 
 def _split_ranks(section: TrainerSection, timeout_s: float) -> None:

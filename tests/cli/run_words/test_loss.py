@@ -44,14 +44,47 @@ def test_the_correction_follows_the_engine_unless_it_is_named(words, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "(loss=ppo, by default)"),
-        (["system=verl", "system.reward=async", "system.max_staleness=1"], "(loss=ppo_behaviour, by default)"),
-        (["trainer.loss=cispo"], "weighted by the clipped ratio to the policy that sampled the token (loss=cispo)"),
+        ([], "first update, which with num_minibatches=1 is 1: nothing is clipped (loss=ppo, by default)"),
+        (["trainer.num_minibatches=2"], "first update, 0.8 to 1.28 (loss=ppo, by default)"),
+        (["system=one-step-off"], "the policy that sampled the token, 0.8 to 1.28 (loss=ppo_behaviour, by default)"),
+        (["trainer.loss=reinforce"], "log-probability times advantage (loss=reinforce)"),
+        (
+            ["trainer.loss=tis"],
+            "weighted by the bounded ratio to the policy that sampled the token, at most 1 (loss=tis)",
+        ),
+        (
+            ["trainer.loss=cispo"],
+            "weighted by the bounded ratio to the policy that sampled the token, at most 1.28 (loss=cispo)",
+        ),
+        (["trainer.loss=cispo", "trainer.clip_ratio_low=0.4"], "sampled the token, 0.6 to 1.28 (loss=cispo)"),
         (["trainer.loss=mine.py:loss"], "a function of your own (loss=mine.py:loss)"),
     ],
 )
 def test_it_says_which_loss_it_is_and_what_that_does(words, said):
-    assert said in words_of(*words)
+    assert said in words_of("system=verl", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["trainer.kl_coefficient=0.01"],
+            "is added to a token's loss (kl_coefficient=0.01, kl_in=loss, kl_estimator=k3)",
+        ),
+        (
+            ["trainer.kl_coefficient=0.01", "trainer.kl_in=reward"],
+            "is taken off a token's reward (kl_coefficient=0.01, kl_in=reward, kl_estimator=k1)",
+        ),
+        (
+            ["trainer.entropy_coefficient=0.001"],
+            "entropy bonus: 0.001 times the entropy is taken off a token's loss (entropy_coefficient=0.001)",
+        ),
+        (["trainer.mask_truncated=true"], "responses that were cut are left out of the loss (mask_truncated=true)"),
+    ],
+)
+def test_what_is_beside_the_policy_loss_has_a_line_where_it_is_set(words, said):
+    (line,) = set(words_of(*words).splitlines()) - set(words_of().splitlines())
+    assert said in line
 
 
 @pytest.mark.parametrize(

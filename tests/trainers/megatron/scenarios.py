@@ -17,14 +17,13 @@ import torch
 
 from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.core.errors import RollpackerError
-from rollpacker.core.ids import VersionSpan
-from rollpacker.protocols.trainer import BatchShape
+from rollpacker.trainers.checkpoints import read_state
 from rollpacker.trainers.grpo import GrpoTrainer
 from rollpacker.trainers.microbatches import Sample, pack
 from rollpacker.trainers.policy import Progress
 from tests.trainers.giving_up import GivenUp, give_up
 from tests.trainers.logits import LogitsWatch
-from tests.trainers.streaming import Difference, compare
+from tests.trainers.streaming import Difference, compare, relabelled, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from rollpacker.protocols.rollout import RolloutGroup
     from rollpacker.protocols.trainer import UpdateMetrics
     from rollpacker.trainers.megatron.policy import MegatronPolicy
-
-MAX_RESPONSE_TOKENS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,25 +129,6 @@ def most_rows_of_logits(work: Work, samples: Sequence[Sample], width: int) -> in
     return watch.most_rows
 
 
-def relabelled(group: RolloutGroup, version: int) -> RolloutGroup:
-    responses = [
-        dataclasses.replace(response, spans=(VersionSpan(policy_version=version, num_tokens=response.num_tokens),))
-        for response in group.responses
-    ]
-    return dataclasses.replace(group, responses=tuple(responses))
-
-
-def shape_of(groups: Sequence[RolloutGroup], number: int) -> BatchShape:
-    return BatchShape(
-        step=number,
-        policy_version=number,
-        oldest_policy_version=number,
-        num_groups=len(groups),
-        num_responses=sum(len(group.responses) for group in groups),
-        max_response_tokens=MAX_RESPONSE_TOKENS,
-    )
-
-
 def gradients_of(policy: MegatronPolicy) -> dict[str, Tensor]:
     """AdamW's first moment after its first step is 1 - beta1 of the gradient."""
     from rollpacker.trainers.megatron.weight_files import full_tensors
@@ -204,6 +182,19 @@ def num_children_after_saving(work: Work, folder: Path) -> int:
     policy = make_policy(work)
     policy.save(folder, Progress(policy_version=0, generators=()))
     return sum(len(task.joinpath("children").read_text().split()) for task in Path("/proc/self/task").iterdir())
+
+
+def checksum_and_passes(work: Work, samples: Sequence[Sample], folder: Path) -> tuple[str | None, int]:
+    """What a checkpoint says of the reference, whose weights are 0 by then; and the number of passes over samples."""
+    from rollpacker.trainers.megatron.checkpoint import STATE_FILE, MegatronState
+
+    policy = make_policy(work)
+    if policy._reference is not None:
+        for parameter in policy._reference.parameters().values():
+            parameter.zero_()
+    policy.save(folder, Progress(policy_version=0, generators=()))
+    trainer = GrpoTrainer(policy, section_of(work), num_steps=10)
+    return read_state(MegatronState, folder / STATE_FILE).reference_checksum, len(trainer._pack(samples))
 
 
 def left_alone(work: Work, samples: Sequence[Sample]) -> str:

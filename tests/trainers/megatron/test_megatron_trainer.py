@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors
 from rollpacker.trainers.microbatches import Sample, pack
 from rollpacker.trainers.models import load_model
 from rollpacker.trainers.torch_policy import TorchPolicy
@@ -325,6 +326,19 @@ def test_a_checkpoint_holds_every_number_of_the_optimizer_bit_for_bit(ranks: Ran
         batches=[second, third],
     )
     assert_bit_equal(ranks.run(scenarios.train, work)[0].weights, unbroken.weights)
+
+
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_the_reference_is_read_once_and_rows_without_padding_are_packed_by_their_sum(
+    ranks: Ranks, models, samples, tmp_path, layout
+):
+    num_tokens = sum(sample.num_inputs for sample in samples)
+    assert num_tokens < len(samples) * max(sample.num_inputs for sample in samples)
+    section = {**LAYOUTS[layout], "kl_coefficient": 0.1, "max_tokens_per_microbatch": num_tokens}
+    work = Work(model_path=models["qwen3"], section=section)
+    found = ranks.run(scenarios.checksum_and_passes, work, samples, tmp_path)
+    checksum = checksum_of_tensors(named_tensors(load_model(models["qwen3"])))
+    assert found == [(checksum, 1), (checksum, 1)]
 
 
 def test_a_torn_checkpoint_is_refused_on_all_ranks_and_changes_nothing(ranks: Ranks, models, tmp_path):
