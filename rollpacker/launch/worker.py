@@ -1,17 +1,19 @@
 """The program of a rollout worker: `python -m rollpacker.launch.worker RUN_DIR`, once on its node.
 
 It reads the run's own record of its configuration, so that nothing but the folder is handed to it. Its exit code says
-whether its element of the job array should queue again (`runtime.ray.elastic_node.Outcome`).
+whether its element of the job array should queue again (`runtime.ray.elastic_node.Outcome`). From a shell it waits for
+a run until Ctrl-C.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import traceback
 from pathlib import Path
 
-from rollpacker.core.errors import InternalError, RollpackerError
+from rollpacker.core.errors import InternalError, RollpackerError, UserError
 from rollpacker.runtime.job.allocation import current_allocation
 
 
@@ -23,10 +25,16 @@ def element_here() -> str:
 
 def main() -> int:
     """Serve one run; returns the exit code."""
+    if len(sys.argv) != 2:  # noqa: PLR2004  the program and the folder
+        sys.stderr.write("Usage: python -m rollpacker.launch.worker RUN_DIR, where RUN_DIR is the run.dir of a run.\n")
+        return UserError.exit_code
+    from rollpacker.runtime.job.elastic_folder import LEASE_WAIT_S
     from rollpacker.runtime.ray.elastic_node import serve_worker
 
     try:
-        return serve_worker(Path(sys.argv[1]), current_allocation(os.environ), element_here())
+        allocation = current_allocation(os.environ)
+        patience_s = math.inf if allocation is None else LEASE_WAIT_S  # no batch script would begin it again
+        return serve_worker(Path(sys.argv[1]), allocation, element_here(), patience_s)
     except RollpackerError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

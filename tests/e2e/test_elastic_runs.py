@@ -102,6 +102,7 @@ def test_a_worker_serves_and_is_killed_another_comes_and_leaves_with_the_run(inp
     first = Worker(run.run_dir, run.mark)
     until(lambda: num_recorded_steps(run.run_dir) >= 1 and members_of(run), run, first)
     of_first = members_of(run)
+    assert [report.stage for report in ElasticFolder(run.run_dir).current_reports()] == ["in the run"]
     os.kill(first.process.pid, signal.SIGKILL)  # its guardian ends Ray there
     steps = num_recorded_steps(run.run_dir)
     second = Worker(run.run_dir, run.mark)

@@ -3,7 +3,9 @@
     lease.json      of the attempt that takes workers: its Ray's address and token file, and what an engine must equal
     workers/NAME.json     a worker's life: what it has, how far it is; written by the worker alone
     orders/NAME.json      it is to leave, and why
+    earlier/        what workers of earlier attempts left in `workers`
     wish.json       how many workers the run would use; read by the porter of its batch script
+    slurm.txt       that porter's last look at the queue
     over            the run has ended: nobody takes workers any more
 
 Invariants: only the user may enter the folder, and a lease that another user owns is not read; files are written whole,
@@ -18,7 +20,7 @@ import json
 import os
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
@@ -32,13 +34,25 @@ from rollpacker.config.fingerprint import config_fingerprint
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import StorageFailed
 from rollpacker.core.ids import WorkerId
-from rollpacker.metrics.files import make_private_folder, storage_errors, write_atomically
+from rollpacker.metrics.files import (
+    TEMPORARY_PREFIX,
+    make_private_folder,
+    remove_temporaries,
+    storage_errors,
+    write_atomically,
+)
 
 RENEWAL_S = 2.0
 """Between two writes of a lease: a worker waits for one, at most, before it joins."""
 
 LEASE_WAIT_S = 120.0
 """A worker waits so long for a run; then its batch script, outside any container, looks whether that job exists."""
+
+QUEUE_FILE = "slurm.txt"
+"""A line of id, state, reason and expected start for each element of the workers' array that is in the queue."""
+
+_CLOSING_S = 3.0
+"""For a renewal in progress to end: a file system that hangs delays no run for longer."""
 
 _LEASE_FILE = "lease.json"
 _WISH_FILE = "wish.json"
@@ -136,11 +150,11 @@ class ElasticFolder:
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir.absolute() / "elastic"
-        self._workers, self._orders = self.path / "workers", self.path / "orders"
+        self._workers, self._orders, self._earlier = (self.path / name for name in ("workers", "orders", "earlier"))
 
     def open(self) -> None:
         """Create it, unless somebody has."""
-        for folder in (self.path, self._workers, self._orders):
+        for folder in (self.path, self._workers, self._orders, self._earlier):
             make_private_folder(folder)
 
     # -- the run --
@@ -167,17 +181,21 @@ class ElasticFolder:
             yield
         finally:
             is_over.set()
-            renewal.join()
+            renewal.join(_CLOSING_S)
 
     def withdraw_lease(self) -> None:
-        (self.path / _LEASE_FILE).unlink(missing_ok=True)
+        with storage_errors(self.path):
+            (self.path / _LEASE_FILE).unlink(missing_ok=True)
+
+    def current_reports(self, *, but: Collection[str] = ()) -> Iterator[WorkerReport]:
+        """What workers have reported since `reopen`, without those of `but`; some may be of the attempt before."""
+        return _reports(self._workers, but)
 
     def reports(self) -> Iterator[WorkerReport]:
-        """What workers of any attempt report."""
-        for file in sorted(self._workers.glob(f"*{_SUFFIX}")):
-            report = _read(file, _REPORT)
-            if report is not None:
-                yield report
+        """What workers of any attempt report, as far as this user may read it."""
+        for folder in (self._earlier, self._workers):
+            with suppress(PermissionError):
+                yield from _reports(folder)
 
     def order(self, worker: WorkerId, order: Order) -> None:
         self._write(self._orders / f"{worker}{_SUFFIX}", order)
@@ -191,10 +209,15 @@ class ElasticFolder:
         write_atomically(self.path / _OVER_FILE, b"")
 
     def reopen(self) -> None:
-        """Another attempt begins; what the last one said counts no more."""
+        """Another attempt begins: what the last one said counts no more, and what its workers left goes aside."""
         self.open()
-        for name in (_LEASE_FILE, _WISH_FILE, _OVER_FILE):
-            (self.path / name).unlink(missing_ok=True)
+        own = (_LEASE_FILE, _WISH_FILE, _OVER_FILE)
+        remove_temporaries(self.path, *own)
+        with storage_errors(self.path):
+            for path in (*(self.path / name for name in (*own, QUEUE_FILE)), *self._orders.iterdir()):
+                path.unlink(missing_ok=True)
+            for name in _names(self._workers):
+                (self._workers / name).rename(self._earlier / name)
 
     # -- whoever looks --
 
@@ -216,7 +239,8 @@ class ElasticFolder:
         """Give an element of the array the name of its next life."""
         lives = [
             int(name.removesuffix(_SUFFIX).rpartition("-r")[2])
-            for name in _names(self._workers)
+            for folder in (self._workers, self._earlier)
+            for name in _names(folder)
             if name.startswith(f"{element}-r") and name.endswith(_SUFFIX)
         ]
         life = max(lives, default=-1) + 1
@@ -243,8 +267,20 @@ class ElasticFolder:
 
 
 def _names(folder: Path) -> list[str]:
-    """List a folder: a network file system may cache that a name was missing, but reads a folder again."""
-    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    """List the files of a folder that are whole.
+
+    A network file system may cache that a name was missing, but reads a folder again.
+    """
+    names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
+    return [name for name in names if not name.startswith(TEMPORARY_PREFIX)]
+
+
+def _reports(folder: Path, but: Collection[str] = ()) -> Iterator[WorkerReport]:
+    for name in sorted(_names(folder)):
+        if name.endswith(_SUFFIX) and name.removesuffix(_SUFFIX) not in but:
+            report = _read(folder / name, _REPORT)
+            if report is not None:
+                yield report
 
 
 def _read(file: Path, kind: TypeAdapter[Any]) -> Any:

@@ -21,9 +21,9 @@ from typing import Any, cast
 import ray
 
 from rollpacker.config.schema import RunConfig
-from rollpacker.core.errors import EngineFailed, Preempted, RollpackerError, WorldError
+from rollpacker.core.errors import EngineFailed, Preempted, RollpackerError, StorageFailed, WorldError
 from rollpacker.core.events import NoticeGiven, WorkerArrived, WorkerLeft
-from rollpacker.core.ids import EngineId, WorkerId
+from rollpacker.core.ids import EngineId, WorkerId, element_and_life
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.backend import BackendContext
 from rollpacker.protocols.blocking import in_daemon_thread
@@ -40,6 +40,9 @@ from rollpacker.runtime.rollout.starts import within_or_failed
 
 _LOOK_S = 0.5
 """Between two looks at the folder and at Ray's nodes: each costs milliseconds."""
+
+_CLOSING_S = 3.0
+"""To tell workers that the attempt ends: a file system that hangs delays no run for longer."""
 
 _UNBOUNDED = frozenset({"collect", "increments", "load_weights", "start"})
 """Calls whose answer comes when there is one; the driver, or the fleet, bounds the wait."""
@@ -65,20 +68,20 @@ async def open_members(config: RunConfig, cluster: RayCluster, context: BackendC
     )
     members = RayMembers(config, folder, attempt, context)
     members.watch()
+    close = folder.finish
     try:
         with folder.renewed(lease):
             yield members
     except BaseException as error:
         is_loss = isinstance(error, WorldError | asyncio.CancelledError) and _can_be_requeued()
         if is_loss or isinstance(error, Preempted):
-            folder.withdraw_lease()
-        else:
-            folder.finish()
+            close = folder.withdraw_lease
         raise
-    else:
-        folder.finish()
     finally:
         members.close()
+        with suppress(StorageFailed, TimeoutError):  # workers leave a lease that nobody renews, too
+            async with asyncio.timeout(_CLOSING_S):
+                await in_daemon_thread(close)
 
 
 def _can_be_requeued() -> bool:
@@ -93,7 +96,7 @@ class RayMembers:
         config: Of the run.
         folder: Where workers report; open.
         attempt: Whose workers count.
-        context: Gets the logs of engines, and their stacks.
+        context: Gets the logs of engines, and their stacks; shows a person when workers cannot be seen.
     """
 
     def __init__(self, config: RunConfig, folder: ElasticFolder, attempt: str, context: BackendContext) -> None:
@@ -105,6 +108,7 @@ class RayMembers:
         self._present: dict[WorkerId, WorkerReport] = {}
         """Those that have arrived and not left, with what they last reported."""
         self._past: set[WorkerId] = set()
+        """Those that have left, and those of other attempts: their reports are not read again."""
         self._engines: dict[WorkerId, list[EngineProcess]] = {}
         self._watcher: asyncio.Task[None] | None = None
 
@@ -139,7 +143,8 @@ class RayMembers:
         except BaseException:
             _kill(process)
             raise
-        self._context.add_stack_source(engine, process.stacks)
+        element, _ = element_and_life(worker)
+        self._context.add_stack_source(f"{element}.{number}", process.stacks)  # in place of its last life's
         return cast("MemberEngine", _Bounded(process, engine, self._config.elastic.silence_s))
 
     async def dismiss(self, worker: WorkerId, reason: str, *, may_return: bool) -> None:
@@ -155,15 +160,28 @@ class RayMembers:
         return self._config.elastic.tensor_parallel or self._config.engine.tensor_parallel
 
     async def _watch(self) -> None:
+        can_see = True
         while True:
-            with suppress(TimeoutError, OSError):  # a file system may be away for a while
+            try:
                 async with asyncio.timeout(self._config.elastic.silence_s):
                     reports, nodes = await in_daemon_thread(self._look)
-                    self._take(reports, nodes)
+            except OSError as error:  # a file system may be away for a while
+                if can_see:
+                    self._context.note(f"Rollout workers come and go unseen: {self._why_unseen(error)}.")
+                can_see = False
+            else:
+                can_see = True
+                self._take(reports, nodes)
             await asyncio.sleep(_LOOK_S)
 
+    def _why_unseen(self, error: OSError) -> str:
+        if isinstance(error, TimeoutError):
+            silence_s = self._config.elastic.silence_s
+            return f"a look at {self._folder.path} and at Ray's nodes takes longer than elastic.silence_s={silence_s:g}"
+        return f"{self._folder.path} cannot be read: {error.strerror}"
+
     def _look(self) -> tuple[Sequence[WorkerReport], frozenset[str]]:
-        reports = [report for report in self._folder.reports() if report.attempt == self._attempt]
+        reports = list(self._folder.current_reports(but=self._past))
         pins = {name for node in ray.nodes() if node["Alive"] for name in node["Resources"]}
         return reports, frozenset(pins)
 
@@ -172,12 +190,14 @@ class RayMembers:
         now = time.time()
         for report in reports:
             worker, has_node = report.worker, pin_of_worker(report.worker) in pins
-            if worker in self._past:
-                continue
             known = self._present.get(worker)
             remaining_s = None if report.end_time is None else max(report.end_time - now, 0.0)
-            if known is None:
-                if report.mismatch or (has_node and not report.has_left):
+            if worker in self._past or report.attempt != self._attempt:
+                self._past.add(worker)
+            elif known is None:
+                if report.has_left and not report.mismatch:
+                    self._past.add(worker)
+                elif report.mismatch or has_node:
                     self._present[worker] = report
                     self._tell(
                         WorkerArrived(

@@ -1,13 +1,13 @@
 """The process of a rollout worker on its node: it waits for a run that takes workers, joins its Ray, and leaves.
 
-    no lease ──renewed──> compare ──equal──> joined ──order, notice over, run over──> gone
-       ^                     └──unequal──> refused (ends)   │ head silent for 10 s
-       └────────────────────────────────────────────────────┘
+    no lease ──renewed──> compare ──equal──> joining ──Ray started──> in the run ──order, notice over, run over──> gone
+       ^                     └──unequal──> refused <──Ray ended──┘         │ head silent for 10 s
+       └───────────────────────────────────────────────────────────────────┘
 
 It joins an attempt whose lease it has seen renewed. It reads the run's record then: an attempt writes its own before
 that, and what lies there earlier is of the job before. It alone ends Ray here: when the head falls silent, nothing of
 Ray survives as a zombie. Slurm's signals become a notice in its report; Ray and the engines are shielded from them
-(`guardian.py`).
+(`guardian.py`). From a shell the first signal gives notice, and the second one ends it at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from types import FrameType
 
 from rollpacker.config.record import CONFIG_FILE, read_record
 from rollpacker.config.schema import RunConfig
-from rollpacker.core.errors import DataError, StorageFailed
+from rollpacker.config.sections.cluster import ClusterSection
+from rollpacker.core.errors import DataError, RollpackerError, StorageFailed
 from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.job.elastic_folder import (
     LEASE_WAIT_S,
@@ -36,13 +37,15 @@ from rollpacker.runtime.job.elastic_folder import (
     fingerprint_here,
     versions_here,
 )
-from rollpacker.runtime.job.signals import ALL_SIGNALS, UNKNOWN_GRACE_S
+from rollpacker.runtime.job.signals import ALL_SIGNALS, UNKNOWN_GRACE_S, meaning_of
 from rollpacker.runtime.ray.node import RayNode, log_tail, node_here
 from rollpacker.runtime.ray.node_address import is_listening
 
 _POLL_S = 0.2
 _HEAD_SILENCE_S = 10.0
 """As of a node of the run's own job (`node_service`)."""
+_STARTED = "Ray runtime started."
+"""In the log of `ray start` (Ray 2.60) once the head lists the node."""
 
 
 class Outcome(IntEnum):
@@ -53,9 +56,10 @@ class Outcome(IntEnum):
     MAY_RETURN = 10
     """Its element should queue again, if the run's job still exists: it was told to leave, or is taken away."""
     NO_RUN = 75
-    """No run has taken it for as long as its patience; the script looks whether the run's job still exists."""
+    """No run has taken it for as long as its patience, or it could not join; the script looks whether the run's job
+    still exists, and begins it again so often."""
     RUN_LEFT = 76
-    """The same, since one had taken it."""
+    """No run has taken it since one had."""
 
 
 def serve_worker(
@@ -81,52 +85,73 @@ class _Worker:
         self._patience_s = patience_s
         self._end_time = allocation.end_time if allocation else None
         self._has_notice = False
+        self._is_over_stale = True
+        """Whether the folder has said since the beginning that the run is over: then another attempt may come."""
+        self._cluster = ClusterSection(name="slurm")
+        """What the job asked for, once the run's record says it."""
         for number in ALL_SIGNALS:
             signal.signal(number, self._hear)
 
     def run(self) -> Outcome:
-        alone, deadline = Outcome.NO_RUN, math.inf
+        alone, deadline, said = Outcome.NO_RUN, math.inf, ""
         while True:
             lease = self._wait_for_lease()
-            if lease is None and self._is_over():
-                return Outcome.ENDS
             if lease is None:
-                return Outcome.MAY_RETURN if self._has_notice else alone
+                return self._end_alone(alone)
             alone = Outcome.RUN_LEFT
             try:
                 config, report = self._begin_life(lease)
-                if config is None or report.mismatch:
-                    sys.stderr.write(f"{report.worker} does not join the run: {report.mismatch}\n")
-                    return Outcome.ENDS
-                node = self._join(lease, config, report)
-            except (OSError, StorageFailed, DataError):  # DataError: the record cannot be read
+                node = None if config is None or report.mismatch else self._join(lease, config, report)
+            except (OSError, StorageFailed, DataError) as error:  # DataError: the record cannot be read
+                if str(error) != said:
+                    said = str(error)
+                    _say(f"It is tried again: {said}")
                 deadline = min(deadline, time.monotonic() + self._patience_s)
                 if time.monotonic() >= deadline:
                     raise
                 continue  # with a lease that is renewed then
-            deadline = math.inf
+            if node is None:
+                return Outcome.ENDS
+            deadline, outcome = math.inf, None
             try:
-                outcome = self._serve(node, lease, replace(report, stage="joined"))
+                outcome = self._serve(node, lease, report)
             finally:
-                self._leave(node, report)
+                never = f"Ray ended on {report.node} before it had joined that of the run."
+                self._leave(node, report, mismatch=never if outcome is Outcome.NO_RUN else "")
             if outcome is not None:
                 return outcome
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
-        """Slurm takes the node away: at the end of the grace time, or of the job."""
-        grace_s = (self._allocation.grace_s if self._allocation else None) or UNKNOWN_GRACE_S
-        end = time.time() + grace_s
-        self._end_time = end if self._end_time is None else min(self._end_time, end)
+        """Slurm takes the node away, at the end of the grace time or of the job; or a person does."""
+        name, now = signal.Signals(number), time.time()
+        if self._allocation is not None:
+            reason, end = meaning_of(self._allocation, self._cluster, name, now)
+        elif self._has_notice:
+            reason, end = f"{name.name} came again", now
+        else:
+            reason = f"{name.name} came, with {UNKNOWN_GRACE_S:.0f} s to leave; once more leaves at once"
+            end = now + UNKNOWN_GRACE_S
         if not self._has_notice:
-            remaining_s = self._end_time - time.time()
-            sys.stderr.write(f"{signal.Signals(number).name} came, with {remaining_s:.0f} s to leave.\n")
+            _say(f"{reason}.")
+        self._end_time = end if self._end_time is None else min(self._end_time, end)
         self._has_notice = True
+
+    def _end_alone(self, alone: Outcome) -> Outcome:
+        """Say why it waits no longer for a run, and give its exit code; `alone` is that of its patience."""
+        if self._is_over():
+            _say("The run has ended.")
+            return Outcome.ENDS
+        if self._has_notice:
+            return Outcome.MAY_RETURN
+        _say(f"No run has taken this worker for {self._patience_s:g} s.")
+        return alone
 
     def _wait_for_lease(self) -> Lease | None:
         """That of an attempt which is alive: it has written since this began to look.
 
         One that comes where there was none may be an old one that could not be read.
         """
+        _say(f"Waiting for a run in {self._run_dir} that takes workers.")
         deadline = time.monotonic() + self._patience_s
         before: Lease | None = None
         while time.monotonic() < deadline and not (self._has_notice or self._is_over()):
@@ -145,11 +170,13 @@ class _Worker:
             return None
 
     def _is_over(self) -> bool:
-        """Whether the run is known to take no workers any more."""
+        """Whether the run is known to have ended since this worker began."""
         try:
-            return self._folder.is_over()
+            is_over = self._folder.is_over()
         except OSError:
             return False
+        self._is_over_stale &= is_over
+        return is_over and not self._is_over_stale
 
     def _begin_life(self, lease: Lease) -> tuple[RunConfig | None, WorkerReport]:
         """Compare this worker with an attempt, and report it there.
@@ -171,13 +198,26 @@ class _Worker:
             end_time=self._end_time,
             mismatch=mismatch,
         )
-        self._folder.report(report)
+        self._report(report)
         return config, report
 
-    def _join(self, lease: Lease, config: RunConfig, report: WorkerReport) -> RayNode:
-        """Start Ray here, in the run's cluster; raises `OSError` where its log cannot be written."""
+    def _report(self, report: WorkerReport) -> None:
+        self._folder.report(report)
+        if report.mismatch:
+            _say(f"{report.worker} does not join the run: {report.mismatch}")
+
+    def _join(self, lease: Lease, config: RunConfig, report: WorkerReport) -> RayNode | None:
+        """Start Ray here, in the run's cluster; None where this node is unfit, which is reported then.
+
+        Raises:
+            OSError: Ray's log cannot be written.
+        """
         log = self._folder.path / "workers" / f"{report.worker}.log"
-        node = node_here(config, self._allocation, log, report.worker)
+        try:
+            node = node_here(config, self._allocation, log, report.worker)
+        except RollpackerError as error:  # it lacks the network's interface, or room for Ray's session
+            self._report(replace(report, mismatch=str(error).replace("\n", " ")))
+            return None
         try:
             node.join(lease.head_address, lease.token_file)
         except BaseException:
@@ -185,11 +225,11 @@ class _Worker:
             raise
         return node
 
-    def _leave(self, node: RayNode, report: WorkerReport) -> None:
+    def _leave(self, node: RayNode, report: WorkerReport, *, mismatch: str = "") -> None:
         """End Ray here, and say so."""
         node.stop()
         with suppress(StorageFailed):  # its engines' silence says so, too
-            self._folder.report(replace(report, stage="gone", has_left=True))
+            self._report(replace(report, stage="gone", has_left=True, mismatch=mismatch))
 
     def _config(self) -> RunConfig:
         """What the run's record says now; the folder may be mounted elsewhere here."""
@@ -197,19 +237,25 @@ class _Worker:
         if record is None:
             raise FileNotFoundError(f"{self._run_dir / CONFIG_FILE} is not there.")
         config = RunConfig.model_validate(record)
+        self._cluster = config.cluster or self._cluster
         return config.model_copy(update={"run": config.run.model_copy(update={"dir": self._run_dir})})
 
     def _serve(self, node: RayNode, lease: Lease, report: WorkerReport) -> Outcome | None:
-        """Be in one attempt of the run; None where it has ended and another one may come."""
+        """Be in one attempt of the run; None where it has ended and another one may come.
+
+        Ray that ends by itself is `NO_RUN` before it has joined the run's, and `MAY_RETURN` afterwards.
+        """
         last_answer = last_look = time.monotonic()
-        has_left = had_left = False
+        has_joined = has_left = had_left = False
         while True:
+            has_joined = has_joined or _has_started(node.log)
             try:
-                report = self._report_stay(report)
+                report = self._report_stay(report, has_joined=has_joined)
                 order = self._folder.order_of(report.worker)
                 if order is not None:
                     return self._told(order)
                 if self._folder.is_over():
+                    _say("The run has ended.")
                     return Outcome.ENDS
                 now = self._folder.lease()
                 had_left, has_left = has_left, now is None or now.attempt != lease.attempt
@@ -219,25 +265,47 @@ class _Worker:
             except (OSError, StorageFailed):
                 if time.monotonic() - last_look > self._patience_s:
                     raise
-            if not node.is_running:
-                sys.stderr.write(f"Ray has ended on {node.offer.name}.\n{log_tail(node.log)}\n")
-                return Outcome.MAY_RETURN
+            outcome = self._ended_here(node, has_joined=has_joined)
+            if outcome is not None:
+                return outcome
             if is_listening(lease.head_address):
                 last_answer = time.monotonic()
             elif time.monotonic() - last_answer > _HEAD_SILENCE_S:
-                sys.stderr.write(f"Nobody answers at {lease.head_address}: waiting for the run's next attempt.\n")
+                _say(f"Nobody answers at {lease.head_address}.")
                 return None
             time.sleep(_POLL_S)
 
-    def _report_stay(self, report: WorkerReport) -> WorkerReport:
-        """Report that the worker is in the run, and until when, unless its last report says so."""
-        current = replace(report, stage="in the run", end_time=self._end_time)
+    def _ended_here(self, node: RayNode, *, has_joined: bool) -> Outcome | None:
+        """What ends the stay whatever the run does: the end of Ray, or of a notice."""
+        if not node.is_running:
+            _say(f"Ray has ended on {node.offer.name}.\n{log_tail(node.log)}")
+            return Outcome.MAY_RETURN if has_joined else Outcome.NO_RUN
+        if self._has_notice and self._end_time is not None and time.time() >= self._end_time:
+            _say("The time to leave is over.")
+            return Outcome.MAY_RETURN
+        return None
+
+    def _report_stay(self, report: WorkerReport, *, has_joined: bool) -> WorkerReport:
+        """Report how far the worker is, and until when it stays, unless its last report says so."""
+        current = replace(report, stage="in the run" if has_joined else report.stage, end_time=self._end_time)
         if current != report:
-            self._folder.report(current)
+            self._report(current)
         return current
 
     def _told(self, order: Order) -> Outcome | None:
-        sys.stderr.write(f"The run lets this worker go: {order.reason}.\n")
+        _say(f"The run lets this worker go: {order.reason}.")
         if self._has_notice:
             return Outcome.MAY_RETURN
         return Outcome.MAY_RETURN if order.may_return else Outcome.ENDS
+
+
+def _has_started(log: Path) -> bool:
+    """Whether Ray here is part of the run's."""
+    try:
+        return _STARTED in log.read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

@@ -27,7 +27,7 @@ class EngineSlots:
         config: Of the run.
         slots: Of all engines, of every degree; a slot has the name of its first engine.
         degrees: Of tensor parallelism, by slot.
-        context: Gets a source of stacks for each process.
+        context: Gets a source of stacks for each slot: its newest process.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class EngineSlots:
             started: Awaitable[None] | None = None if may_wait else rebuilt.rebuild()
         else:
             self._holders[slot], started = begin()
-        self._context.add_stack_source(name, self._holders[slot].stacks)
+        self._context.add_stack_source(slot, self._holders[slot].stacks)
         if started is not None:
             await started
 

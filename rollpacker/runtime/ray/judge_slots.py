@@ -24,14 +24,14 @@ class JudgeSlots:
     Args:
         config: Of the run.
         slots: A slot has the name of its first judge.
-        context: Gets a source of stacks for each process.
+        context: Gets a source of stacks for each slot: its newest process.
     """
 
     def __init__(self, config: RunConfig, slots: Mapping[EngineId, Slot], context: BackendContext) -> None:
         self._config = config
         self._slots = slots
         self._context = context
-        self._holders = {slot: self._begin(slot, place) for slot, place in slots.items()}
+        self._holders = {slot: self._begin(slot, slot, place) for slot, place in slots.items()}
 
     @property
     def holders(self) -> Mapping[EngineId, JudgeProcess]:
@@ -51,7 +51,7 @@ class JudgeSlots:
         deadlines = self._config.backend.deadlines
         await self._holders[slot].kill()
         place = self._slots[slot]
-        judge = self._begin(name, replace(place, log=place.log.with_name(f"{name}.log")))
+        judge = self._begin(slot, name, replace(place, log=place.log.with_name(f"{name}.log")))
         self._holders[slot] = judge
         try:
             await within_or_failed(deadlines.start_s, f"{name} to start", judge.start(self._config))
@@ -62,7 +62,7 @@ class JudgeSlots:
             raise
         return judge
 
-    def _begin(self, name: EngineId, place: Slot) -> JudgeProcess:
+    def _begin(self, slot: EngineId, name: EngineId, place: Slot) -> JudgeProcess:
         judge = make_judge_process(name, place)
-        self._context.add_stack_source(name, judge.stacks)
+        self._context.add_stack_source(slot, judge.stacks)
         return judge

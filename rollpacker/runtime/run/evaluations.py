@@ -132,20 +132,22 @@ class Evaluations:
         return self._kinds.get(row["set"]) == (row["num_prompts"], row["num_samples"], row["temperature"])
 
     def _first_rewards(self) -> dict[str, Rewards]:
-        """Of the first evaluation of each set by earlier attempts that is like those of this one."""
-        try:
-            evaluations = read_table(self._config.run.dir, "evaluations").to_pylist()
-            rows = read_table(self._config.run.dir, "evaluation_responses").to_pylist()
-        except DataError:
-            return {}
-        alike = {(row["set"], row["step"]) for row in evaluations if self._is_alike(row)}
+        """Of the first evaluation of each set by earlier attempts that is complete and like those of this one."""
+        run_dir = self._config.run.dir
         first_steps: dict[str, int] = {}
         rewards: dict[str, dict[tuple[str, int], float]] = {}
-        for row in rows:  # by step
-            place = row["set"], row["step"]
-            if place in alike and first_steps.setdefault(*place) == row["step"]:
-                key = held_out_prompt(row["set"], row["prompt"]).key, row["sample"]
-                rewards.setdefault(row["set"], {})[key] = row["reward"]
+        try:
+            for row in read_table(run_dir, "evaluations").to_pylist():  # by step
+                if self._is_alike(row) and row["reward_mean"] is not None:
+                    first_steps.setdefault(row["set"], row["step"])
+            for step in sorted(set(first_steps.values())):
+                responses = read_table(run_dir, "evaluation_responses", (step, step))
+                for row in responses.select(["set", "prompt", "sample", "reward"]).to_pylist():
+                    if first_steps.get(row["set"]) == step:
+                        key = held_out_prompt(row["set"], row["prompt"]).key, row["sample"]
+                        rewards.setdefault(row["set"], {})[key] = row["reward"]
+        except DataError:
+            return {}
         return dict(rewards)
 
     def _best_so_far(self) -> tuple[int | None, float | None]:

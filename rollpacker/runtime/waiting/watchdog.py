@@ -30,6 +30,8 @@ _STANDSTILL_S = 3.0
 """Between two looks of a thread that looks every second: the whole process was stopped, by Ctrl-Z or Slurm."""
 _STACKS_DEADLINE_S = 3.0
 """An actor that does not return its stacks in this time is itself stuck, and the report says so."""
+_LAST_WORDS_S = 5.0
+"""For the report of a stuck driver: a file system that hangs may be why it is stuck, and holds the report up, too."""
 
 
 class Watchdog:
@@ -57,7 +59,7 @@ class Watchdog:
                 await self._heart
 
     def add_stack_source(self, name: str, show_stacks: Callable[[], Awaitable[str]]) -> None:
-        """Include this actor's stacks in the report of an expired wait."""
+        """Include an actor's stacks in the report of an expired wait, in place of an earlier one's of that name."""
         self._stack_sources[name] = show_stacks
 
     async def within(self, deadline_s: float, what: Callable[[], str] | str, answer: Awaitable[Answer]) -> Answer:
@@ -72,11 +74,15 @@ class Watchdog:
 
     async def give_up(self, deadline_s: float, awaited: str) -> NoReturn:
         """Report a wait that expired; raises `DeadlineExceeded`."""
-        await self._write_report(awaited, deadline_s)
+        where = f"are in {self._report}"
+        try:
+            await self._write_report(awaited, deadline_s)
+        except OSError as error:
+            where = f"could not be written to {self._report}: {error.strerror}"
         raise DeadlineExceeded(
             f"Waited {deadline_s:g} s for {awaited}, in vain.",
             "Deadlines are set under backend.deadlines.",
-            f"Stacks of the driver and of every actor are in {self._report}.",
+            f"Stacks of the driver and of every actor {where}.",
         )
 
     async def _write_report(self, awaited: str, deadline_s: float) -> None:
@@ -90,13 +96,9 @@ class Watchdog:
             out.write(f"\n-- {thread.name}\n")
             if thread.ident in frames:
                 out.write("".join(traceback.format_stack(frames[thread.ident])))
-        for name, show_stacks in self._stack_sources.items():
-            out.write(f"\n== {name}\n")
-            try:
-                async with asyncio.timeout(_STACKS_DEADLINE_S):
-                    out.write(await show_stacks())
-            except Exception as error:  # noqa: BLE001  (a dead source is part of the report)
-                out.write(f"no answer: {error!r}\n")
+        names, sources = [*self._stack_sources], [*self._stack_sources.values()]
+        for name, stacks in zip(names, await asyncio.gather(*map(_stacks, sources)), strict=True):
+            out.write(f"\n== {name}\n{stacks}")
         self._report.parent.mkdir(parents=True, exist_ok=True)
         self._report.write_text(out.getvalue())
 
@@ -113,10 +115,30 @@ class Watchdog:
                 self._last_beat = looked_at
             silent_s = looked_at - self._last_beat
             if silent_s > self._loop_stall_s:
-                self._report.parent.mkdir(parents=True, exist_ok=True)
-                with self._report.open("w") as report:
-                    report.write(f"The driver's event loop has been blocked for {silent_s:.0f} s.\n\n")
-                    report.flush()
-                    faulthandler.dump_traceback(report, all_threads=True)
-                sys.stderr.write(f"The driver is stuck in a blocking call; stacks are in {self._report}.\n")
-                os._exit(DeadlineExceeded.exit_code)
+                try:
+                    last_words = threading.Thread(target=self._report_stall, args=(silent_s,), daemon=True)
+                    last_words.start()
+                    last_words.join(_LAST_WORDS_S)
+                finally:
+                    os._exit(DeadlineExceeded.exit_code)
+
+    def _report_stall(self, silent_s: float) -> None:
+        sys.stderr.write(f"The driver is stuck in a blocking call; stacks are in {self._report}.\n")
+        sys.stderr.flush()
+        try:
+            self._report.parent.mkdir(parents=True, exist_ok=True)
+            with self._report.open("w") as report:
+                report.write(f"The driver's event loop has been blocked for {silent_s:.0f} s.\n\n")
+                report.flush()
+                faulthandler.dump_traceback(report, all_threads=True)
+        except OSError as error:
+            sys.stderr.write(f"They could not be written there ({error.strerror}):\n")
+            faulthandler.dump_traceback(all_threads=True)
+
+
+async def _stacks(show_stacks: Callable[[], Awaitable[str]]) -> str:
+    try:
+        async with asyncio.timeout(_STACKS_DEADLINE_S):
+            return await show_stacks()
+    except Exception as error:  # noqa: BLE001  (a dead source is part of the report)
+        return f"no answer: {error!r}\n"

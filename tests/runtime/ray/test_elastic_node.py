@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import platform
 import shutil
@@ -23,17 +24,26 @@ import rollpacker
 from rollpacker.config.compose import compose
 from rollpacker.config.fingerprint import config_fingerprint
 from rollpacker.config.record import CONFIG_FILE, read_record, to_yaml
-from rollpacker.core.errors import DataError, StorageFailed
+from rollpacker.core.errors import ConfigError, DataError, StorageFailed, WorldError
 from rollpacker.core.ids import WorkerId
 from rollpacker.launch.elastic_status import workers_in_words
 from rollpacker.runtime.job import elastic_folder
-from rollpacker.runtime.job.elastic_folder import ElasticFolder, Lease, Order, WorkerReport, fingerprint_here
+from rollpacker.runtime.job.allocation import Allocation
+from rollpacker.runtime.job.elastic_folder import (
+    ElasticFolder,
+    Lease,
+    Order,
+    WorkerReport,
+    fingerprint_here,
+)
 from rollpacker.runtime.job.signals import ALL_SIGNALS
 from rollpacker.runtime.ray import elastic_node
 from rollpacker.runtime.ray.elastic_node import Outcome, _Worker
+from tests.runtime.allocations import allocation
 from tests.runtime.ray.test_other_users import STRANGER, as_stranger
 
 WORKER = WorkerId("e5_0-r0")
+URG, TERM, INT = signal.SIGURG, signal.SIGTERM, signal.SIGINT
 
 
 class WaitingRun:
@@ -98,7 +108,8 @@ def test_a_worker_of_another_version_of_the_package_is_refused_with_one_line_and
             timeout=300,
         )
     assert done.returncode == Outcome.ENDS
-    [line] = done.stderr.splitlines()
+    waits, line = done.stderr.splitlines()
+    assert waits == f"Waiting for a run in {run.run_dir} that takes workers."
     has = f"(the run has {run.lease.fingerprint.code})."
     assert " does not join the run: The worker has another code " in line
     assert line.endswith(has)
@@ -143,7 +154,7 @@ def test_another_user_reads_nothing_of_the_workers_and_what_he_writes_is_not_bel
     run.folder.order(WORKER, Order(reason="it is surplus", may_return=True))
     run.folder.wish(1)
     everything = [run.folder.path, *run.folder.path.glob("**/*")]
-    assert len(everything) == 7
+    assert len(everything) == 8
     for place in everything:
         assert "denied" in as_stranger("ls", place)
         assert "denied" in as_stranger("touch", place / "new" if place.is_dir() else place)
@@ -199,18 +210,21 @@ class FlakyFolder(ElasticFolder):
         return None if self._fails("the lease cannot be read") else super().lease()
 
 
+RAY_STARTED = "Local node IP: 127.0.0.2\nRay runtime started.\n"
+
+
 @pytest.fixture
-def serve(run: WaitingRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FlakyFolder, float], Outcome | None]]:
-    """Let a worker serve a run whose folder fails, as patient as is said."""
+def serve(run: WaitingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Outcome | None]]:
+    """Let a worker serve a run whose folder fails, as patient as is said; its Ray has joined."""
     monkeypatch.setattr(elastic_node, "_POLL_S", 0)
     handlers = {number: signal.getsignal(number) for number in ALL_SIGNALS}
 
-    def serve(folder: FlakyFolder, patience_s: float) -> Outcome | None:
-        worker = _Worker(run.run_dir, None, "e5_0", patience_s)
+    def serve(folder: FlakyFolder, patience_s: float, here: Allocation | None = None) -> Outcome | None:
+        worker = _Worker(run.run_dir, here, "e5_0", patience_s)
         worker._folder = folder
-        node = SimpleNamespace(is_running=True)
-        joined = WorkerReport(worker=WORKER, attempt=run.lease.attempt, node="n1", stage="joined", num_engines=1)
-        return worker._serve(node, run.lease, joined)
+        (log := tmp_path / "ray.log").write_text(RAY_STARTED)
+        joins = WorkerReport(worker=WORKER, attempt=run.lease.attempt, node="n1", stage="joining", num_engines=1)
+        return worker._serve(SimpleNamespace(is_running=True, log=log), run.lease, joins)
 
     yield serve
     for number, handler in handlers.items():
@@ -279,9 +293,10 @@ def test_a_worker_whose_log_cannot_be_written_starts_ray_again_in_another_life(r
         def join(self, *_args: object) -> None:
             if len(nodes) < 3:
                 raise OSError(errno.ESTALE, "Stale file handle")
+            self.log.write_text(RAY_STARTED)
 
-    def node_here(*args: object) -> Node:
-        nodes.append(Node(name=args[-1], is_running=True, stop=lambda: None))
+    def node_here(_config: object, _allocation: object, log: Path, worker: WorkerId) -> Node:
+        nodes.append(Node(name=worker, log=log, is_running=True, stop=lambda: None))
         return nodes[-1]
 
     monkeypatch.setattr(elastic_folder, "RENEWAL_S", 0.01)
@@ -331,3 +346,104 @@ def test_a_lease_that_could_not_be_read_for_a_moment_was_not_renewed(run):
     worker = _Worker(run.run_dir, None, "e5_0", 0.1)
     worker._folder = FlakyFolder(run, "the lease cannot be read", 3)
     assert worker.run() == Outcome.NO_RUN
+
+
+@pytest.mark.usefixtures("serve")
+def test_a_worker_is_in_the_run_once_its_ray_is_and_one_whose_ray_never_joins_is_refused_and_counted(
+    run, tmp_path, monkeypatch
+):
+    log, stages, offer = tmp_path / "ray.log", [], SimpleNamespace(name="n1")
+
+    class Node:
+        """Ray that says so when it has joined, and ends some looks later."""
+
+        def __init__(self, num_looks_until_it_joins: float) -> None:
+            self.log, self.offer, self._num_looks, self._joins_at = log, offer, 0, num_looks_until_it_joins
+            log.write_text("Local node IP: 127.0.0.2\n")
+
+        @property
+        def is_running(self) -> bool:
+            stages.extend(report.stage for report in run.folder.reports())
+            self._num_looks += 1
+            if self._num_looks == self._joins_at:
+                log.write_text(RAY_STARTED)
+            return self._num_looks < 4
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(_Worker, "_join", lambda *_: nodes.pop(0))
+    monkeypatch.setattr(elastic_folder, "RENEWAL_S", 0.01)
+    nodes = [Node(2)]
+    with run.folder.renewed(run.lease):
+        assert _Worker(run.run_dir, None, "e5_0", 60).run() == Outcome.MAY_RETURN
+    assert stages == ["joining", "joining", "in the run", "in the run"]
+    nodes = [Node(math.inf)]
+    with run.folder.renewed(run.lease):
+        assert _Worker(run.run_dir, None, "e5_1", 60).run() == Outcome.NO_RUN
+        told = workers_in_words(run.run_dir)
+    refusal = f"Ray ended on {socket.gethostname()} before it had joined that of the run."
+    assert told == f"0 in the run, 1 gone, 1 refused: {refusal}"
+
+
+@pytest.mark.usefixtures("serve")
+@pytest.mark.parametrize("kind", [ConfigError, WorldError])
+def test_a_worker_on_a_node_that_is_unfit_is_refused(run, monkeypatch, capsys, kind):
+    error = kind("cluster.network_interface=ib7 has no IPv4 address on n1.", "Its interfaces are lo.")
+
+    def node_here(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(elastic_folder, "RENEWAL_S", 0.01)
+    monkeypatch.setattr(elastic_node, "node_here", node_here)
+    with run.folder.renewed(run.lease):
+        assert _Worker(run.run_dir, None, "e5_0", 60).run() == Outcome.ENDS
+        told = workers_in_words(run.run_dir)
+    assert told == f"0 in the run, 1 refused: {error.problem} {error.allowed}"
+    assert error.problem in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("serve")
+@pytest.mark.parametrize(
+    ("number", "remaining_s", "leaves_s"),
+    [(URG, 120, 120), (URG, 900, 15), (TERM, 120, 15), (TERM, 5, 5)],
+)
+def test_a_worker_stays_until_its_time_limit_at_the_signal_ahead_of_it_and_for_its_grace_at_another(
+    run, tmp_path, number, remaining_s, leaves_s
+):
+    now = time.time()
+    worker = _Worker(run.run_dir, allocation(tmp_path, end_time=now + remaining_s, grace_s=15.0), "e5_0", 60)
+    signal.raise_signal(number)
+    assert worker._end_time == pytest.approx(now + leaves_s, abs=2)
+    assert worker.run() == Outcome.MAY_RETURN
+
+
+@pytest.mark.parametrize("signals", [[URG], [INT, INT]], ids=["its time is over", "a second signal"])
+def test_a_worker_with_a_notice_leaves_by_itself(run, tmp_path, serve, capsys, signals):
+    folder = FlakyFolder(run, "nothing", 1)  # no order comes
+
+    def report(stay: WorkerReport) -> None:
+        reported.append(stay)
+        if signals:
+            signal.raise_signal(signals.pop(0))
+
+    reported: list[WorkerReport] = []
+    folder.report = report
+    here = allocation(tmp_path, grace_s=0.05) if signals == [URG] else None
+    assert serve(folder, 60, here) == Outcome.MAY_RETURN
+    assert not signals
+    assert reported[-1].end_time is not None
+    assert "The time to leave is over." in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("serve")
+def test_a_run_that_was_over_before_a_worker_came_may_be_resumed(run, monkeypatch, capsys):
+    run.folder.finish()
+    worker = _Worker(run.run_dir, None, "e5_0", 0.1)
+    assert worker.run() == Outcome.NO_RUN
+    assert "No run has taken this worker for 0.1 s." in capsys.readouterr().err
+    run.folder.reopen()
+    assert worker.run() == Outcome.NO_RUN
+    run.folder.finish()
+    assert worker.run() == Outcome.ENDS
+    assert "The run has ended." in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """A wait has a deadline, and an expired one says what it waited for."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import textwrap
@@ -47,6 +48,35 @@ async def test_an_expired_wait_names_what_it_waited_for_and_leaves_a_report(tmp_
     assert str(tmp_path) in str(caught.value)
 
 
+async def test_a_report_asks_all_actors_at_once_and_those_of_one_name_once(tmp_path, monkeypatch):
+    watchdog, asked, are_all_asked = Watchdog(tmp_path / "stall.txt", 60), [], asyncio.Barrier(3)
+    monkeypatch.setattr(watchdog_module, "_STACKS_DEADLINE_S", 0.2)
+
+    def stacks_of(number):
+        async def stacks():
+            asked.append(number)
+            await (are_all_asked.wait() if number else never())
+            return f"stacks {number}\n"
+
+        return stacks
+
+    for name, number in (("engine-0", 7), ("engine-0", 0), *((f"engine-{each}", each) for each in range(1, 4))):
+        watchdog.add_stack_source(name, stacks_of(number))
+    with pytest.raises(DeadlineExceeded):
+        async with asyncio.timeout(60):
+            await watchdog.give_up(1, "an answer")
+    assert asked == [0, 1, 2, 3]
+    report = (tmp_path / "stall.txt").read_text()
+    assert "== engine-0\nno answer: TimeoutError()\n\n== engine-1\nstacks 1\n" in report
+
+
+async def test_an_expired_wait_whose_report_cannot_be_written_says_so_and_what_it_waited_for(tmp_path):
+    (tmp_path / "logs").touch()
+    with pytest.raises(DeadlineExceeded, match="an answer") as caught:
+        await Watchdog(tmp_path / "logs" / "stall.txt", 60).within(0.01, "an answer", never())
+    assert "could not be written" in str(caught.value)
+
+
 async def test_a_timeout_inside_the_answer_is_not_mistaken_for_the_deadline(tmp_path):
     async def fails():
         raise TimeoutError("its own")
@@ -63,12 +93,20 @@ async def test_a_cancelled_wait_is_cancelled(tmp_path):
         await task
 
 
-def test_a_blocked_event_loop_ends_the_process_with_stacks(tmp_path):
+@pytest.mark.parametrize("report", ["is written", "finds no room", "hangs"])
+def test_a_blocked_event_loop_ends_the_process_with_stacks(tmp_path, report):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    match report:
+        case "finds no room":
+            (logs / "stall.txt").symlink_to("/dev/full")
+        case "hangs":
+            os.mkfifo(logs / "stall.txt")  # nobody reads it
     program = textwrap.dedent(f"""
         import asyncio, pathlib, threading
         from rollpacker.runtime.waiting.watchdog import Watchdog
         async def main():
-            watchdog = Watchdog(pathlib.Path({str(tmp_path / "stall.txt")!r}), 0.5)
+            watchdog = Watchdog(pathlib.Path({str(logs / "stall.txt")!r}), 0.5)
             watchdog.start()
             await asyncio.sleep(0)
             blocking_call()
@@ -79,7 +117,9 @@ def test_a_blocked_event_loop_ends_the_process_with_stacks(tmp_path):
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == DeadlineExceeded.exit_code
     assert "stuck" in result.stderr
-    assert "blocking_call" in (tmp_path / "stall.txt").read_text()
+    if report != "hangs":
+        written = (logs / "stall.txt").read_text() if report == "is written" else result.stderr
+        assert "in blocking_call" in written
 
 
 @pytest.mark.parametrize(("slept_s", "is_ended"), [([1.0] * 200, True), ([1.0, 1000.0, 1.0, 1.0], False)])
