@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineRaised, ImpossibleEvent, WeightSyncFailed
 from rollpacker.core.ids import EngineId, RequestId, sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -45,6 +46,13 @@ def require_loadable(engine: EngineId, num_in_flight: int, *, is_asleep: bool) -
     require_idle(engine, "load weights", num_in_flight)
     if is_asleep:
         raise ImpossibleEvent(f"{engine} was asked to load weights while it sleeps.", "Wake it first.", "")
+
+
+def check_ids(requests: Sequence[GenerationRequest]) -> None:
+    """Refuse a call that gives an id to two of its requests."""
+    for request, count in Counter(each.request for each in requests).items():
+        if count > 1:
+            raise ImpossibleEvent(f"Request {request} is given {count} times in one call.", "An id is used once.")
 
 
 def check_request(request: GenerationRequest, max_tokens_per_seq: int) -> None:

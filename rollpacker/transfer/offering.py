@@ -44,18 +44,19 @@ class PolicyOffers:
         return self._prepared_version == self._trainer.policy_version
 
     async def prepare(self, bucket_bytes: int) -> None:
-        """Copy the policy to the host's memory; all ranks. No transfer is under way."""
+        """Copy the policy to the host's memory unless it is there already; all ranks. No transfer is under way."""
+        if self._is_prepared:
+            return
         pack = partial(self._prepared.pack, bucket_bytes=bucket_bytes)
         await self._trainer.with_weights(pack if self._is_first else lambda _: None)
         self._prepared_version = self._trainer.policy_version
 
     async def lay_out(self, bucket_bytes: int) -> Sequence[Bucket]:
-        """Give the current policy in host memory, copied now unless it was prepared; all ranks, the first one has it.
+        """Prepare the current policy and give it; all ranks, the first one has it.
 
         What follows until the next policy is sent from the same copy.
         """
-        if not self._is_prepared:
-            await self.prepare(bucket_bytes)
+        await self.prepare(bucket_bytes)
         return self._prepared.buckets
 
     def open(self, engines: Sequence[str], host: str, options: SendingOptions) -> Weights:

@@ -95,12 +95,13 @@ async def pull(contents: Contents, fetch: Fetch, first: int = 0) -> Mapping[str,
 
 async def _whole(index: int, note: BucketNote, fetch: Fetch) -> torch.Tensor:
     why = ""
-    for _ in range(NUM_ATTEMPTS):
+    for attempt in range(1, NUM_ATTEMPTS + 1):
         try:
             data = (await fetch(index))[: note.num_bytes]
         except RollpackerError as error:
             why = error.problem
-            await asyncio.sleep(_PAUSE_S)
+            if attempt < NUM_ATTEMPTS:
+                await asyncio.sleep(_PAUSE_S)
             continue
         found = await asyncio.to_thread(checksum_of_bucket, note, data)
         if found == note.checksum:

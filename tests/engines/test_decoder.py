@@ -13,7 +13,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.core.errors import ImpossibleEvent, ModelError
+from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.engines.torch.attention import NAME, use_grouped_attention
 from rollpacker.engines.torch.model_files import load_model
@@ -24,7 +24,6 @@ from tests.engines.tiny import (
     VOCABULARY,
     make_decoder,
     make_model,
-    make_model_of,
     make_request,
     mixed_requests,
     reference_logprobs,
@@ -64,47 +63,6 @@ def test_grouped_attention_is_in_use_where_a_model_takes_attention_functions(arc
     model = make_model(architecture)
     use_grouped_attention(model)
     assert model.config._attn_implementation == NAME
-
-
-def test_a_model_whose_state_is_unknown_is_refused_at_once() -> None:
-    model = make_model("falcon_h1")
-    with pytest.raises(ModelError, match="falcon_h1"):
-        make_decoder(model)
-
-
-_SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-
-
-@pytest.mark.parametrize(
-    ("config", "what"),
-    [
-        (transformers.MambaConfig(**_SMALL, state_size=4), "takes no past_key_values"),
-        (
-            transformers.OpenAIGPTConfig(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4),
-            "takes no past_key_values",
-        ),
-        (transformers.RwkvConfig(**_SMALL, attention_hidden_size=32), "takes no past_key_values"),
-        (
-            transformers.RecurrentGemmaConfig(**_SMALL, num_attention_heads=4, num_key_value_heads=2, lru_width=32),
-            "does not keep its state in past_key_values",
-        ),
-        (
-            transformers.PegasusConfig(vocab_size=VOCABULARY, d_model=32, decoder_layers=2, decoder_attention_heads=4),
-            "takes no position_ids",
-        ),
-        (
-            transformers.MiniMaxConfig(**_SMALL, num_attention_heads=4, num_key_value_heads=2, num_local_experts=2),
-            "says: MiniMax uses cache of its own",
-        ),
-        (transformers.RobertaConfig(**_SMALL, num_attention_heads=4, is_decoder=True), "counts positions from"),
-    ],
-    ids=lambda each: getattr(each, "model_type", None),
-)
-def test_a_model_that_would_draw_without_the_cache_or_at_other_positions_is_refused_at_once(
-    config: Any, what: str
-) -> None:
-    with pytest.raises(ModelError, match=f"cannot serve a {config.model_type} model: .*{what}"):
-        make_decoder(make_model_of(config))
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3_next"])

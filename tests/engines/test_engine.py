@@ -226,6 +226,8 @@ async def test_requests_without_a_policy_or_beyond_the_limit_are_refused_and_har
         await engine.load_weights(weights_of(model, 0))
         with pytest.raises(ImpossibleEvent, match="300 prompt tokens"):
             await engine.generate([make_request("short"), make_request("long", [3] * 300)])
+        with pytest.raises(ImpossibleEvent, match="is given 2 times in one call"):
+            await engine.generate([make_request("short"), make_request("short")])
         await engine.generate([make_request("short")])
         assert list(await collect(engine, 1)) == ["short"]
 

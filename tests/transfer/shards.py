@@ -7,6 +7,7 @@ import threading
 
 import torch
 
+from rollpacker.protocols.weights import Weights
 from rollpacker.transfer.offering import PolicyOffers
 from tests.transfer.receivers import ANSWER_S
 
@@ -54,6 +55,15 @@ class RankOfShards:
 
         self.num_gathers += 1
         return await asyncio.to_thread(run)
+
+    async def lay_out_weights(self, bucket_bytes):
+        await self._offers.lay_out(bucket_bytes)
+        return Weights(policy_version=self.policy_version, checksum="", num_bytes=0, payload=None)
+
+    @property
+    def bucket_sizes(self):
+        """Bytes of the buffers in which the prepared policy lies."""
+        return {bucket.buffer.data.numel() for bucket in self._offers._prepared.buckets}
 
     async def offer_weights(self, engines, options):
         return self._offers.open(engines, "127.0.0.1", options)

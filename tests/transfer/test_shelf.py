@@ -13,6 +13,7 @@ from rollpacker.protocols.tensors import (
     num_bytes_of_tensors,
 )
 from rollpacker.protocols.weights import Weights, first_bucket
+from rollpacker.sim.virtual_time import run_in_virtual_time
 from rollpacker.transfer.packing import PackedPolicy
 from rollpacker.transfer.shelf import NUM_ATTEMPTS, WINDOW, Contents, pull
 from tests.engines.exercises import change, collect
@@ -109,6 +110,23 @@ async def test_a_lost_source_is_asked_again(tensors):
 
     assert checksum_of_tensors(await pull(shelf.contents, fetch)) == shelf.contents.checksum
     assert not losses
+
+
+def test_a_source_that_stays_lost_is_asked_again_after_pauses_and_given_up_without_one(tensors):
+    contents = Shelf(tensors).contents
+    asked_at_s = []
+
+    async def fetch(index):
+        asked_at_s.append(asyncio.get_running_loop().time())
+        raise EngineFailed(f"The node of bucket {index} is gone.")
+
+    async def given_up_at_s():
+        with pytest.raises(EngineFailed, match=r"Bucket 0 .* did not come whole in 3 attempts: The node of bucket 0"):
+            await pull(contents, fetch)
+        return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(given_up_at_s()) == asked_at_s[-1]
+    assert len(set(asked_at_s)) == NUM_ATTEMPTS
 
 
 async def test_no_more_than_a_window_is_on_its_way_and_a_cancelled_pull_asks_for_nothing_more(tensors):

@@ -78,7 +78,8 @@ class ElasticSection(Section):
     tensor_parallel: Annotated[WorkerCount | None, OnlyWith("elastic.max_workers")] = Field(None, ge=1)
     """GPUs of each; null: engine.tensor_parallel."""
     bucket_mb: Annotated[Count, OnlyWith("elastic.max_workers")] = Field(512, ge=1, le=65_536)
-    """Weights are fetched so many MiB at a time."""
+    """Weights are fetched so many MiB at a time; also by the run's own engines, unless they take them from Ray's object
+    store. `weight_sync.bucket_mb` has no effect."""
     keeps_tokens: Annotated[Flag, OnlyWith("elastic.max_workers")] = True
     """Whether a request goes on from the tokens that a lost worker had reported; false generates them again, which is
     only of use to see what it costs."""

@@ -34,6 +34,7 @@ from rollpacker.engines.checks import (
     NO_VERSION,
     check_begun,
     check_fit,
+    check_ids,
     require_idle,
     require_loadable,
     require_policy,
@@ -120,6 +121,7 @@ class TorchEngine:
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> None:
         require_policy(self._engine, self._policy_version)
+        check_ids(requests)
         for request in requests:
             self._decoder.check(request)
             check_begun(self._engine, request, self._policy_version)

@@ -45,7 +45,8 @@ TABLE_SPREAD = 4
 """Table entries per token of the array, one per order: with as many as n-grams, every third overwrites another."""
 
 NUM_KEPT_TOKENS = 2**22
-"""Tokens of earlier responses that an engine remembers, 8,192 of 512 tokens: 16 MB, and 64 MB of the table."""
+"""Tokens of earlier responses that an engine remembers, 8,192 of 512 tokens: 16 MB, and 128 MB of the table
+while all slots together have room for fewer, else more."""
 
 _BACK_L = np.arange(LONGEST)
 

@@ -1,6 +1,8 @@
 """Which models the torch engine serves, and of which it verifies draft tokens.
 
 Refused at its start are those whose logits over a cache and padded rows are not those of a pass over the sequence.
+
+Shapes: B rows, T tokens, V words.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ _PLACED_BY_MASK = frozenset({"bloom", "mpt"})
 
 @torch.inference_mode()
 def require_servable(model: Any) -> None:
-    """Refuse a model that keeps its state elsewhere than in its cache, or counts positions in its own way.
+    """Refuse a model that keeps state outside of its cache, counts positions in its own way, or sees later tokens.
 
-    It computes one token, for some models take a cache and do not use it.
+    It computes two tokens, for some models take a cache and do not use it, and no key of a configuration says for all
+    of them whether they are causal.
 
     Raises:
         ModelError: So it is, or `RowCache` cannot hold its state.
@@ -42,17 +45,19 @@ def require_servable(model: Any) -> None:
     elif any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):  # as RoBERTa's
         what = "counts positions from the one behind its padding token's id"
     else:
-        token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+        tokens_BT = torch.tensor([[0, 0], [0, 1]], device=model.device)
         what = "does not keep its state in past_key_values"
         try:
-            model(input_ids=token, past_key_values=cache, use_cache=True)
-            if _is_filled(cache):
+            logits_BTV = model(input_ids=tokens_BT, past_key_values=cache, use_cache=True).logits
+            if _sees_later_tokens(logits_BTV, model.dtype):
+                what = "lets a token see later ones, as an encoder does"
+            elif _is_filled(cache):
                 return
         except ValueError as error:  # as MiniMax refuses a cache that is not its own
             what = f"says: {str(error).rstrip('.')}"
     raise ModelError(
         f"The torch engine cannot serve a {config.model_type} model: {type(model).__name__} {what}.",
-        "It extends past_key_values by tokens whose position_ids count from 0.",
+        "It extends past_key_values by tokens whose position_ids count from 0, and which see none that come later.",
         "Use another model, or an engine that knows this one, such as engine=vllm.",
     )
 
@@ -84,6 +89,15 @@ def require_verifiable(model: Any) -> None:
             "All layers have to be full attention, with scores that are not capped.",
             "Set system.speculative_decoding=false, or use engine=vllm.",
         )
+
+
+def _sees_later_tokens(logits_BTV: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether rows that differ in their last token alone differ before it, by more than a model's rounding errors.
+
+    Those are exactly 0 in all but mixtures of experts, which cut a pass into other parts when a token differs.
+    """
+    before, last = (logits_BTV[0] - logits_BTV[1]).abs().amax(dim=-1).tolist()
+    return bool(before > torch.finfo(dtype).eps ** 0.5 * last)
 
 
 def _is_filled(cache: Cache) -> bool:

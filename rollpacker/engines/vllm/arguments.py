@@ -17,7 +17,7 @@ from rollpacker.core.errors import EngineFailed, ModelError, UserError
 from rollpacker.data.causal_models import make_causal_skeleton
 from rollpacker.engines.vllm.environment import is_eager
 from rollpacker.engines.vllm.sampling import STREAM_INTERVAL
-from rollpacker.engines.vllm.worker import BACKEND, WorkerExtension
+from rollpacker.engines.vllm.worker import PolicyTransfer, WorkerExtension
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,7 +114,7 @@ def _arguments(model_path: Path, section: EngineSection, max_tokens_per_seq: int
         "enable_sleep_mode": not is_cpu,
         "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
         "stream_interval": STREAM_INTERVAL,
-        "weight_transfer_config": {"backend": BACKEND},
+        "weight_transfer_config": PolicyTransfer(),
         "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         **{name: vllm_argument(value) for name, value in vllm.arguments.items()},
     }

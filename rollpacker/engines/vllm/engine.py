@@ -36,6 +36,7 @@ from rollpacker.engines.checks import (
     NO_VERSION,
     check_begun,
     check_fit,
+    check_ids,
     check_request,
     require_idle,
     require_loadable,
@@ -102,6 +103,7 @@ class VllmEngine:
     async def generate(self, requests: Sequence[GenerationRequest]) -> None:
         self._require_open()
         require_policy(self._engine, self._policy_version)
+        check_ids(requests)
         for request in requests:
             check_request(request, self._max_tokens_per_seq)
             check_sampling(request)

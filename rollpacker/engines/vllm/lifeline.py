@@ -3,10 +3,11 @@
     engine's process  ->  vLLM's EngineCore  ->  one worker per GPU      (one GPU: the worker is in the EngineCore)
 
 vLLM's workers notice the death of the EngineCore, but nothing notices that the engine's process was killed: the
-EngineCore would wait for requests without end, with the GPU's memory. So a thread of each worker looks once per second:
+EngineCore would wait for requests without end, with the GPU's memory, or while it starts for minutes. So a thread of
+each of them looks once per second, from the moment at which the process reads what it is to do:
 
-* the engine's process is gone: kill the EngineCore, then itself;
-* the EngineCore is gone: give vLLM's own way `GRACE_S`, then end itself.
+* the engine's process is gone: end this one;
+* the EngineCore is gone: give vLLM's own way `GRACE_S`, then end this one.
 
 Looking costs a read of /proc. The kernel's own means does not do: a parent-death signal follows the parent's thread,
 not its process, and pidfds are younger than the kernels of many clusters. A process is known by its id and the time at
@@ -48,10 +49,7 @@ def _watch(owner: int, parent: int, births: dict[int, str | None]) -> None:
 
     while not is_gone(owner) and not is_gone(parent):
         time.sleep(INTERVAL_S)
-    if is_gone(owner):
-        if not is_gone(parent) and os.getppid() == parent:
-            os.kill(parent, signal.SIGKILL)
-    else:
+    if not is_gone(owner):
         time.sleep(GRACE_S)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,8 +1,7 @@
-"""What runs inside vLLM's worker processes: our weight-transfer backend, and calls that our engine makes of a worker.
+"""What runs inside vLLM's processes: our weight-transfer backend, and calls that our engine makes of a worker.
 
-vLLM imports this module in every worker, because the engine names `WorkerExtension` as `worker_extension_cls`, and
-that registers the backend. vLLM makes the backend when the model is there; from then on the worker's life is tied to
-the engine's.
+vLLM starts every process with its configuration, of which `PolicyTransfer` is a part: reading it imports this module,
+which registers the backend, and ties the process's life to the engine's before vLLM does anything there.
 
 Weights come by `receiving`; of vLLM's own verbs for weight updates none is used. An update that broke off is undone by
 the next one; until then the model holds neither policy.
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import VllmConfig, WeightTransferConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -27,6 +26,17 @@ from rollpacker.protocols.gpu_memory import gpu_memory_peak_gb, reset_gpu_memory
 
 BACKEND = "rollpacker"
 """The name of our backend in vLLM's `WeightTransferConfig`."""
+
+
+class PolicyTransfer(WeightTransferConfig):  # type: ignore[misc]
+    """Names our backend, and ties the process in which it is unpickled."""
+
+    def __init__(self) -> None:
+        super().__init__(backend=BACKEND)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        hold_on()
 
 
 class PolicyReceiver(WeightTransferEngine[WeightTransferInitInfo, WeightTransferUpdateInfo]):  # type: ignore[misc]
@@ -41,7 +51,6 @@ class PolicyReceiver(WeightTransferEngine[WeightTransferInitInfo, WeightTransfer
         self._is_updating = False
         # it warns of every layer without tensors of its own, at every update; missing ones are refused before
         logging.getLogger(initialize_layerwise_reload.__module__).setLevel(logging.ERROR)
-        hold_on()
         if self.device.type == "cpu":
             _unname_shared_memory()
 

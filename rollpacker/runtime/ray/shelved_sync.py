@@ -26,7 +26,7 @@ class ShelvedSync:
     Args:
         sync: Of local engines.
         group: All ranks of the trainer.
-        bucket_mb: Of the shelf, MiB.
+        bucket_mb: Of the shelf, MiB. Local engines that fetch from the trainer get the same buckets.
     """
 
     def __init__(self, sync: WeightSync, group: TrainerGroup, bucket_mb: int) -> None:
@@ -41,8 +41,8 @@ class ShelvedSync:
 
     async def prepare(self) -> None:
         async with self._one_at_a_time:
-            await self._sync.prepare()
             await self._fill()
+            await self._sync.prepare()
             self._is_prepared = True
 
     async def lay_out(self) -> int:

@@ -101,7 +101,7 @@ def start(
 async def test_a_model_that_vllm_cannot_serve_here_is_the_users_mistake(
     num_heads: int, tensor_parallel: int, words: str, tmp_path: Path
 ) -> None:
-    make_model(num_heads=num_heads).config.save_pretrained(tmp_path)
+    make_model(num_attention_heads=num_heads).config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=words) as error:
         start(tmp_path, tensor_parallel=tensor_parallel)
     assert "engine=torch" in error.value.remedy
@@ -418,6 +418,8 @@ async def test_requests_beyond_the_limits_are_refused_and_harm_nothing(single: V
         await single.generate([make_request("short"), make_request("long", [3] * 510)])
     with pytest.raises(ImpossibleEvent, match=r"temperature 0\.001"):
         await single.generate([make_request("cold", temperature=0.001)])
+    with pytest.raises(ImpossibleEvent, match="is given 2 times in one call"):
+        await single.generate([make_request("short"), make_request("short")])
     await single.generate([make_request("full", [3] * 510, max_response_tokens=2)])
     assert set(await collect(single, 1)) == {"full"}
 

