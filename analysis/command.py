@@ -59,7 +59,10 @@ HELP = CommandHelp(
         ),
         ("scale", f"Size of the runs, as conf/setup has it: {', '.join(SCALES)}. Default: the exhibit's own"),
         ("runs", "The folder that the runs are below. Default: OUT/runs"),
-        ("out", "The folder for tables, figures and their page. Default: out"),
+        (
+            "out",
+            "The folder for tables, figures and their page; those of the same names in it are replaced. Default: out",
+        ),
         ("seeds", "With a backend: of each run. Default: 2"),
         ("jobs", "With backend=sim: runs that are modelled at a time. Default: one per core"),
         ("accept", "With verdicts: true records what holds now. Default: false"),

@@ -67,7 +67,7 @@ async def train(
         for step in run.remaining_steps():
             is_best = await run.evaluate(step)
             recorder = run.recorder(step)
-            if is_best or run.is_checkpoint_due(step):
+            if run.is_checkpoint_due(step, is_best=is_best):
                 with recorder.stage("checkpoint"):
                     await run.checkpoint(step, is_best=is_best)
             async with run.preemptible(step):
@@ -90,5 +90,5 @@ async def train(
                 await run.publish_weights()
             await run.record(recorder, batch, update)
         is_best = await run.evaluate(num_finished, is_last=True)
-        await run.checkpoint(num_finished, is_best=is_best)
+        await run.checkpoint(num_finished, is_best=is_best, is_last=True)
         await run.export_model()

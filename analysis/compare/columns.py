@@ -19,6 +19,7 @@ from rollpacker.analysis.runs import Run
 from rollpacker.config.keys import REQUIRED, legal_keys
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.words import counted, in_hydra, shortened
+from rollpacker.timeline.run_tables import ASYNC
 
 _NOT_COMPARED: Final = re.compile(
     r"tracker\..*|run\.(seed|dir|resume|progress|callbacks|samples_per_step|best_by|keep_.*|checkpoint_.*)"
@@ -26,7 +27,7 @@ _NOT_COMPARED: Final = re.compile(
 """Keys that repetitions may differ in: what is trained is the same, and what is generated but for the seed."""
 
 _MOST_KEYS: Final = 3
-"""That a column's name has."""
+"""That a column's name has, and the sentence about columns of several systems."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,11 @@ class Column:
     @property
     def is_modelled(self) -> bool:
         return self.runs[0].is_modelled
+
+    @property
+    def is_async(self) -> bool:
+        """Its engines go on while the trainer learns."""
+        return any(ASYNC in set(run.steps["round_kind"]) for run in self.runs)
 
     @cached_property
     def by_seed(self) -> Mapping[int, Run]:
@@ -74,6 +80,27 @@ def columns_of(runs: Sequence[Run]) -> list[Column]:
         if number > 1:
             details |= _details({at: column for at, column in enumerate(grouped) if column[0].system == system})
     return [Column(runs=tuple(column), detail=details[at]) for at, column in enumerate(grouped)]
+
+
+def said_of_settings(columns: Sequence[Column]) -> str:
+    """That columns of several systems differ in other keys too, and in which; empty where they do not."""
+    if len({column.system for column in columns}) == 1:
+        return ""  # the columns' names say it
+    keys = [key for key in _differing([column.runs[0] for column in columns]) if not key.startswith("system.")]
+    if not keys:
+        return ""
+    values = {key: [_settings(column.runs[0]).get(key) for column in columns] for key in keys[:_MOST_KEYS]}
+    words = [f"{key} ({', '.join(dict.fromkeys(map(_shown, own)))})" for key, own in values.items()]
+    return f"The columns differ in more than their systems: {', '.join(words)}{_more(keys)}."
+
+
+def _shown(value: Any) -> str:
+    return shortened(in_hydra(value))
+
+
+def _more(keys: Sequence[str]) -> str:
+    """How many keys are not shown, where there are too many."""
+    return f" and {counted(len(keys) - _MOST_KEYS, 'more key')}" if len(keys) > _MOST_KEYS else ""
 
 
 def _settings(run: Run) -> dict[str, Any]:
@@ -111,24 +138,24 @@ def _compared(run: Run, key: str, value: Any) -> Any:
 
 def _details(columns: Mapping[int, Sequence[Run]]) -> dict[int, str]:
     """Tell columns of one system apart: by the keys that differ, or where this is not enough by their folders."""
-    first = {at: runs[0] for at, runs in columns.items()}
-    settings = {at: _settings(run) for at, run in first.items()}
-    keys = dict.fromkeys(key for own in settings.values() for key in own)
-    differing = [
-        key
-        for key in keys
-        if len({json.dumps(_compared(first[at], key, own.get(key)), default=str) for at, own in settings.items()}) > 1
-    ]
+    settings = {at: _settings(runs[0]) for at, runs in columns.items()}
+    differing = _differing([runs[0] for runs in columns.values()])
     last_parts = Counter(key.rpartition(".")[2] for key in {*legal_keys(RunConfig), *differing})
     names = {key: last if last_parts[last := key.rpartition(".")[2]] == 1 else key for key in differing}
     details = {}
     for at, own in settings.items():
-        words = [f"{name}={shortened(in_hydra(own.get(key)))}" for key, name in names.items()]
-        more = f" and {counted(len(words) - _MOST_KEYS, 'more key')}" if len(words) > _MOST_KEYS else ""
-        details[at] = ", ".join(words[:_MOST_KEYS]) + more
+        words = [f"{name}={_shown(own.get(key))}" for key, name in names.items()]
+        details[at] = ", ".join(words[:_MOST_KEYS]) + _more(differing)
     if len(set(details.values())) < len(details):
         return {at: _folder(runs) for at, runs in columns.items()}
     return details
+
+
+def _differing(runs: Sequence[Run]) -> list[str]:
+    """The keys in which some runs differ."""
+    settings = [{key: _compared(run, key, value) for key, value in _settings(run).items()} for run in runs]
+    keys = dict.fromkeys(key for own in settings for key in own)
+    return [key for key in keys if len({json.dumps(own.get(key), default=str) for own in settings}) > 1]
 
 
 def _folder(runs: Sequence[Run]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from rollpacker.analysis.compare.columns import columns_of
+from rollpacker.analysis.compare.columns import columns_of, said_of_settings
 from rollpacker.analysis.compare.figure import draw
 from rollpacker.analysis.compare.numbers import rows_of
 from rollpacker.analysis.compare.scores import scores_of
@@ -26,6 +26,11 @@ BASELINE = "verl"
 
 _RECORD_OF_MULTIRUN = "multirun.yaml"
 """Hydra writes it beside the runs; a shell's `runs/*` names it, too."""
+
+_WAITS = (
+    "The rollout time of an asynchronous column is what a step waits for its batch: engines go on while the trainer "
+    "learns. It has no rollout speedup."
+)
 
 
 def show(given: Sequence[Path], out: Path) -> None:
@@ -59,10 +64,14 @@ def show(given: Sequence[Path], out: Path) -> None:
         console.print(table)
     if any(each and each.error is not None for row in rows for each in row.values):
         console.print(Text(f"+-: {error_said(columns, scores)}", style="dim"))
-    if said := _said_of_steps(runs, len(shared)):
-        console.print(said, soft_wrap=True)
-    for sentence in scores.said(shared[-1] + 1):
-        console.print(sentence, soft_wrap=True)
+    for sentence in (
+        _said_of_steps(runs, len(shared)),
+        said_of_settings(columns),
+        _WAITS if any(column.is_async for column in columns) else "",
+        *scores.said(shared[-1] + 1),
+    ):
+        if sentence:
+            console.print(sentence, soft_wrap=True)
     times = next(row for row in rows if row.title == "rollout time")
     for path in draw(columns, scores, times, shared, out / "compare"):
         console.print(f"figure: {path}", soft_wrap=True)

@@ -69,10 +69,8 @@ def rows_of(columns: Sequence[Column], scores: Scores, shared: list[int]) -> lis
         *_held_out(columns, scores, scores.steps(shared[-1] + 1)),
         row("training reward, first steps", "", 2, lambda steps: float(steps["reward_mean"].head(num_end).mean())),
         row("training reward, last steps", "", 2, lambda steps: float(steps["reward_mean"].tail(num_end).mean())),
-        *(
-            Row(title, "x", [_speedup(column, columns[0], shared, name) for column in columns], 2)
-            for title, name in (("rollout speedup", "rollout_time_s"), ("step speedup", "step_time_s"))
-        ),
+        Row("rollout speedup", "x", [_rollout_speedup(column, columns[0], shared) for column in columns], 2),
+        Row("step speedup", "x", [_speedup(column, columns[0], shared, "step_time_s") for column in columns], 2),
     ]
     return [row for row in rows if any(row.values)]
 
@@ -91,6 +89,13 @@ def _bubble_percent(steps: pd.DataFrame) -> float:
 
 def _wasted_percent(steps: pd.DataFrame) -> float:
     return float(100 * steps["tokens_wasted"].sum(min_count=1) / max(1, steps["tokens_generated"].sum()))
+
+
+def _rollout_speedup(column: Column, baseline: Column, shared: list[int]) -> Estimate | None:
+    """None also of asynchronous columns, whose rollout goes on outside the time that a step waits for it."""
+    if column.is_async or baseline.is_async:
+        return None
+    return _speedup(column, baseline, shared, "rollout_time_s")
 
 
 def _speedup(column: Column, baseline: Column, shared: list[int], name: str) -> Estimate | None:

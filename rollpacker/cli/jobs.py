@@ -28,10 +28,11 @@ _ACTIVE = frozenset({"waiting", "requeued", "starting", "running", "ending"})
 
 HELP = CommandHelp(
     purpose=(
-        "Show the runs below some folders: which run, wait, failed, died or were requeued, the step and reward of "
-        "each, and why it waits or stopped. `time` is how long the last attempt of its job ran; of a run without a "
-        "job, how long its steps took in all attempts, without their start. Asks Slurm about runs that have a job. A "
-        "run whose status is `running` although its job is over is shown as died. Changes nothing."
+        "Show the runs below some folders: which run, wait, failed, died or were requeued, the step of each and the "
+        "mean reward of its last 10 steps, and why it waits or stopped. `time` is how long the last attempt of its job "
+        "ran; of a run without a job, how long all attempts took until its last step's end, with evaluations and "
+        "checkpoints before that and without their start. Asks Slurm about runs that have a job. A run whose status is "
+        "`running` although its job is over is shown as died. Changes nothing."
     ),
     usage="[DIR ...] [watch]",
     arguments=(

@@ -31,7 +31,7 @@ _LOCK_FILE = "lock"
 """Locked by the process of a run."""
 
 
-_NUM_STEPS_OF_REWARD = 10
+NUM_STEPS_OF_REWARD = 10
 """Over which the shown reward is averaged: with tail batching, so many steps contain short and long rounds."""
 
 
@@ -153,7 +153,7 @@ def _progress(run_dir: Path) -> Progress | None:
     from rollpacker.metrics.tables import read_last_steps
 
     try:
-        rows = read_last_steps(run_dir, _NUM_STEPS_OF_REWARD)
+        rows = read_last_steps(run_dir, NUM_STEPS_OF_REWARD)
     except (DataError, OSError):
         return None  # being written, or of another version; the status file still counts
     if not rows:

@@ -58,7 +58,7 @@ STEPS = TableSchema(
         count("weight_sync_bytes", "What each engine received: the model's size, tied tensors once", unit="bytes"),
         number("weight_sync_gb_per_second", "weight_sync_bytes over weight_transfer_time_s, 1e9 bytes", unit="GB/s"),
         count("num_engines_lost_in_sync", "Engines that died, were too slow or held other weights than were sent"),
-        seconds("checkpoint_time_s", "Time spent writing a checkpoint; 0 in most steps"),
+        seconds("checkpoint_time_s", "Time to write a checkpoint before the step; an attempt's last one has no row"),
         seconds(
             "driver_time_s",
             "Time that the driver computed while engines, trainer and rewards waited for it; 0 when modelled",

@@ -122,6 +122,8 @@ class Workers:
     """Ends and starts engines when the degree changes; None where all stay resident, and sleep instead."""
     members: Members | None = None
     """Rollout workers that come and go; None in a run without."""
+    num_modelled_gpus: int | None = None
+    """Of a modelled run, with those of a judge that has its own; None in a real one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

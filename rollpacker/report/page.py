@@ -185,9 +185,10 @@ def _facts(story: RunStory) -> dict[str, str]:
     if status:
         facts["host"] = f"{status.host}{f', Slurm job {status.job_id}' if status.job_id else ''}"
         facts["last written"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(status.updated_at))
-    whole_s = float(steps["finished_at_s"].iloc[-1])
-    whose = "of modelled time" if story.is_modelled else "from its first step to its last"
-    facts["duration"] = f"{seconds(whole_s)} {whose}"
+    ended_s = steps["finished_at_s"]
+    whole_s = float(ended_s.iloc[-1] - (ended_s.iloc[0] - steps["step_time_s"].iloc[0]))
+    kind = "of modelled time " if story.is_modelled else ""
+    facts["duration"] = f"{seconds(whole_s)} {kind}from its first step to its last"
     if status and status.num_gpus:
         hours = sum(ended_s - began_s for began_s, ended_s in story.tables.attempt_spans) / 3600
         facts["cost"] = f"{digits(status.num_gpus * hours)} GPU-hours of {plural(status.num_gpus, 'GPU')}"
@@ -282,9 +283,9 @@ def _techniques(story: RunStory) -> dict[str, str]:
     batching = system.get("batching")
     used = [f"{batching} batches"]
     if system.get("max_staleness"):
-        used = [
-            f"asynchronous batches ({system.get('lookahead'):g} ahead, {system['max_staleness']} versions old at most)"
-        ]
+        ages = f"{system.get('lookahead'):g} ahead, {system['max_staleness']} versions old at most"
+        kept = ", requests kept over new weights" if system.get("interrupt") == "keep" else ""
+        used = [f"asynchronous batches ({ages}{kept})"]
     if batching not in {"plain", None}:
         etas = f"eta {system.get('eta_prompts')} of prompts, {system.get('eta_responses')} of responses"
         used = [f"{batching} batching ({etas})"]
@@ -298,6 +299,7 @@ def _techniques(story: RunStory) -> dict[str, str]:
         ("length history", system.get("length_history"), (steps["num_prompts_deferred_at_once"] > 0).any()),
         ("parallelism planner", system.get("planner"), _degrees_at_first(steps).nunique() > 1),
         ("draft tokens", system.get("speculative_decoding"), (steps["draft_tokens_accepted"] > 0).any()),
+        ("dynamic sampling", system.get("dynamic_sampling"), (steps["num_prompts_dropped"] > 0).any()),
         ("stream trainer", system.get("stream"), (steps["tokens_streamed"] > 0).any()),
     ):
         if is_configured:

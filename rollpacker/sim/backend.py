@@ -99,6 +99,7 @@ class ModelledBackend:
         if plan.profile:
             reward = CalledReward(reward, plan.profile.calls)
         yield Workers(
+            num_modelled_gpus=plan.num_all_gpus,
             prompts=workload.prompts,
             held_out=workload.held_out,
             fleets=fleets,

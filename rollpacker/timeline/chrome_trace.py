@@ -1,6 +1,6 @@
 """Writes a run as a trace for ui.perfetto.dev and chrome://tracing: the JSON Trace Event Format.
 
-    process "run"        steps, rounds, the driver's stages; counters of the run
+    process "run"        steps, rounds, the driver's stages, rollout workers that came and went; counters of the run
     process "trainer"    training, streamed parts of it, checkpoints
     process "rewards"    each response while it was scored; judges and other actors on threads of their own
     process "environments"  each response while it waited for its environment, in a run that has any
@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
@@ -28,14 +27,15 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from rollpacker.core.ids import EngineId, worker_of
 from rollpacker.metrics.outputs import open_output
 from rollpacker.timeline.stretches import (
     ENVIRONMENT,
     GOES_ON,
     MIGRATIONS,
     MOVES,
+    Lanes,
     concurrency,
-    lanes,
     natural_order,
     stretches_of,
 )
@@ -61,6 +61,9 @@ POINTS_PER_STEP = 64
 SHORTEST_WAIT_SHARE = 0.01
 """A request's wait for its first forward pass is a slice of its own from this share of its stretch on."""
 
+_FIRST_ENGINE_RANK = 10
+"""Engines stand below the other processes in the viewer."""
+
 _COMPRESSION = 5
 """Of gzip: half the time of 9 and a tenth more bytes."""
 
@@ -79,6 +82,15 @@ _END_NAMES = {
     "lost": "lost with its engine",
     "turn": "its environment answers",
     "failed": "its environment failed",
+}
+
+_MOMENT_NAMES = {
+    "joined": "joins",
+    "lost": "is lost",
+    "retired": "retires",
+    "lent": "is lent to the trainer",
+    "arrived": "arrives",
+    "left": "leaves",
 }
 
 
@@ -120,6 +132,13 @@ class _Trace:
         self._num: Counter[str] = Counter()
         gpus = {moment.engine: moment.gpus for moment in run.logged.moments if moment.what == "joined"}
         self._gpus = {engine: numbers for engine, numbers in gpus.items() if engine and numbers}
+        self._engines: set[str] = set()
+        began_s = run.steps["finished_at_s"] - run.steps["step_time_s"] - run.steps["checkpoint_time_s"]
+        self._first, self._last = _ns(began_s.iloc[0]), _ns(run.steps["finished_at_s"].iloc[-1])
+        self._drawn_until = self._first
+        self._scoring, self._waiting = Lanes(), Lanes()
+        self._left: dict[str, tuple[Place, int, str]] = {}
+        """Where and when requests left an engine that have not come to the next one, and why."""
         self._tracks.process("run", f"run, {run.system}", rank=0)
         self._tracks.process("trainer", rank=1)
         self._tracks.process("rewards", rank=2)
@@ -132,6 +151,8 @@ class _Trace:
             yield from self._tracks.news
             self._tracks.news.clear()
             yield event
+        for rank, engine in enumerate(sorted(self._engines, key=_place_in_viewer), start=_FIRST_ENGINE_RANK):
+            self._tracks.rank(engine, rank)
         yield from self._tracks.news
 
     def _unnamed(self) -> Iterator[Event]:
@@ -141,6 +162,7 @@ class _Trace:
             yield from self._reward_events(tables)
             yield from self._environment_events(tables)
             yield from self._engine_events(tables)
+            _, self._drawn_until = self._bounds(tables)
         for held_out in self._run.held_out():
             yield from self._held_out_events(held_out)
         yield from self._moment_events()
@@ -208,7 +230,7 @@ class _Trace:
             part = part.sort_values(["started_at_s", "ended_at_s"], kind="stable")  # noqa: PLW2901
             began = np.maximum(_array_ns(part["started_at_s"]), first)
             ended = np.minimum(np.maximum(_array_ns(part["ended_at_s"]), began), last)
-            chosen = lanes(began.tolist(), ended.tolist())
+            chosen = Lanes().choose(began.tolist(), ended.tolist())
             for lane, activity, start, end in zip(
                 chosen, part["activity"], began.tolist(), ended.tolist(), strict=True
             ):
@@ -232,41 +254,38 @@ class _Trace:
                 return self._tracks.thread("rewards", f"{actor}{suffix}")
 
     def _reward_events(self, tables: StepTables) -> Iterator[Event]:
-        responses = pd.concat([tables.responses, tables.later_responses]) if tables.is_async else tables.responses
-        scored = responses[responses["scored_at_s"].notna() & (responses["reward_time_s"] > 0)]
-        first, last = self._bounds(tables)
-        scored = scored[_array_ns(scored["scored_at_s"]).clip(first, last) == _array_ns(scored["scored_at_s"])]
-        if scored.empty:
-            return
-        ends = _array_ns(scored["scored_at_s"])
-        begins = np.maximum(ends - _array_ns(scored["reward_time_s"]), _array_ns(scored["launched_at_s"]))
-        begins = np.maximum(begins, first)
-        order = np.lexsort((ends, begins))
-        scored = scored.iloc[order]
-        begins, ends = begins[order], ends[order]
-        chosen = lanes(begins.tolist(), ends.tolist())
+        rows = pd.concat([tables.responses, tables.later_responses])
+        scored = rows[rows["scored_at_s"].notna() & (rows["reward_time_s"] > 0)]
+        began_s = (scored["scored_at_s"] - scored["reward_time_s"]).clip(scored["launched_at_s"])
+        scored, begins, ends = self._begun_in(tables, scored, began_s, scored["scored_at_s"])
         columns = [scored[name].tolist() for name in ("domain", "prompt", "sample", "reward", "reward_reason")]
         for lane, began, ended, domain, prompt, sample, reward, reason in zip(
-            chosen, begins.tolist(), ends.tolist(), *columns, strict=True
+            self._scoring.choose(begins, ends), begins, ends, *columns, strict=True
         ):
             place = self._tracks.thread("rewards", f"scoring {lane + 1}")
             name = f"{domain}: {prompt} #{sample}"
             yield self._slice(place, name, "score", began, ended, reward=reward, reason=reason)
 
     def _environment_events(self, tables: StepTables) -> Iterator[Event]:
-        waits = tables.intervals[tables.intervals["role"] == ENVIRONMENT]
-        if waits.empty:
-            return
-        self._tracks.process("environments", rank=3)
-        waits = waits.sort_values(["started_at_s", "ended_at_s"], kind="stable")
-        first, last = self._bounds(tables)
-        begins = np.clip(_array_ns(waits["started_at_s"]), first, last)
-        ends = np.maximum(np.clip(_array_ns(waits["ended_at_s"]), first, last), begins)
-        chosen = lanes(begins.tolist(), ends.tolist())
-        columns = (begins.tolist(), ends.tolist(), waits["activity"], waits["subject"])
-        for lane, began, ended, activity, subject in zip(chosen, *columns, strict=True):
+        rows = pd.concat([tables.intervals, tables.later_intervals])
+        waits = rows[rows["role"] == ENVIRONMENT]
+        waits, begins, ends = self._begun_in(tables, waits, waits["started_at_s"], waits["ended_at_s"])
+        if len(waits):
+            self._tracks.process("environments", rank=3)
+        columns = (begins, ends, waits["activity"], waits["subject"])
+        for lane, began, ended, activity, subject in zip(self._waiting.choose(begins, ends), *columns, strict=True):
             place = self._tracks.thread("environments", f"waiting {lane + 1}")
             yield self._slice(place, f"{activity.replace('_', ' ')} {subject}", ENVIRONMENT, began, ended)
+
+    def _begun_in(
+        self, tables: StepTables, rows: pd.DataFrame, began_s: pd.Series[float], ended_s: pd.Series[float]
+    ) -> tuple[pd.DataFrame, list[int], list[int]]:
+        """Choose the rows whose spans began in some steps, by beginning; spans are cut where the run's steps end."""
+        _, until = self._bounds(tables)
+        begins, ends = np.maximum(_array_ns(began_s), self._first), np.minimum(_array_ns(ended_s), self._last)
+        order = np.lexsort((ends, begins))
+        order = order[((begins >= self._drawn_until) & (begins < until) & (ends >= begins))[order]]
+        return rows.iloc[order], begins[order].tolist(), ends[order].tolist()
 
     def _engine_events(self, tables: StepTables) -> Iterator[Event]:
         stretches = stretches_of(tables)
@@ -277,7 +296,8 @@ class _Trace:
         for engine in sorted(stretches["engine"].unique(), key=natural_order):
             self._engine(engine)
             mine = np.flatnonzero((stretches["engine"] == engine).to_numpy())
-            for lane, number in zip(lanes(begins[mine].tolist(), ends[mine].tolist()), mine.tolist(), strict=True):
+            chosen = Lanes().choose(begins[mine].tolist(), ends[mine].tolist())
+            for lane, number in zip(chosen, mine.tolist(), strict=True):
                 places[number] = self._tracks.thread(engine, f"requests {lane + 1}")
             yield from self._engine_counters(engine, stretches.iloc[mine])
         yield from self._request_slices(tables.responses, stretches, places, begins, ends)
@@ -308,22 +328,16 @@ class _Trace:
     def _moves(
         self, stretches: pd.DataFrame, places: Sequence[Place | None], begins: Integers, ends: Integers
     ) -> Iterator[Event]:
-        moved = stretches[stretches["end"].isin(MOVES)]
-        if moved.empty:
-            return
-        involved = stretches[stretches["request"].isin(set(moved["request"]))].sort_values(["request", "began_s"])
-        requests, numbers, reasons = (
-            column.tolist() for column in (involved["request"], involved.index, involved["end"])
-        )
-        for position, reason in enumerate(reasons[:-1]):
-            if requests[position] != requests[position + 1] or reason == GOES_ON:
-                continue
-            origin, target = numbers[position], numbers[position + 1]
-            start, end = places[origin], places[target]
-            assert start is not None
-            assert end is not None
-            left = max(int(begins[origin]), int(ends[origin]) - 1)
-            yield from self._flow(start, left, end, int(begins[target]), reason)
+        moving = {*stretches.loc[stretches["end"].isin(MOVES), "request"], *self._left}
+        involved = stretches[stretches["request"].isin(moving)].sort_values(["request", "began_s", "ended_s"])
+        for request, number, reason in zip(involved["request"], involved.index, involved["end"], strict=True):
+            place, began = places[number], int(begins[number])
+            assert place is not None
+            if request in self._left:
+                origin, left, why = self._left.pop(request)
+                yield from self._flow(origin, left, place, began, why)
+            if reason in MOVES:
+                self._left[request] = place, max(began, int(ends[number]) - 1), reason
 
     def _engine_counters(self, engine: str, stretches: pd.DataFrame) -> Iterator[Event]:
         num_points = POINTS_PER_STEP * stretches["step"].nunique()
@@ -353,7 +367,7 @@ class _Trace:
             labels = mine["set"] + ": " + mine["prompt"] + " #" + mine["sample"].astype(str)
             columns = [mine[each].tolist() for each in ("finish_reason", "length_tokens", "reward")]
             for lane, began, ended, label, end, length_tokens, reward in zip(
-                lanes(begins, ends), begins, ends, labels.tolist(), *columns, strict=True
+                Lanes().choose(begins, ends), begins, ends, labels.tolist(), *columns, strict=True
             ):
                 place = self._tracks.thread(HELD_OUT, f"{engine}, lane {lane + 1}")
                 facts = {"end": end, "length_tokens": length_tokens, "reward": reward}
@@ -379,15 +393,18 @@ class _Trace:
             which = "rest of the" if moment.what == "tail_change" else "next"
             name = f"the {which} round is generated with TP {moment.tensor_parallel}"
             return self._instant(place, name, _ns(moment.at_s), "p")
-        self._engine(moment.engine)
-        names = {"joined": "joins", "lost": "is lost", "retired": "retires", "lent": "is lent to the trainer"}
-        place = self._tracks.thread(moment.engine, "state")
-        return self._instant(place, f"{moment.engine} {names[moment.what]}", _ns(moment.at_s), "p")
+        if moment.what in {"arrived", "left"}:
+            place = self._tracks.thread("run", "rollout workers")
+        else:
+            self._engine(moment.engine)
+            place = self._tracks.thread(moment.engine, "state")
+        return self._instant(place, f"{moment.engine} {_MOMENT_NAMES[moment.what]}", _ns(moment.at_s), "p")
 
     def _engine(self, engine: str) -> None:
         gpus = self._gpus.get(engine, ())
         label = f"{engine}, GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}" if gpus else engine
-        self._tracks.process(engine, label, rank=_rank(engine))
+        self._engines.add(engine)
+        self._tracks.process(engine, label)
         self._tracks.thread(engine, "state")
 
     def _bounds(self, tables: StepTables) -> tuple[int, int]:
@@ -417,10 +434,9 @@ def _thin(times: npt.NDArray[np.float64], num_points: int) -> Integers:
     return chosen
 
 
-def _rank(engine: str) -> int:
-    """Where an engine's process stands in the viewer: below the others, by number, before those that replace it."""
-    numbers = [int(number) for number in re.findall(r"\d+", engine)]
-    return 10 + 1000 * (numbers[0] if numbers else 0) + (numbers[-1] if len(numbers) > 1 else 0)
+def _place_in_viewer(engine: str) -> tuple[bool, list[tuple[bool, int, str]]]:
+    """By name, a replacement after its predecessor; engines of rollout workers below the run's own."""
+    return worker_of(EngineId(engine)) is not None, natural_order(engine)
 
 
 def _ns(time_s: float) -> int:

@@ -1,4 +1,4 @@
-"""What an attempt's event log knows and no table does: engines that came, went and changed places, and when.
+"""What an attempt's event log knows and no table does: when engines and rollout workers came and went.
 
 The log of a long run has millions of lines, and few of them matter here: a line is parsed only when it holds one of
 the words that are looked for. An attempt that was killed may have begun steps that the next one made again: what it
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -17,17 +17,17 @@ from typing import Any, Literal
 
 from rollpacker.metrics.event_log import attempt_paths, scan_event_log
 
-Happening = Literal["joined", "lost", "retired", "lent", "fleet_change", "tail_change"]
+Happening = Literal["joined", "lost", "retired", "lent", "arrived", "left", "fleet_change", "tail_change"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """One thing that happened to an engine, or to all of them."""
+    """One thing that happened to an engine, to all of them, or to a rollout worker."""
 
     at_s: float
     what: Happening
     engine: str | None
-    """None of a change of all engines, between rounds or in the midst of one."""
+    """The worker, where it arrived or left; None of a change of all engines, between rounds or in the midst of one."""
     gpus: tuple[int, ...] = ()
     """Of an engine that joined, the run's GPUs that it works on; empty where they are not known."""
     tensor_parallel: int | None = None
@@ -78,7 +78,13 @@ class LoggedMoments:
         return lives
 
 
-_EVENTS = ("EngineJoined", "EngineLost", "EngineRetired", "StepStarted")
+_EVENTS: Mapping[str, Happening] = {
+    "EngineJoined": "joined",
+    "EngineLost": "lost",
+    "EngineRetired": "retired",
+    "WorkerArrived": "arrived",
+    "WorkerLeft": "left",
+}
 _COMMANDS = ("LendEngines", "SwitchEngines", "UseParallelism")
 
 
@@ -97,7 +103,7 @@ def read_moments(run_dir: Path) -> LoggedMoments:
         now = 0.0
         first_step: int | None = None
         found: list[Moment] = []
-        for line in scan_event_log(path, (*_EVENTS, *_COMMANDS)):
+        for line in scan_event_log(path, ("StepStarted", *_EVENTS, *_COMMANDS)):
             now = float(line["now"])
             began_at_s = now if began_at_s is None else began_at_s
             if line["event"]["type"] == "StepStarted":
@@ -112,13 +118,9 @@ def read_moments(run_dir: Path) -> LoggedMoments:
 
 
 def _moments_of(now: float, event: dict[str, Any], commands: Sequence[dict[str, Any]]) -> Iterator[Moment]:
-    match event["type"]:
-        case "EngineJoined":
-            yield Moment(at_s=now, what="joined", engine=event["engine"], gpus=tuple(event.get("gpus", ())))
-        case "EngineLost":
-            yield Moment(at_s=now, what="lost", engine=event["engine"])
-        case "EngineRetired":
-            yield Moment(at_s=now, what="retired", engine=event["engine"])
+    if what := _EVENTS.get(event["type"]):
+        name = event["engine"] if "engine" in event else event["worker"]
+        yield Moment(at_s=now, what=what, engine=name, gpus=tuple(event.get("gpus", ())))
     for command in commands:
         match command["type"]:
             case "LendEngines":

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-_ONLY_LOGGED = "engines that joined, were lost, retired or lent, changes of parallelism and starts of the run"
+_ONLY_LOGGED = (
+    "engines that joined, were lost, retired or lent, rollout workers that arrived or left, changes of parallelism "
+    "and starts of the run"
+)
 
 _ONCE_NOTHING = ("exposed_reward_time_s", "switch_time_s", "suspend_time_s", "staleness_max")
 """Columns of `steps` that are 0 in a run of a version that did not have them."""

@@ -146,21 +146,27 @@ def request_names(responses: pd.DataFrame) -> pd.Series[str]:
     return "r" + responses["round"].astype(str) + ":" + prompt + "#" + responses["sample"].astype(str)
 
 
-def lanes(began: Sequence[int] | Integers, ended: Sequence[int] | Integers) -> list[int]:
-    """Put slices, given by beginning, on as few lanes as possible so that none overlaps another of its lane.
+class Lanes:
+    """Puts slices on as few lanes as possible so that none overlaps another of its lane.
 
     The lowest free lane is taken, so that the slices that run longest alone end up on the first ones.
     """
-    busy: list[tuple[int, int]] = []
-    free: list[int] = []
-    chosen = []
-    for start, end in zip(began, ended, strict=True):
-        while busy and busy[0][0] <= start:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        lane = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (end, lane))
-        chosen.append(lane)
-    return chosen
+
+    def __init__(self) -> None:
+        self._busy: list[tuple[int, int]] = []
+        self._free: list[int] = []
+
+    def choose(self, began: Sequence[int], ended: Sequence[int]) -> list[int]:
+        """Choose the lanes of slices, given by beginning; none begins before those of an earlier call."""
+        busy, free = self._busy, self._free
+        chosen = []
+        for start, end in zip(began, ended, strict=True):
+            while busy and busy[0][0] <= start:
+                heapq.heappush(free, heapq.heappop(busy)[1])
+            lane = heapq.heappop(free) if free else len(busy)
+            heapq.heappush(busy, (end, lane))
+            chosen.append(lane)
+        return chosen
 
 
 def concurrency(began_s: Any, ended_s: Any) -> tuple[npt.NDArray[np.float64], Integers]:

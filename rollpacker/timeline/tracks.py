@@ -24,12 +24,17 @@ class Tracks:
         self._places: dict[tuple[str, str], Place] = {}
         self.news: list[Event] = []
 
-    def process(self, name: str, label: str = "", rank: int = 0) -> int:
+    def process(self, name: str, label: str = "", rank: int | None = None) -> int:
         if name not in self._processes:
             number = self._processes[name] = len(self._processes) + 1
             self._name(number, 0, "process_name", name=f"{label or name}{self._suffix}")
-            self._name(number, 0, "process_sort_index", sort_index=rank)
+            if rank is not None:
+                self.rank(name, rank)
         return self._processes[name]
+
+    def rank(self, process: str, rank: int) -> None:
+        """Place a process in the viewer, below those of lower rank."""
+        self._name(self._processes[process], 0, "process_sort_index", sort_index=rank)
 
     def thread(self, process: str, name: str) -> Place:
         if (process, name) not in self._places:

@@ -171,6 +171,30 @@ def test_columns_of_one_system_are_named_by_the_keys_that_differ_or_by_their_fol
     assert [len(column.runs) for column in columns] == [2, 2]
 
 
+def test_columns_of_several_systems_that_differ_in_other_keys_say_so(tmp_path, capsys):
+    sizes = [{"num_prompts": 12, "max_response_tokens": 2048}, {"num_prompts": 16, "max_response_tokens": 256}]
+    folders = [
+        write(tmp_path / system, system, [1.0], config={"rollout": size, "system": {"batching": system}})
+        for system, size in zip(("plain", "tail"), sizes, strict=True)
+    ]
+    lines, _ = printed(capsys, *folders, f"out={tmp_path / 'out'}")
+    said = "rollout.num_prompts (12, 16), rollout.max_response_tokens (2048, 256)"
+    assert f"The columns differ in more than their systems: {said}." in lines
+    seeds = [write(tmp_path / f"{name}-1", name, [1.0], seed=1) for name in ("plain", "tail")]
+    lines, _ = printed(capsys, *seeds, f"out={tmp_path / 'out'}")
+    assert not any("differ" in line for line in lines)
+
+
+def test_an_asynchronous_column_has_no_rollout_speedup(both, tmp_path, capsys):
+    flash = write(tmp_path / "flash", "flash", [1.0] * 10, round_kind="async")
+    lines, _ = printed(capsys, *both, flash, f"out={tmp_path / 'out'}")
+    assert "rollout speedup 1.00 x 2.50 x" in lines
+    assert "step speedup 1.00 x 1.92 x 2.50 x" in lines
+    assert any(line.startswith("The rollout time of an asynchronous column is what a step waits") for line in lines)
+    lines, _ = printed(capsys, flash, *both, f"out={tmp_path / 'out'}")
+    assert not any(line.startswith("rollout speedup") for line in lines)
+
+
 def test_many_columns_fold_into_tables_that_fit(tmp_path):
     rates = [{"trainer": {"learning_rate": rate}} for rate in (0.0001, 0.0002, 0.0003, 0.0004)]
     folders = [

@@ -66,11 +66,16 @@ def write_run(
     return folder
 
 
-def numbers_of(exhibit, folder):
-    """What an exhibit shows of the runs below a folder, all of which can be read."""
+def runs_below(folder):
+    """The runs below a folder, all of which can be read."""
     runs, problems = read_runs(list(find_runs(folder)))
     assert not problems
-    return exhibit.numbers(Runs(runs=runs))
+    return Runs(runs=runs)
+
+
+def numbers_of(exhibit, folder):
+    """What an exhibit shows of the runs below a folder."""
+    return exhibit.numbers(runs_below(folder))
 
 
 def write_scores(folder, scores):

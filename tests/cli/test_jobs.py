@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
+from rollpacker.launch.collect_status import NUM_STEPS_OF_REWARD
 from rollpacker.runtime.run.status import RunStatus, write_status
 from tests.cli.test_evaluate import write_evaluation
 
@@ -132,11 +133,15 @@ def test_a_word_that_cannot_be_meant_is_refused(
     assert remedy in printed.err
 
 
-def test_help_says_of_what_a_time_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_of_what_a_time_and_a_reward_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "jobs"]) == 0
 
     said = " ".join(capsys.readouterr().out.split())
-    assert "`time` is how long the last attempt of its job ran; of a run without a job, how long its steps took" in said
+    assert (
+        "`time` is how long the last attempt of its job ran; of a run without a job, how long all attempts took" in said
+    )
+    assert "until its last step's end, with evaluations and checkpoints before that and without their start" in said
+    assert f"mean reward of its last {NUM_STEPS_OF_REWARD} steps" in said
 
 
 def test_watch_ends_by_itself_when_nothing_is_at_work(workdir: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_page_is_whole_needs_no_network_and_says_that_it_is_modelled(runs, nam
 
 def test_the_page_says_what_the_run_cost(runs):
     story = read_story(runs["verl"])
-    num_gpus = story.config["engine"]["num_engines"] * story.config["engine"]["tensor_parallel"]
+    num_gpus = story.config["engine"]["num_engines"] * story.config["engine"]["tensor_parallel"] + 1  # of its judge
     hours = num_gpus * float(story.steps["finished_at_s"].iloc[-1]) / 3600
     assert f"{digits(hours)} GPU-hours of {num_gpus} GPU" in Reader(page_of(runs["verl"])).text
 
@@ -103,8 +103,17 @@ def test_what_a_measured_run_took_and_cost_is_said_to_be_without_starting(runs):
     assert "without starting" not in Reader(page_of(runs["verl"])).text
     story.tables.steps["modelled"] = False
     text = Reader(render([story])).text
-    assert f"{seconds(story.steps['finished_at_s'].iloc[-1])} from its first step to its last" in text
     assert re.search(r"GPU-hours of \d+ GPUs?, without starting", text)
+
+
+def test_the_duration_begins_with_the_first_step_and_not_with_an_evaluation_before_it(tmp_path):
+    run_dir = modelled_run(tmp_path / "run", *held_out_words(tmp_path), "system=verl", "run.num_steps=4")
+    steps = read_frame(run_dir, "steps")
+    ended_s = steps["finished_at_s"].iloc[-1]
+    duration_s = ended_s - steps["finished_at_s"].iloc[0] + steps["step_time_s"].iloc[0]
+    assert seconds(duration_s) != seconds(ended_s)
+    said = f"duration {seconds(duration_s)} of modelled time from its first step to its last"
+    assert said in Reader(page_of(run_dir)).text
 
 
 def test_hours_whose_work_a_later_attempt_did_again_are_part_of_the_cost(runs, tmp_path):
@@ -285,6 +294,15 @@ def test_a_technique_that_never_acted_is_not_listed_as_used(runs):
     copied.steps["tokens_streamed"] = 0
     text = Reader(render([copied])).text
     assert "configured, never acted stream trainer" in text
+
+
+def test_dynamic_sampling_acted_where_prompts_were_dropped_and_kept_requests_are_named(runs):
+    story = read_story(runs["verl"])
+    system = {**story.config["system"], "dynamic_sampling": True, "max_staleness": 2, "interrupt": "keep"}
+    for num_dropped, said in ((3, ", dynamic sampling"), (0, " configured, never acted dynamic sampling")):
+        steps = story.steps.assign(num_prompts_dropped=num_dropped)
+        text = Reader(render([replace(story, steps=steps, config={**story.config, "system": system})])).text
+        assert f"2 versions old at most, requests kept over new weights){said}" in text
 
 
 def test_a_planner_acted_where_rounds_began_with_several_degrees_not_where_all_ended_with_one(runs):

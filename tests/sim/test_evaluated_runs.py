@@ -19,22 +19,14 @@ from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.engine import ModelledEngine
 from rollpacker.sim.trainer import ModelledTrainer
 from rollpacker.sim.virtual_time import run_in_virtual_time
-from tests.sim.composed import config_of
+from tests.sim.composed import config_of, small
 from tests.sim.test_turns import TrainerOnGround, TurnsBackend
 
 NUM_STEPS = 5
-SMALL = [
-    "backend=sim",
-    "model=qwen2.5-7b",
-    "run.progress=none",
-    "workload.num_prompts=60",
-    "rollout.num_prompts=6",
-    "rollout.num_responses=3",
-    "rollout.max_response_tokens=4096",
-    "engine.num_engines=3",
-    "run.checkpoint_every_steps=2",
-    "run.resume=auto",
-]
+SMALL = small(
+    *("rollout.num_prompts=6", "rollout.num_responses=3", "engine.num_engines=3", "workload.num_prompts=60"),
+    *("run.checkpoint_every_steps=2", "run.resume=auto"),
+)
 SYSTEMS = ("verl", "rollpacker", "dapo-rollpacker")
 
 

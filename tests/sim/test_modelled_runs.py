@@ -17,24 +17,16 @@ from rollpacker.config.record import CONFIG_FILE, started_in
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError, DeadlineExceeded, UserError
+from rollpacker.core.events import SlotsChanged
+from rollpacker.metrics.event_log import attempt_path, read_event_log
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.runtime.run.preflight import validate
 from rollpacker.runtime.run.progress import format_duration
 from rollpacker.sim.run_facts import ModelledRunFacts
-from tests.sim.composed import config_of
+from tests.sim.composed import config_of, small
 
-SMALL = [
-    "backend=sim",
-    "model=qwen2.5-7b",
-    "run.progress=none",
-    "run.num_steps=7",
-    "rollout.num_prompts=8",
-    "rollout.num_responses=4",
-    "rollout.max_response_tokens=4096",
-    "engine.num_engines=4",
-    "run.checkpoint_every_steps=0",
-]
+SMALL = small("run.num_steps=7", "rollout.num_prompts=8", "engine.num_engines=4")
 
 
 def train(run_dir: Path, *words: str) -> Path:
@@ -80,7 +72,7 @@ def test_the_last_line_of_a_resumed_run_has_the_steps_and_the_time_of_its_own_at
         assert line.startswith(f"{counted(len(of_attempt), 'step')} in {taken}, ")
 
 
-@pytest.mark.parametrize(("system", "hash_seed"), [("verl", "1"), ("rollpacker", "2")])
+@pytest.mark.parametrize(("system", "hash_seed"), [("verl", "1"), ("rollpacker", "2"), ("dapo-rollpacker", "3")])
 def test_a_modelled_run_is_the_same_byte_for_byte_in_any_process(tmp_path, system, hash_seed):
     first, other = train(tmp_path / "first", f"system={system}"), tmp_path / "other"
     subprocess.run(
@@ -158,6 +150,14 @@ def test_each_prompt_is_trained_once_per_epoch(tmp_path):
     assert set(trained) == {4}
 
 
+def test_engines_stay_asleep_after_the_last_checkpoint_where_the_data_ends_early(tmp_path):
+    run_dir = train(tmp_path / "run", "system=flash", "workload=math", "workload.num_prompts=20", "run.num_epochs=1")
+    assert 0 < len(read_frame(run_dir, "steps")) < 7
+    changes = [record.event for record in read_event_log(attempt_path(run_dir, 0)).records]
+    last = [event for event in changes if isinstance(event, SlotsChanged)][-1]
+    assert set(last.withheld) == set(last.in_use)
+
+
 def test_a_recorded_run_gives_back_the_lengths_of_its_requests(tmp_path):
     recorded = train(tmp_path / "recorded", "system=verl", "workload=math", "workload.num_prompts=200")
     again = train(tmp_path / "again", "system=verl", f"workload.lengths={recorded}", "data.shuffle=false", "run.seed=0")
@@ -191,6 +191,11 @@ def test_what_a_recorded_runs_limit_ended_is_noted_where_the_limit_is_higher(tmp
     (note,) = notes(1000)
     assert f"{cut} recorded responses ended at a limit of 500 tokens" in note
     assert cut > 0
+
+
+def test_hardware_that_is_slower_than_every_default_deadline_is_modelled_to_the_end(tmp_path):
+    folder = train(tmp_path / "run", "run.num_steps=1", "workload.reward_time_s=2000", "hardware.rollout_start_s=3000")
+    assert read_frame(folder, "steps")["step_time_s"].min() > 3000
 
 
 def test_a_rollout_that_stalls_ends_at_its_deadline_in_virtual_time(tmp_path):

@@ -10,17 +10,12 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.core.events import PolicyUpdated, ResponseFinished
 from rollpacker.metrics.event_log import attempt_path, read_event_log
 from rollpacker.metrics.tables import read_frame
-from rollpacker.runtime.placing.planning import held_gpus
 from rollpacker.runtime.run.preflight import validate
 from rollpacker.sim.plan import plan_cluster
 from rollpacker.sim.run_facts import ModelledRunFacts
-from tests.sim.composed import composed
+from tests.sim.composed import composed, small
 
-SMALL = (
-    *("backend=sim", "model=qwen2.5-7b", "run.progress=none", "run.num_steps=4", "run.checkpoint_every_steps=0"),
-    *("rollout.num_prompts=16", "rollout.num_responses=4", "rollout.max_response_tokens=4096", "workload=math"),
-    *("trainer.tensor_parallel=1", "run.dir=x"),
-)
+SMALL = small("workload=math", "run.num_steps=4", "trainer.tensor_parallel=1", "run.dir=x")
 NODE = ("hardware.num_nodes=1", "engine.num_engines=null")
 SEPARATE = (*NODE, "placement.engine=rest", "placement.trainer=4-7")
 
@@ -69,7 +64,7 @@ def test_each_role_has_its_gpus_and_the_run_holds_both():
     assert thirds.replicas == ()
     config = composed(*SMALL, *words, "placement.trainer='all@3 6-7@2'")
     assert config.engine.num_engines == 22
-    assert held_gpus(config, None) == 32
+    assert modelled_gpus(config).number == 32
 
 
 def test_weights_come_over_the_network_where_the_trainer_is_on_other_nodes():

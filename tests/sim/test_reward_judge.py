@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollpacker import pipeline
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import ConfigError
+from rollpacker.runtime.run.status import read_status
 from rollpacker.sim.costs import EngineCosts
 from rollpacker.sim.judge import Answer, Judge, JudgeCosts, plan_judge
 from rollpacker.sim.plan import plan_cluster
@@ -91,6 +93,14 @@ def test_a_dedicated_judge_counts_its_own_gpus_and_takes_nothing_from_the_engine
     assert (without.num_all_gpus, without.judge) == (16, None)
 
 
+@pytest.mark.parametrize(("placement", "num_gpus"), [("dedicated", 2 + 3), ("shared", 2)])
+def test_the_run_says_that_it_holds_the_gpus_of_its_judge(tmp_path, placement, num_gpus):
+    judge = ["reward.judge.num_gpus=3", f"reward.judge.placement={placement}"]
+    words = ["backend=sim", "hardware=h800", "model=qwen2.5-7b", "system=verl", "engine.num_engines=2", *judge]
+    pipeline.run(compose([*words, f"run.dir={tmp_path}", "run.num_steps=1", "run.progress=none"]))
+    assert read_status(tmp_path).num_gpus == num_gpus
+
+
 def test_a_shared_judge_takes_its_share_of_processors_and_memory_from_the_engines():
     without = plan_cluster(compose(WORDS), needs_judge=False)
     shared = ["reward.judge.placement=shared", "reward.judge.gpu_share=0.25"]
@@ -131,6 +141,8 @@ def test_a_judge_that_takes_turns_is_loaded_for_each_batch_and_only_then():
         (["reward.judge.placement=turns"], "turns with system.reward=scheduled"),
         (["reward.judge.placement=shared", "hardware.profile=p.parquet"], "shared with hardware.profile=p.parquet"),
         (["reward.judge.tensor_parallel=3"], "3 on 1 GPUs"),
+        (["reward.judge.tensor_parallel=16", "reward.judge.num_gpus=16"], "16 with hardware.gpus_per_node=8"),
+        (["reward.judge.tensor_parallel=8", "reward.judge.num_gpus=8"], "8 does not divide the model's 28 attention"),
         (["reward.judge.model.shape=null"], "neither a path nor a shape"),
         (["model@reward.judge.model=qwen2.5-32b", "hardware=a100-40g"], "takes 66 GB of a GPU"),
     ],
@@ -162,9 +174,6 @@ def test_each_answer_is_judged_once_and_no_replica_works_on_two_batches(load, nu
             judge.check(at_s)
     assert sorted(map(id, judged)) == sorted(map(id, answers))
     assert judge.num_waiting == 0
-    # what the replicas worked is what the batches took: every answer's share of its batch, summed
-    assert sum(judge.busy_s) <= sum(costs.batch_s([each.num_tokens]) for each in answers) * (1 + 1e-9)
-    assert sum(judge.busy_s) >= max(each.time_s for each in answers) * (1 - 1e-9)
 
 
 def test_replicas_share_a_large_batch():

@@ -14,10 +14,11 @@ from rollpacker import pipeline
 from rollpacker.config.compose import compose
 from rollpacker.metrics.tables import Manifest, read_frame
 from rollpacker.timeline.chrome_trace import save_trace
-from rollpacker.timeline.run_tables import open_run
-from rollpacker.timeline.stretches import GOES_ON, stretches_of
+from rollpacker.timeline.run_tables import STEPS_AT_A_TIME, open_run
+from rollpacker.timeline.stretches import GOES_ON, MOVES, stretches_of
 from tests.sim.test_environment import RUN
 from tests.timeline.runs import modelled_run, run_with_lost_engines
+from tests.timeline.test_worker_lives import WORDS
 
 NS = 1000
 
@@ -141,6 +142,20 @@ def test_of_some_steps_only_the_evaluations_beside_them_are_written(tmp_path):
     assert not list(open_run(run).held_out()), "a run whose first evaluation is not over"
 
 
+def test_only_checkpoints_that_were_written_are_drawn(tmp_path):
+    words = ("system=verl", "run.checkpoint_every_steps=1", "workload.solve_rate=1", "run.resume=auto")
+    modelled_run(tmp_path / "run", *words, "run.num_steps=3")
+    line = {"id": "q", "domain": "math", "prompt": "?", "ground_truth": "1"}
+    (tmp_path / "new.jsonl").write_text(json.dumps(line) + "\n")
+    held_out = (f"evaluation.path={tmp_path / 'new.jsonl'}", "evaluation.every_steps=1", "run.keep_best=true")
+    run = modelled_run(tmp_path / "run", *words, *held_out, "run.num_steps=5")
+    assert (run / "checkpoints" / "best").readlink().name == "step-000003", "no later score is better"
+    assert read_frame(run, "intervals").query("activity == 'checkpoint'")["step"].tolist() == [1, 2, 4]
+    trace, _ = trace_of(run, tmp_path / "trace.json")
+    check(trace)
+    assert kinds(trace, "i")["checkpoint written"] == 3
+
+
 def test_a_modelled_run_says_so_in_every_name(streamed, tmp_path):
     trace, _ = trace_of(streamed, tmp_path / "trace.json")
     names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
@@ -260,6 +275,60 @@ def test_an_arrow_leads_to_the_next_turn_and_none_from_one_step_to_the_next(tmp_
     assert summary.num_migrations == 0
 
 
+def spans_ns(began_s, ended_s):
+    return sorted(zip((began_s * 1e9).round().astype(int), (ended_s * 1e9).round().astype(int), strict=True))
+
+
+def drawn(threads, category):
+    return sorted((began, ended) for of in threads.values() for began, ended, event in of if event["cat"] == category)
+
+
+def test_turns_moves_and_waits_are_whole_where_other_steps_are_read(tmp_path):
+    words = [word for word in (*RUN, *SPLIT_POOLS) if "=all" not in word and "num_steps" not in word]
+    words += ["system=flash", f"run.num_steps={STEPS_AT_A_TIME + 3}"]
+    pipeline.run(compose([*words, f"run.dir={tmp_path / 'run'}"]))
+    threads, flows = check(trace_of(tmp_path / "run", tmp_path / "trace.json")[0])
+    intervals = read_frame(tmp_path / "run", "intervals")
+    moves = intervals[intervals["activity"].isin(MOVES)]
+    assert Counter(ends["s"]["name"] for ends in flows.values()) == Counter(moves["activity"])
+    waits = intervals[intervals["role"] == "environment"]
+    assert (waits["step"] == STEPS_AT_A_TIME).any()
+    assert drawn(threads, "environment") == spans_ns(waits["started_at_s"], waits["ended_at_s"])
+
+
+def test_rewards_are_whole_where_other_steps_are_read(tmp_path):
+    words = ("system=flash", f"run.num_steps={STEPS_AT_A_TIME + 3}", *SPLIT_POOLS)
+    run = modelled_run(tmp_path / "run", *words)
+    threads, _ = check(trace_of(run, tmp_path / "trace.json")[0])
+    scored = read_frame(run, "responses").query("reward_time_s > 0")
+    assert drawn(threads, "score") == spans_ns(scored["scored_at_s"] - scored["reward_time_s"], scored["scored_at_s"])
+
+
+def test_rollout_workers_arrive_and_leave_and_their_engines_stand_below_the_others(tmp_path):
+    run = modelled_run(tmp_path / "run", *WORDS)
+    trace, _ = trace_of(run, tmp_path / "trace.json")
+    told = [event["name"] for event in trace["traceEvents"] if event["ph"] == "i" and event["name"].startswith("e0_")]
+    assert told == ["e0_0-r0 arrives", "e0_1-r0 arrives", "e0_0-r0 leaves", "e0_0-r1 arrives"]
+    assert engines_in_viewer(trace) == [
+        *("engine-0", "engine-1", "engine-2", "engine-3"),
+        *("e0_0-r0.0", "e0_0-r1.0", "e0_1-r0.0"),
+    ]
+
+
+def engines_in_viewer(trace):
+    names, ranks = {}, {}
+    for event in trace["traceEvents"]:
+        if event["name"] == "process_name":
+            names[event["pid"]] = event["args"]["name"].partition(",")[0].partition(" ")[0]
+        if event["name"] == "process_sort_index":
+            assert event["pid"] not in ranks
+            ranks[event["pid"]] = event["args"]["sort_index"]
+    assert names.keys() == ranks.keys()
+    assert len(set(ranks.values())) == len(ranks)
+    in_order = [names[process] for process in sorted(ranks, key=ranks.get)]
+    return [name for name in in_order if name.startswith(("engine-", "e0_"))]
+
+
 def test_lost_engines_their_successors_and_the_next_attempt_are_instants(broken, tmp_path):
     trace, _ = trace_of(broken, tmp_path / "trace.json")
     check(trace)
@@ -272,7 +341,10 @@ def test_lost_engines_their_successors_and_the_next_attempt_are_instants(broken,
     assert sum(event["ph"] == "s" for event in trace["traceEvents"]) == lost > 0
 
 
-ONLY_LOGGED = "engines that joined, were lost, retired or lent, changes of parallelism and starts of the run"
+ONLY_LOGGED = (
+    "engines that joined, were lost, retired or lent, rollout workers that arrived or left, changes of parallelism "
+    "and starts of the run"
+)
 
 
 def assert_only_logged_events_are_missing(trace, whole):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollpacker.metrics.tables import read_frame
 from rollpacker.timeline.run_tables import open_run
-from rollpacker.timeline.stretches import GOES_ON, MOVES, concurrency, covered, lanes, stretches_of
+from rollpacker.timeline.stretches import GOES_ON, MOVES, Lanes, concurrency, covered, stretches_of
 from tests.timeline.runs import modelled_run
 
 SPANS = st.lists(
@@ -21,7 +21,7 @@ SPANS = st.lists(
 @given(spans=SPANS)
 def test_slices_of_one_lane_follow_each_other_and_there_are_no_more_lanes_than_are_busy_at_once(spans):
     began, ended = [first for first, _ in spans], [last for _, last in spans]
-    chosen = lanes(began, ended)
+    chosen = Lanes().choose(began, ended)
     for lane in set(chosen):
         mine = [span for span, number in zip(spans, chosen, strict=True) if number == lane]
         assert all(left[1] <= right[0] for left, right in itertools.pairwise(mine))

@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from rollpacker.config.modelled_gpus import modelled_gpus
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.resources import ActorResources
 from rollpacker.config.words import counted
@@ -66,9 +65,7 @@ def _check_environment_nodes(config: RunConfig, allocation: Allocation) -> None:
 
 
 def held_gpus(config: RunConfig, allocation: Allocation | None) -> int:
-    """How many GPUs nobody else can have while the run lasts: those of the job, or of this machine if it uses any."""
-    if config.backend.name == "sim":
-        return modelled_gpus(config).number
+    """How many GPUs nobody else can have while a real run lasts: the job's, or this machine's if it uses any."""
     if allocation is not None:
         return allocation.num_nodes * len(allocation.gpus)
     uses_any = any(actor.resources.num_gpus for actor in planned_actors(config))

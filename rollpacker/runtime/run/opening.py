@@ -98,7 +98,7 @@ async def _opened(
                 finished_steps=first_step,
                 num_steps=num_steps,
                 job_id=preemption.job_id,
-                num_gpus=held_gpus(config, current_allocation(os.environ)),
+                num_gpus=0 if backend.is_modelled else held_gpus(config, current_allocation(os.environ)),
             )
         )
         preemption.begin(attempt.number, first_step)
@@ -157,6 +157,8 @@ class _Opening:
         metrics, trackers = self._open_tables()
         callbacks = await self._open_callbacks()
         workers = await self._open_workers(backend)
+        if workers.num_modelled_gpus is not None:
+            self._status.count_gpus(workers.num_modelled_gpus)
         order = _prompt_order(self._config, workers.prompts)
         settings = _settings(self._config, workers, self._progress)
         scheduler = Scheduler(settings)

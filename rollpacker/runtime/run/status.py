@@ -102,6 +102,11 @@ class StatusBoard:
         self._processor_zero_s = time.process_time()
         write_status(run_dir, first)
 
+    def count_gpus(self, num_gpus: int) -> None:
+        """Record the number of a modelled run's GPUs, which is known once the cluster is modelled."""
+        self._status = replace(self._status, num_gpus=num_gpus)
+        self._write("running")
+
     def step_finished(self, finished_steps: int) -> None:
         self._status = replace(self._status, finished_steps=finished_steps)
         self._write("running")

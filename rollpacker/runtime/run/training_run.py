@@ -108,7 +108,7 @@ class TrainingRun:
         """Evaluate the policy after so many steps on the held-out sets, where there are any and it is due.
 
         Returns:
-            Whether a checkpoint is to keep it as the best one so far.
+            Whether a checkpoint is to keep it as the best one so far; one that is there is marked so.
 
         Raises:
             Preempted, Interrupted, WorldError: As `preemptible` does; a later attempt evaluates from the beginning.
@@ -119,7 +119,10 @@ class TrainingRun:
         async with self.preemptible(step):
             record = await self._driver.evaluate(step, is_last=is_last)
         is_best = record is not None and self._outputs.evaluated(record)
-        return is_best and self.config.run.keep_best and step > 0  # before the first step it is that of model.path
+        is_best = is_best and self.config.run.keep_best and step > 0  # before the first step it is that of model.path
+        if is_best:
+            self._saver.mark_best(step)  # its checkpoint, where an attempt that ended in this evaluation has written it
+        return is_best
 
     @property
     def policy_version(self) -> int:
@@ -214,16 +217,19 @@ class TrainingRun:
         self._outputs.status.fail(error)  # at once: ending the workers may take longer than the time left
         raise error
 
-    def is_checkpoint_due(self, step: int) -> bool:
-        """True when `step` is the first of another `run.checkpoint_every_steps` steps.
+    def is_checkpoint_due(self, step: int, *, is_best: bool) -> bool:
+        """True when the policy is the best one, or `step` the first of another `run.checkpoint_every_steps` steps.
 
         A checkpoint comes before a step, when all records of the last one are on the disk: what a checkpoint covers
-        is never missing from the tables.
+        is never missing from the tables. None is due where the newest one holds these steps.
         """
-        return self._saver.is_due(step)
+        return (is_best or self._saver.is_due(step)) and not self._saver.is_saved(step)
 
-    async def checkpoint(self, num_finished_steps: int, *, is_best: bool = False) -> None:
-        """Save everything that a later attempt needs, unless the last checkpoint has it; mark it where it `is_best`."""
+    async def checkpoint(self, num_finished_steps: int, *, is_best: bool, is_last: bool = False) -> None:
+        """Save everything that a later attempt needs, unless the last checkpoint has it; mark it where it `is_best`.
+
+        Shared GPUs are the engines' again, unless nothing is to come: it `is_last`.
+        """
         took_gpus = False
         if not self._saver.is_saved(num_finished_steps):
             moment = self._saver.moment()
@@ -232,7 +238,7 @@ class TrainingRun:
                 await self._saver.save(num_finished_steps, moment)
         if is_best:
             self._saver.mark_best(num_finished_steps)
-        if took_gpus and num_finished_steps < self.config.run.num_steps:
+        if took_gpus and not is_last:
             await self.publish_weights()
 
     async def export_model(self) -> None:
