@@ -67,8 +67,9 @@ _EXPLAINS: dict[type[RollpackerError], frozenset[FaultKind]] = {
     WeightSyncFailed: frozenset({FaultKind.TORN_WEIGHTS}),
     StorageFailed: frozenset({FaultKind.FULL_DISK}),
     Preempted: frozenset({FaultKind.PREEMPTION_NOTICE}),
+    EngineFailed: frozenset({FaultKind.CLOCK_JUMP}),  # engines are lost whose sleep or wake it made too long
 }
-"""Which faults may end an attempt by which error; `EngineFailed` depends on which workers crashed."""
+"""Which faults may end an attempt by which error; `EngineFailed` may follow from which workers crashed, too."""
 
 _MUST_END = {FaultKind.FULL_DISK: StorageFailed}
 """Faults after which an attempt must not go on, and the error that it ends by."""
@@ -243,12 +244,10 @@ class _Session:
             has_given_up = history is not None and history.reference.has_given_up
             require(has_given_up or has_nothing, "a run gives up when it is told to, or its data has ended for nothing")
         elif isinstance(error, RollpackerError):
-            is_explained = (
-                self._injector.is_short_of_workers(can_lend=self.world.stream, max_restarts=self.world.max_restarts)
-                if isinstance(error, EngineFailed)
-                else bool(kinds & _EXPLAINS.get(type(error), frozenset()))
+            is_short = isinstance(error, EngineFailed) and self._injector.is_short_of_workers(
+                can_lend=self.world.stream, max_restarts=self.world.max_restarts
             )
-            if not is_explained:
+            if not is_short and not kinds & _EXPLAINS.get(type(error), frozenset()):
                 raise error
         require(error is not None or not has_nothing, "a run whose data has ended without a batch says so")
         for kind, ending in _MUST_END.items():
