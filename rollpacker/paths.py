@@ -1,13 +1,15 @@
-"""Paths on the disk: whether one is a regular file, and where its links lead.
+"""Paths on the disk: whether one is a regular file, where its links lead, and which one was meant.
 
 A device or a pipe has no end: reading it would take all memory, or never return.
 """
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,6 +76,16 @@ def refuse_special(path: Path) -> None:
 def real_path(path: Path) -> Path:
     """Follow all links. Links in a circle are kept, and opening the path raises the reason."""
     return Path(os.path.realpath(path))
+
+
+def nearest_beside(path: Path, is_meant: Callable[[Path], bool] = Path.exists) -> Path | None:
+    """The path beside a missing one whose name is most similar; None without any, and where none can be listed."""
+    try:
+        names = [each.name for each in path.parent.iterdir() if is_meant(each)]
+    except OSError:
+        return None
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return path.with_name(close[0]) if close else None
 
 
 def reason_of(error: Exception) -> str:

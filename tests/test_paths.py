@@ -88,3 +88,16 @@ def test_links_that_lead_in_a_circle_are_followed_as_far_as_they_go(tmp_path: Pa
     (tmp_path / "link").symlink_to(tmp_path / "circle" / ".." / "file")
     assert real_path(circle / "x").name == "x"
     assert real_path(tmp_path / "link").is_absolute()
+
+
+def test_a_missing_path_in_a_folder_that_cannot_be_listed_is_refused_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(ModelError, match="does not exist"):
+        check_model_files(tmp_path / "model")
+    with pytest.raises(DataError, match="does not exist"):
+        list(read_json_lines(tmp_path / "prompts.jsonl", kind="prompt file"))

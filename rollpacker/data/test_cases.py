@@ -22,11 +22,11 @@ cases from it, or an error when the file was changed since.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 from collections.abc import Sequence
 
+from rollpacker.config.keys import nearest
 from rollpacker.data.jsonl import JsonLine, read_line_again, shown
 from rollpacker.data.python_tests import read_tests
 from rollpacker.protocols.references import (
@@ -161,11 +161,11 @@ def _listed_case(line: JsonLine, where: str, case: object, setup: str) -> TestCa
     legal = (*_CASE_FIELDS, *_FOREIGN_CASE_FIELDS)
     for name in case:
         if name not in legal:
-            nearest = difflib.get_close_matches(name, legal, n=1)
+            close = nearest(name, legal)
             raise line.error(
                 f"`{where}` has the unknown field `{name}`",
                 f"Allowed: {', '.join(_CASE_FIELDS)}",
-                f"Did you mean `{nearest[0]}`?" if nearest else "Delete it",
+                f"Did you mean `{close[0]}`?" if close else "Delete it",
             )
     limits = _limits(line, where, case)
     match case:

@@ -8,13 +8,11 @@ from collections.abc import Callable
 import torch
 from torch.utils.benchmark import Timer
 
-_NUM_REPEATS = 5
 
-
-def best_seconds(work: Callable[[], object], num_repeats: int = _NUM_REPEATS) -> float:
-    """Time some work on the device, the fastest of several times, each after two to warm up."""
+def best_seconds(work: Callable[[], object]) -> float:
+    """Time some work on the device, the fastest of five times, each after two to warm up."""
     timer = Timer("work()", globals={"work": work})
-    return min(timer.timeit(1).mean for _ in range(num_repeats))
+    return min(timer.timeit(1).mean for _ in range(5))
 
 
 def memory_bandwidth() -> float:

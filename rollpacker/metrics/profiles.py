@@ -40,7 +40,8 @@ those of `ProfileFacts` and `Point`. What a point's `num_items` and `num_tokens`
     first_train      the same of a trainer's step    0                               0
     kv_cache         nothing: it is a size            0                               tokens that fit
 
-`sandbox_start` and `program` are there if responses had programs that a sandbox ran.
+`sandbox_start` and `program` are there if responses had programs that a sandbox ran, all others always; those of an
+engine alone for each degree of tensor parallelism.
 """
 
 from __future__ import annotations
@@ -56,13 +57,11 @@ from rollpacker.metrics.outputs import open_output
 from rollpacker.paths import read_bytes, reason_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 PROFILE_VERSION = 5
 """Grows when a field without a default or a measurement is added, or one is renamed, removed or changes its meaning."""
-
-PROGRAM_MEASUREMENTS = ("sandbox_start", "program")
-"""Of programs in sandboxes."""
 
 MEASUREMENTS = {
     "prefill": "prefill: prompts, their tokens",
@@ -86,6 +85,15 @@ MEASUREMENTS = {
     "kv_cache": "",
 }
 """The label of each in a table; a size, which takes no time, has none."""
+
+_OF_ENGINES = ("prefill", "decode", "ending", "weight_sync", "kv_cache")
+"""Measured for each degree."""
+
+_OPTIONAL = ("sandbox_start", "program", "train_lengths")
+"""Those of programs, and one that no cost is computed from."""
+
+_LARGEST = 1e15
+"""Above every number that is measured, in bytes, tokens or seconds; its square is still a finite float."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +170,7 @@ def read_profile(path: Path) -> Profile:
     """Read a profile.
 
     Raises:
-        DataError: It is missing, of another kind or version, or holds what cannot have been measured.
+        DataError: It is missing, of another kind or version, incomplete, or holds what cannot have been measured.
     """
     try:
         plain = from_json(read_bytes(path))
@@ -172,12 +180,52 @@ def read_profile(path: Path) -> Profile:
         raise _unreadable(path, reason_of(error)) from error
     if profile is None:
         raise _unreadable(path, f"it has the version {version}")
-    if not profile.points:
-        raise _unreadable(path, "it has no points")
-    for point in profile.points:
-        if point.measurement not in MEASUREMENTS or min(point.num_items, point.num_tokens, point.seconds) < 0:
-            raise _unreadable(path, f"it has the impossible point {point}")
+    for mistake in _mistakes(profile):
+        raise _unreadable(path, mistake)
     return profile
+
+
+def _mistakes(profile: Profile) -> Iterator[str]:
+    """What cannot have been measured, and what must have been."""
+    facts = profile.facts
+    sizes = (facts.num_parameters, facts.num_weight_bytes, facts.num_engines, facts.num_trainer_gpus or 0)
+    if not all(map(_is_measurable, (*sizes, facts.collect_interval_s))) or facts.num_engines < 1:
+        yield f"it has the impossible facts {facts}"
+    if not _is_object(facts.model):
+        yield f"its model is no JSON object: {facts.model}"
+    for point in profile.points:
+        if not _is_possible(point):
+            yield f"it has the impossible point {point}"
+    for degree in sorted({point.tensor_parallel for point in profile.of("decode")}):
+        for measurement in _OF_ENGINES:
+            if not profile.of(measurement, degree):
+                yield f"it has no measurement `{measurement}` of engines of degree {degree}"
+    for measurement in MEASUREMENTS:
+        if measurement not in _OPTIONAL and not profile.of(measurement):
+            yield f"it has no measurement `{measurement}`"
+
+
+def _is_possible(point: Point) -> bool:
+    times = (point.seconds, point.seconds_low, point.seconds_high)
+    numbers = (*times, point.num_items, point.num_tokens, point.num_ended, point.num_repeats, point.num_bytes or 0)
+    return (
+        point.measurement in MEASUREMENTS
+        and point.tensor_parallel >= 1
+        and all(map(_is_measurable, numbers))
+        and (point.num_items > 0 or point.measurement not in {"prefill", "decode", "ending"})
+    )
+
+
+def _is_measurable(number: float) -> bool:
+    """False for infinity and for what is no number, too."""
+    return 0 <= number <= _LARGEST
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(from_json(text), dict)
+    except ValueError:
+        return False
 
 
 def _unreadable(path: Path, why: str) -> DataError:

@@ -194,9 +194,9 @@ def _read_counted(folder: Path, table: str, choose: Callable[[tuple[Part, ...]],
     return None
 
 
-def read_frame(run_dir: Path, table: str, steps: tuple[int, int] | None = None) -> pd.DataFrame:
+def read_frame(run_dir: Path, table: str) -> pd.DataFrame:
     """Read one of a run's tables as `read_table` does; `attrs["units"]` maps each column to its unit."""
-    frame: pd.DataFrame = read_table(run_dir, table, steps).to_pandas()
+    frame: pd.DataFrame = read_table(run_dir, table).to_pandas()
     frame.attrs["units"] = {column.name: column.unit for column in ALL_TABLES[table].columns}
     return frame
 

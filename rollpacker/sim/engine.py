@@ -81,6 +81,10 @@ class ModelledEngine:
         self._first_wait_s = 0.0
         """Of the first request with the weights that it has."""
         self._has_started = True
+        """That request has come, or no start is to come."""
+        self._started_at_s = 0.0
+        """When the start that it waits for is over."""
+        self._is_loading = False
         self._length_of = length_of
         self._keeps_requests = keeps_requests
         self._on_sleep = on_sleep
@@ -97,12 +101,16 @@ class ModelledEngine:
         require_policy(self._engine, self._policy_version)
         for request in requests:
             check_begun(self._engine, request, self._policy_version)
-        generations = [self._generation(request, self._loop.time()) for request in requests]
-        if not self._has_started:
-            self._has_started = True
-            await asyncio.sleep(self._first_wait_s)
-        self._decoder.add(generations, self._loop.time())
+        now, is_first = self._loop.time(), not self._has_started
+        if is_first:
+            self._has_started, self._started_at_s = True, now + self._first_wait_s
+            self._decoder.pause(now)
+        self._decoder.add([self._generation(request, now) for request in requests], now)
         self._arm()
+        if is_first or now < self._started_at_s:
+            await asyncio.sleep(self._started_at_s - now)
+        if is_first:
+            self._go_on()
 
     def _generation(self, request: GenerationRequest, now: float) -> Generation:
         length = self._length_of(request)
@@ -134,6 +142,7 @@ class ModelledEngine:
             require_idle(self._engine, "load weights", self._decoder.num_in_flight)
         is_kept = self._decoder.num_in_flight > 0
         if is_kept:
+            self._is_loading = True
             await self._pause()
         await asyncio.sleep(self._weight_transfer_s)
         self._policy_version = weights.policy_version
@@ -141,9 +150,16 @@ class ModelledEngine:
         self._first_wait_s = self._start_s + (0.0 if self._was_woken else self._own_wake_s)
         self._has_started, self._was_woken = is_kept, False
         if is_kept:
-            self._decoder.resume(self._loop.time())
-            self._arm()
+            self._is_loading = False
+            self._go_on()
         return weights.checksum
+
+    def _go_on(self) -> None:
+        """Begin passes, unless the engine still starts or loads weights; the end of that calls it, too."""
+        now = self._loop.time()
+        if now >= self._started_at_s and not self._is_loading:
+            self._decoder.resume(now)
+            self._arm()
 
     async def _pause(self) -> None:
         """Wait for the end of the pass under way, and note what the policy of now has generated."""

@@ -254,11 +254,5 @@ class ProfiledCluster:
     def _points(self, measurement: str, tensor_parallel: int | None = None) -> tuple[Point, ...]:
         """Of a measurement; those of the first degree that has it when none is given."""
         points = self._profile.of(measurement, tensor_parallel)
-        if not points:
-            raise ConfigError(
-                f"hardware.profile={self._path} has no measurement `{measurement}`.",
-                "A profile is complete, as `rollpacker profile` writes it.",
-                "Measure again.",
-            )
         first = min(point.tensor_parallel for point in points)
         return tuple(point for point in points if point.tensor_parallel == first)

@@ -74,8 +74,6 @@ class Sandbox:
         """Computed for programs that are over."""
         self.busy_core_s = 0.0
         """Core-seconds in which a program computed; the other cores were idle."""
-        self.busy_place_s = 0.0
-        """Place-seconds in which a program ran."""
 
     @property
     def num_running(self) -> int:
@@ -155,7 +153,6 @@ class Sandbox:
         if num_running and elapsed_s:
             self._progress_s += elapsed_s * self._rate
             self.busy_core_s += elapsed_s * min(num_running, self._num_cores)
-            self.busy_place_s += elapsed_s * num_running
 
     def _start(self) -> None:
         if not self._running:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import signal
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -73,6 +74,13 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
+        """Set a timer.
+
+        Raises:
+            InternalError: Its time is no number: it would neither ring nor let others be sorted.
+        """
+        if math.isnan(when):
+            raise InternalError(f"A timer was set for {when} s, to call {callback}.")
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer

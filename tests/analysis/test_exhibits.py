@@ -10,17 +10,11 @@ from rollpacker.analysis.exhibit import ALL_SETUPS
 from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS, fig09, fig10, learning, table1, table2
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Source, Standing, Value, paper_rows, speedups
 from rollpacker.analysis.plots import compare_bars
-from rollpacker.analysis.runs import Runs, find_runs, read_runs
+from rollpacker.analysis.runs import Runs, read_runs
 from rollpacker.analysis.sweeps import Asked, points_of
 from rollpacker.cli.main import main
 from rollpacker.runtime.run.status import RunStatus, write_status
-from tests.analysis.written_runs import forget_column, forget_steps, write_run, write_scores
-
-
-def runs_below(folder):
-    runs, problems = read_runs(list(find_runs(folder)))
-    assert not problems
-    return Runs(runs=runs)
+from tests.analysis.written_runs import forget_column, forget_steps, numbers_of, runs_below, write_run, write_scores
 
 
 def own(numbers, **wanted):
@@ -36,7 +30,7 @@ def test_table2_has_the_ratio_of_sums_per_seed_with_its_spread_and_names_what_is
         write_run(tmp_path / f"verl-{seed}", "verl", [12.0, 8.0], seed=seed, modelled=True)
         write_run(tmp_path / f"tail-{seed}", "tail", tail, seed=seed, modelled=True)
     write_run(tmp_path / "tail-2", "tail", [1.0, 1.0], seed=2, modelled=True)  # without a baseline of its seed
-    numbers = table2.EXHIBIT.numbers(runs_below(tmp_path))
+    numbers = numbers_of(table2.EXHIBIT, tmp_path)
     [point] = own(numbers, x="+ tail")
     assert (point.y, point.y_low, point.y_high, point.num_seeds) == (3.0, 2.0, 4.0, 2)
     assert point.source is Source.MODELLED
@@ -49,7 +43,7 @@ def test_table2_has_the_ratio_of_sums_per_seed_with_its_spread_and_names_what_is
 def test_an_unfinished_run_is_compared_over_the_steps_that_both_have_and_named(tmp_path):
     write_run(tmp_path / "verl", "verl", [10.0, 10.0, 1000.0])
     write_run(tmp_path / "tail", "tail", [5.0, 5.0], num_steps=3)
-    numbers = table2.EXHIBIT.numbers(runs_below(tmp_path))
+    numbers = numbers_of(table2.EXHIBIT, tmp_path)
     [point] = own(numbers, x="+ tail")
     assert point.y == 2.0
     assert [missing for missing in numbers.missing if "only 2 steps" in missing]
@@ -69,7 +63,7 @@ def test_runs_of_a_study_are_drawn_only_by_what_asks_for_the_study(tmp_path):
 def test_table1_takes_runs_of_one_task_and_counts_the_weight_sync_as_training(tmp_path):
     write_run(tmp_path / "math", "verl", [4.0, 6.0], model="Qwen2.5-14B", task="math", weight_sync_time_s=1.0)
     write_run(tmp_path / "mix", "verl", [100.0], model="Qwen2.5-14B")
-    numbers = table1.EXHIBIT.numbers(runs_below(tmp_path))
+    numbers = numbers_of(table1.EXHIBIT, tmp_path)
     assert {point.x: point.y for point in own(numbers, panel="math")} == {"rollout": 80, "reward": 0, "training": 40}
     assert not own(numbers, panel="code")
 
@@ -77,7 +71,7 @@ def test_table1_takes_runs_of_one_task_and_counts_the_weight_sync_as_training(tm
 def test_stages_are_means_over_the_rounds_of_a_kind(tmp_path):
     times = [3.0, 5.0, 3.0, 5.0, 21.0]
     write_run(tmp_path / "run", "tail-reward-planner", times, model="Qwen2.5-14B")
-    numbers = fig10.FIG10C.numbers(runs_below(tmp_path))
+    numbers = numbers_of(fig10.FIG10C, tmp_path)
     of_kind = {point.panel: point.y for point in own(numbers, x="rollout")}
     assert of_kind == {"Qwen2.5-14B, short rounds": 3.0, "Qwen2.5-14B, long rounds": 20.0}
 
@@ -86,7 +80,7 @@ def test_what_the_papers_text_says_is_held_against_the_runs_of_every_model(tmp_p
     for model, faster in (("Qwen2.5-7B", 5.0), ("Qwen2.5-32B", 4.0)):
         write_run(tmp_path / model / "base", "rlhfuse", [10.0] * 10, model=model)
         write_run(tmp_path / model / "own", "rollpacker", [faster] * 10, model=model)
-    claims = {claim.text: claim for claim in fig09.EXHIBIT.numbers(runs_below(tmp_path)).claims}
+    claims = {claim.text: claim for claim in numbers_of(fig09.EXHIBIT, tmp_path).claims}
     most = claims["the most that rollpacker gains over rlhfuse with any model"]
     assert (most.ours.y, most.standing) == (2.5, Standing.DIRECTION)
     assert claims["Qwen2.5-7B: short rounds per long round"].ours.y == 4.0
@@ -102,14 +96,14 @@ def test_the_papers_speedup_is_of_the_steps_that_the_runs_have(tmp_path):
         system: [row.y for row in paper_rows("fig09a") if row.series == name and float(row.x) <= 2]
         for system, name in (("verl", "veRL"), ("rollpacker", "Flexes"))
     }
-    claims = {claim.text: claim for claim in fig09.EXHIBIT.numbers(runs_below(tmp_path)).claims}
+    claims = {claim.text: claim for claim in numbers_of(fig09.EXHIBIT, tmp_path).claims}
     claim = claims["Qwen2.5-7B: rollpacker over verl, ratio of the sums of 2 steps"]
     assert claim.paper == pytest.approx(sum(of_paper["verl"]) / sum(of_paper["rollpacker"]))
 
 
 def test_a_figure_of_steps_has_a_point_per_step_and_the_papers_forty(tmp_path):
     write_run(tmp_path / "run", "rollpacker", [3.0, 4.0])
-    numbers = fig09.EXHIBIT.numbers(runs_below(tmp_path))
+    numbers = numbers_of(fig09.EXHIBIT, tmp_path)
     assert [(point.x, point.y) for point in own(numbers)] == [(1.0, 3.0), (2.0, 4.0)]
     of_paper = [point for point in numbers.points if point.panel == "Qwen2.5-7B" and point.source is Source.PAPER]
     assert len(of_paper) == 3 * 40
@@ -355,9 +349,7 @@ def drawn_text(exhibit, numbers, out, monkeypatch):
 def test_a_figure_of_runs_that_are_not_complete_says_so_and_its_text_says_which(tmp_path, monkeypatch):
     write_run(tmp_path / "verl", "verl", [10.0, 10.0, 10.0])
     write_run(tmp_path / "tail", "tail", [5.0, 5.0], num_steps=3)
-    title, text = drawn_text(
-        EXHIBITS["table2"], table2.EXHIBIT.numbers(runs_below(tmp_path)), tmp_path / "out", monkeypatch
-    )
+    title, text = drawn_text(EXHIBITS["table2"], numbers_of(table2.EXHIBIT, tmp_path), tmp_path / "out", monkeypatch)
     assert title.splitlines() == [
         "INCOMPLETE: runs or steps are missing, see table2.txt",
         "What each technique adds over plain batches (Table 2): measured",
@@ -378,7 +370,7 @@ def test_a_run_whose_epochs_ended_is_complete(tmp_path):
 
 def test_a_figure_of_complete_runs_says_what_it_shows_and_where_it_comes_from_alone(tmp_path, monkeypatch):
     write_run(tmp_path / "verl", "verl", [10.0, 10.0])
-    numbers = table2.EXHIBIT.numbers(runs_below(tmp_path))
+    numbers = numbers_of(table2.EXHIBIT, tmp_path)
     title, text = drawn_text(table2.EXHIBIT, replace(numbers, missing=()), tmp_path / "out", monkeypatch)
     assert title == "What each technique adds over plain batches (Table 2): measured"
     assert "Missing" not in text

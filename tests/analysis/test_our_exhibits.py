@@ -4,14 +4,7 @@ import pytest
 
 from rollpacker.analysis.exhibits import assumptions, ladder, length_bias, limits, sensitivity
 from rollpacker.analysis.numbers import Source
-from rollpacker.analysis.runs import Runs, find_runs, read_runs
-from tests.analysis.written_runs import write_run
-
-
-def runs_below(folder):
-    runs, problems = read_runs(list(find_runs(folder)))
-    assert not problems
-    return Runs(runs=runs)
+from tests.analysis.written_runs import numbers_of, write_run
 
 
 def by_x(numbers, panel, series):
@@ -48,7 +41,7 @@ def test_length_bias_compares_the_same_prompts_with_other_samples_until_the_queu
         *group(2, "c", 10, 10),
     ]
     write_run(tmp_path / "tail", "eta-1.25-1.25", [1.0] * 3, responses=tail, modelled=True, long_queue_length=[1, 0, 1])
-    numbers = length_bias.EXHIBIT.numbers(runs_below(tmp_path))
+    numbers = numbers_of(length_bias.EXHIBIT, tmp_path)
     assert by_x(numbers, length_bias.ROUNDS, "short") == pytest.approx({"math": -50, "all": -50})
     assert by_x(numbers, length_bias.ROUNDS, "long") == pytest.approx({"code": 5, "all": 5})
     assert by_x(numbers, length_bias.FACTOR_MAP, "1.25") == pytest.approx({"1.25": 100 * (360 / 550 - 1)})
@@ -62,7 +55,7 @@ def test_what_the_race_aborts_is_a_lower_bound_beside_what_the_plain_mean_implie
     write_run(tmp_path / "plain", "eta-1-1", [1.0] * 3, responses=PLAIN)
     race = [*group(0, "a", 100, 200, aborted=[190]), *group(1, "b", 300, 400, aborted=[390])]
     write_run(tmp_path / "tail", "eta-1-1.25", [1.0] * 3, responses=race)
-    numbers = length_bias.EXHIBIT.numbers(runs_below(tmp_path))
+    numbers = numbers_of(length_bias.EXHIBIT, tmp_path)
     assert by_x(numbers, length_bias.RACE, "trained") == {1.0: 200, 2.0: 300}
     assert by_x(numbers, length_bias.RACE, length_bias.AT_LEAST) == {3.0: 290}
     mean = sum((100, 300, 200, 200, 1000, 1000)) / 6
@@ -72,7 +65,7 @@ def test_what_the_race_aborts_is_a_lower_bound_beside_what_the_plain_mean_implie
 def test_shorter_responses_bring_reward_only_if_length_and_reward_are_correlated(tmp_path):
     write_run(tmp_path / "plain", "eta-1-1", [1.0] * 3, responses=PLAIN)
     write_run(tmp_path / "tail", "eta-1-1.25", [1.0] * 3, responses=group(0, "a", 100, 100))
-    shifts = by_x(length_bias.EXHIBIT.numbers(runs_below(tmp_path)), length_bias.REWARD, "responses race")
+    shifts = by_x(numbers_of(length_bias.EXHIBIT, tmp_path), length_bias.REWARD, "responses race")
     assert shifts[0.0] == pytest.approx(0)
     assert shifts[-0.8] > shifts[-0.4] > 5
     assert shifts[0.4] == pytest.approx(-shifts[-0.4], rel=0.05)
@@ -91,7 +84,7 @@ def test_a_variant_is_compared_with_the_plain_batches_of_its_own_study(exhibit, 
     write_run(tmp_path / "plain", "verl", [21.0] * 5, config=config, **shares)
     write_run(tmp_path / "tail", "tail", [9.0, 9.0, 9.0, 9.0, 34.0], config=config, **shares)
     write_run(tmp_path / "other", "verl", [1000.0] * 5)  # of no study
-    numbers = exhibit.numbers(runs_below(tmp_path))
+    numbers = numbers_of(exhibit, tmp_path)
     found = {(point.series, point.x): point.y for point in numbers.points}
     assert found == pytest.approx(
         {
@@ -115,7 +108,7 @@ def test_limits_has_the_load_per_gpu_and_the_share_of_the_step_that_is_rollout(t
         config = {"run": {"study": study}} | sizes
         for system, time_s in (("verl", plain), ("tail", tail)):
             write_run(tmp_path / study / system, system, [time_s] * 5, config=config, tensor_parallel=1)
-    numbers = limits.EXHIBIT.numbers(runs_below(tmp_path))
+    numbers = numbers_of(limits.EXHIBIT, tmp_path)
     assert by_x(numbers, limits.LOAD, "0.0") == {"128": 0.8}
     assert by_x(numbers, limits.STAGES, "step") == {"cap 512": 1.25}
     assert by_x(numbers, limits.STAGES, "rollout") == {"cap 512": pytest.approx(4 / 3)}
@@ -138,7 +131,7 @@ def test_each_assumption_is_compared_with_plain_batches_that_make_the_same_one(t
     write("ours", "assumptions-0.0-0.3-0.0", 4.0, 95, wasted=20)  # plain batches draft nothing
     write("verl", "assumptions-0.6-0.8-0.0", 9.0, 120)
     write("ours", "assumptions-0.6-0.8-0.0", 3.0, 120)
-    numbers = assumptions.EXHIBIT.numbers(runs_below(tmp_path))
+    numbers = numbers_of(assumptions.EXHIBIT, tmp_path)
     acceptance, correlation = (
         f"{ladder.SPEEDUP}: {name}" for name in (assumptions.ACCEPTANCE, assumptions.CORRELATION)
     )

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.processes import is_alive
+
 
 def workers_of(pid):
     """Pids of the processes that model runs, once there is one."""
@@ -18,13 +20,6 @@ def workers_of(pid):
         if workers:
             return workers
         time.sleep(0.05)
-
-
-def is_there(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(
@@ -55,7 +50,7 @@ def test_however_it_is_ended_its_workers_end_too(tmp_path, number, status):
     if number is not signal.SIGKILL:  # then Python itself says that a worker which has just begun found its pipe closed
         assert "Traceback" not in said
     deadline = time.monotonic() + 120
-    while any(map(is_there, workers)):
+    while any(map(is_alive, workers)):
         assert time.monotonic() < deadline, "a worker goes on"
         time.sleep(0.05)
     assert not list(tmp_path.glob("table1.*"))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker.cli.main import main
 from tests.cli.inputs import write_model, write_prompts
 
 
@@ -15,3 +16,11 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     return tmp_path
+
+
+def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must succeed; gives the words that it prints."""
+    assert main(argv) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return " ".join(printed.out.split())

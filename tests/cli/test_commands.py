@@ -17,6 +17,7 @@ from rollpacker.core.ids import Domain, EngineId
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.metrics.event_log import EventLogWriter
+from tests.cli.conftest import run
 from tests.cli.inputs import NUM_PARAMETERS, tree_of, write_checkpoint, write_model, write_prompts
 from tests.runtime.placing.test_host import driver_with
 
@@ -24,28 +25,21 @@ RUN = ["model.path=model", "data.path=prompts.jsonl"]
 ROOT = Path(__file__).parents[2]
 
 
-def _run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(argv) == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    return " ".join(printed.out.split())
-
-
 def test_the_version_is_the_packages(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["--version"], capsys) == f"rollpacker {__version__}"
+    assert run(["--version"], capsys) == f"rollpacker {__version__}"
 
 
 def test_check_says_which_sequences_context_parallel_ranks_do_not_split(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("check", "backend=sim", "setup=paper", "model=qwen2.5-14b", "run.dir=x")
     for above, said in (("null", "up to 8,704 tokens stays whole on one of 2 context-parallel ranks"), ("0", "")):
-        text = _run([*words, f"trainer.context_parallel_above={above}"], capsys)
+        text = run([*words, f"trainer.context_parallel_above={above}"], capsys)
         assert said in text
         assert ("stays whole" in text) == bool(said)
 
 
 def test_check_says_what_tail_batching_will_do(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = tree_of(workdir)
-    text = _run(["check", *RUN, "rollout.num_prompts=16", "run.num_steps=10", "run.dir=runs/x"], capsys)
+    text = run(["check", *RUN, "rollout.num_prompts=16", "run.num_steps=10", "run.dir=runs/x"], capsys)
     assert f"Qwen2ForCausalLM, {NUM_PARAMETERS:,} parameters" in text
     assert "40 in prompts.jsonl: math 40" in text
     assert "16 prompts x 8 responses = 128 responses per step" in text
@@ -62,13 +56,13 @@ def test_check_says_what_tail_batching_will_do(workdir: Path, capsys: pytest.Cap
 
 def test_check_says_what_a_length_history_will_do(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["system=ours", "system.first_epoch=race"]
-    text = _run(["check", *RUN, *words, "rollout.num_prompts=16", "run.dir=runs/x"], capsys)
+    text = run(["check", *RUN, *words, "rollout.num_prompts=16", "run.dir=runs/x"], capsys)
     assert "short rounds launch 18 prompts x 8 responses and take the first 16 x 8" in text
     assert "23 prompts are drawn for one, and the 5 with the longest responses so far wait for a long round" in text
     assert "as in the first epoch, launch 20 prompts x 10 responses (system.first_epoch)" in text
     assert "2.3 short rounds per long round" in text
     words = ["system=ours", "run.num_epochs=1"]
-    text = _run(["check", *RUN, *words, "rollout.num_prompts=16", "run.dir=runs/x"], capsys)
+    text = run(["check", *RUN, *words, "rollout.num_prompts=16", "run.dir=runs/x"], capsys)
     assert "as in the first epoch, wait for every response" in text
     assert "system.length_history has no effect in one epoch" in text
 
@@ -80,25 +74,25 @@ def test_check_on_gpus_prints_what_was_chosen_for_them_and_why(
     monkeypatch.setattr("rollpacker.runtime.placing.host.DRIVER_GPUS", driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("rollpacker.runtime.placing.gpus.is_vllm_for_gpus_installed", lambda: False)
-    text = _run(["check", *RUN, "run.dir=runs/x"], capsys)
+    text = run(["check", *RUN, "run.dir=runs/x"], capsys)
     assert "placement.engine=all 2 GPUs of 40 GB: engines and trainer take turns on them" in text
     assert "trainer=fsdp parameters, gradients and optimizer are shared out" in text
     assert "Taking turns: engines sleep while the trainer works" in text
     assert "2 engines x 1 CPU + 1 GPU, 2 trainers x 1 CPU + 1 GPU" in text
-    text = _run(["check", *RUN, "run.dir=runs/x", "placement=none"], capsys)
+    text = run(["check", *RUN, "run.dir=runs/x", "placement=none"], capsys)
     assert "Chosen" not in text
     assert "2 engines x 1 CPU, 1 trainer x 1 CPU" in text
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "Chosen" not in _run(["check", *RUN, "run.dir=runs/x"], capsys)
+    assert "Chosen" not in run(["check", *RUN, "run.dir=runs/x"], capsys)
 
 
 def test_check_full_prints_every_key(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = _run(["check", "full", *RUN, "rollout.num_prompts=16"], capsys)
+    text = run(["check", "full", *RUN, "rollout.num_prompts=16"], capsys)
     assert "num_prompts: 16 num_responses: 8 max_response_tokens: 256" in text
 
 
 def test_check_says_what_plain_batching_will_do(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = _run(["check", *RUN, "system=verl", "run.num_epochs=2"], capsys)
+    text = run(["check", *RUN, "system=verl", "run.num_epochs=2"], capsys)
     assert "verl: a step waits for every response of its batch; they are scored after the last one" in text
     assert "rounds launch" not in text
     assert "about 3, limited by run.num_epochs" in text
@@ -109,7 +103,7 @@ def test_check_says_where_epochs_end_before_the_schedule_of_the_learning_rate(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def said(*schedule: str) -> str:
-        return " ".join(_run(["check", *RUN, "system=verl", "run.num_epochs=2", *schedule], capsys).split())
+        return " ".join(run(["check", *RUN, "system=verl", "run.num_epochs=2", *schedule], capsys).split())
 
     decays = "the learning rate decays over run.num_steps=100; set it to 3 to have it decay over the epochs"
     ends_before = "the run ends before its learning rate is trainer.learning_rate=1e-06: trainer.warmup_steps=20"
@@ -130,7 +124,7 @@ def test_check_counts_evaluations_by_the_steps_that_an_epoch_gives(
     lines = [{"prompt": f"{number} + 0 =", "domain": "math", "ground_truth": number} for number in range(40, 60)]
     (workdir / "test.jsonl").write_text("\n".join(map(json.dumps, lines)))
     words = ["run.num_epochs=2", "run.num_steps=100", "evaluation.path=test.jsonl", "evaluation.every_steps=2"]
-    text = _run(["check", *RUN, "system=verl", *words], capsys)
+    text = run(["check", *RUN, "system=verl", *words], capsys)
     assert "3 evaluations, 60 responses in all, where training has 768" in text
 
 
@@ -173,10 +167,10 @@ def test_the_demo_refuses_a_folder_that_it_cannot_write_to_and_asks_for_another_
 
 def test_check_shows_quotas_that_add_up_to_the_batch(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_prompts(workdir / "prompts.jsonl", ["math"] * 30 + ["code"] * 20)
-    text = _run(["check", *RUN, "rollout.num_prompts=16"], capsys)
+    text = run(["check", *RUN, "rollout.num_prompts=16"], capsys)
     assert "math 30, code 20" in text
     assert "of each domain: math 10, code 6" in text
-    text = _run(["check", *RUN, "rollout.num_prompts=16", "data.domain_weights={math: 1, code: 3}"], capsys)
+    text = run(["check", *RUN, "rollout.num_prompts=16", "data.domain_weights={math: 1, code: 3}"], capsys)
     assert "of each domain: math 4, code 12" in text
 
 
@@ -198,7 +192,7 @@ def test_check_says_who_works_on_which_gpus_and_what_it_takes_there(
     engines = ["engine.name=vllm", "engine.tensor_parallel=2", "engine.num_engines=4", "placement=overlapping"]
     nodes = ["backend.num_gpus=8", "backend.num_cpus=9", "cluster=h800"]
     words = ["check", *RUN, "model.dtype=bfloat16", *engines, *trainer, *nodes]
-    text = _run(words, capsys)
+    text = run(words, capsys)
     assert "0 0-3 engine-0 to engine-1 engine 72.0 GB: weights 7.6 GB, KV cache 64.4 GB" in text
     assert "4-7 engine-2 to engine-3, trainer-0 to trainer-3, taking turns" in text
     assert "trainer 51.5 GB: weights 7.6 GB, gradients 15.2 GB, optimizer 22.8 GB" in text
@@ -206,9 +200,9 @@ def test_check_says_who_works_on_which_gpus_and_what_it_takes_there(
     assert "reserving 8.5 CPUs + 8 GPUs of 9 CPUs + 8 GPUs" in text
     nodes = ["backend.num_gpus=8", "backend.num_cpus=16", "cluster=h800"]
     torch_engines = ["engine.num_engines=8", "placement=overlapping", "model.dtype=bfloat16", *trainer, *nodes]
-    text = _run(["check", *RUN, *torch_engines, "engine.max_num_seqs=2048"], capsys)
+    text = run(["check", *RUN, *torch_engines, "engine.max_num_seqs=2048"], capsys)
     assert "weights 15.2 GB, KV cache up to 300.6 GB, more than there is: lower engine.max_num_seqs" in text
-    text = _run(["check", *RUN, *torch_engines, "rollout.max_response_tokens=1024", "engine.max_num_seqs=32"], capsys)
+    text = run(["check", *RUN, *torch_engines, "rollout.max_response_tokens=1024", "engine.max_num_seqs=32"], capsys)
     assert "KV cache up to 7.5 GB" in text
     assert "more than there is" not in text
     assert main([*words, "cluster.gpu_memory_gb=40"]) == 2
@@ -242,7 +236,7 @@ def test_check_says_what_the_stream_trainer_can_do(
     workdir: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
 ) -> None:
     two = ["engine.num_engines=2", "backend.num_gpus=2", "backend.num_cpus=8"]
-    text = " ".join(_run(["check", *RUN, "system=rlhfuse", *two, *words], capsys).split())
+    text = " ".join(run(["check", *RUN, "system=rlhfuse", *two, *words], capsys).split())
     assert expected in text
 
 
@@ -253,7 +247,7 @@ def test_check_reads_several_files_and_says_who_judges_each_domain(
     (workdir / "walks.jsonl").write_text("".join(f"{json.dumps(line | {'id': f'w{n}'})}\n" for n in range(20)))
     files = "data.path=[prompts.jsonl,{path:walks.jsonl,domain:walk}]"
     words = ["reward.domains.walk=walk", "rollout.num_prompts=9", "data.domain_weights={math:2,walk:1}"]
-    text = _run(["check", "model.path=model", files, *words, "data.long_prompts=truncate_left"], capsys)
+    text = run(["check", "model.path=model", files, *words, "data.long_prompts=truncate_left"], capsys)
     assert "60 in prompts.jsonl, walks.jsonl: math 40, walk 20 rewards: math by math, walk by walk" in text
     assert "of each domain: math 6, walk 3" in text
     assert "(longer ones lose their beginning)" in text
@@ -262,28 +256,26 @@ def test_check_reads_several_files_and_says_who_judges_each_domain(
 def test_check_says_where_a_resumed_run_goes_on(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step in (10, 20):
         write_checkpoint(workdir / "run", RUN, step)
-    assert "start after step 20" in _run(
-        ["check", *RUN, "run.dir=run", "run.resume=auto", "tracker.wandb=true"], capsys
-    )
+    assert "start after step 20" in run(["check", *RUN, "run.dir=run", "run.resume=auto", "tracker.wandb=true"], capsys)
 
 
 def test_check_names_an_option_that_was_chosen_instead_of_what_it_sets(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["backend=sim", "model=qwen2.5-7b", "hardware=h800", "workload=math", "hardware.tflops=500"]
-    configuration, _, _ = _run(["check", *words], capsys).partition("What it will do")
+    configuration, _, _ = run(["check", *words], capsys).partition("What it will do")
     assert "model qwen2.5-7b hardware h800 workload math" in configuration
     assert "hardware.tflops 500.0" in configuration
     assert "hidden_size" not in configuration
     assert "hardware.memory_gb" not in configuration
-    whole, _, _ = _run(["check", "full", *words], capsys).partition("What it will do")
+    whole, _, _ = run(["check", "full", *words], capsys).partition("What it will do")
     assert "hidden_size: 3584" in whole
 
 
 def test_a_share_of_an_epoch_that_rounds_to_none_is_not_called_none(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = _run(["check", *RUN, "rollout.num_prompts=1", "run.num_steps=1"], capsys)
+    text = run(["check", *RUN, "rollout.num_prompts=1", "run.num_steps=1"], capsys)
     assert "1, which is less than 0.1 epochs of 40 steps" in text
 
 
@@ -296,7 +288,7 @@ def test_check_of_a_multirun_shows_what_the_points_share_once(
     workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    text = _run(["check", "-m", *RUN, "system=verl,rollpacker", "run.seed=0,1"], capsys)
+    text = run(["check", "-m", *RUN, "system=verl,rollpacker", "run.seed=0,1"], capsys)
     assert text.count("40 in prompts.jsonl") == 1
     assert text.count("chosen placement.engine=all, placement.trainer=all, ") == 1
     for number, words in enumerate(
@@ -311,7 +303,7 @@ def test_score_prints_a_summary_and_writes_a_line_per_response(
 ) -> None:
     responses = [{"id": "p0", "response": r"\boxed{1}"}, {"id": "p1", "response": r"\boxed{1}"}]
     (workdir / "answers.jsonl").write_text("\n".join(map(json.dumps, responses)))
-    text = _run(["score", "data.path=prompts.jsonl", "responses=answers.jsonl", "out=scores.jsonl"], capsys)
+    text = run(["score", "data.path=prompts.jsonl", "responses=answers.jsonl", "out=scores.jsonl"], capsys)
     assert "responses 2" in text
     assert "mean reward 0.5" in text
     assert "correct 1 (50.0%)" in text
@@ -364,7 +356,7 @@ def _write_log(run_dir: Path, *, is_honest: bool) -> None:
 
 def test_replay_says_what_it_verified(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write_log(workdir / "run", is_honest=True)
-    assert "1 attempt, 2 events replayed; all 1 commands are the same" in _run(["replay", "run"], capsys)
+    assert "1 attempt, 2 events replayed; all 1 commands are the same" in run(["replay", "run"], capsys)
 
 
 def test_a_replay_that_diverges_is_our_bug_and_exits_70(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,13 +14,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.score_schema import ScoreConfig
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.data.prompts import load_prompts
-
-
-def _run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(argv) == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    return " ".join(printed.out.split())
+from tests.cli.conftest import run
 
 
 def _refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -39,7 +33,7 @@ def test_the_overview_names_every_command_in_a_line_of_80_columns(
 
 
 def test_all_groups_are_a_topic_with_every_option(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = _run(["help", "groups"], capsys)
+    text = run(["help", "groups"], capsys)
     for name, group in groups(TRAIN).items():
         assert f"{name} {' | '.join(group.options)}" in text
 
@@ -69,7 +63,7 @@ def test_the_help_of_a_command_names_every_key_with_its_documentation(
 def test_the_help_of_a_command_names_every_option_of_every_group(
     command: str, root: object, workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = _run([command, "--help"], capsys)
+    text = run([command, "--help"], capsys)
     known = groups(TRAIN if root is TRAIN else SCORE)
     assert known
     for group in known.values():
@@ -77,7 +71,7 @@ def test_the_help_of_a_command_names_every_option_of_every_group(
 
 
 def test_the_help_of_replay_says_what_it_takes(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "rollpacker replay RUN" in _run(["replay", "--help"], capsys)
+    assert "rollpacker replay RUN" in run(["replay", "--help"], capsys)
 
 
 def test_the_help_of_train_shows_a_line_of_each_kind_that_a_run_reads(
@@ -94,32 +88,32 @@ def test_the_help_of_train_shows_a_line_of_each_kind_that_a_run_reads(
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_every_command_has_a_text_with_usage_and_example(command, capsys) -> None:
-    text = _run([command.name, "--help"], capsys)
+    text = run([command.name, "--help"], capsys)
     assert f"Usage rollpacker {command.name} " in text
     assert "Example" in text
     if command.name not in {"train", "check", "score", "data"}:  # `data` is a section as well
-        assert _run(["help", command.name], capsys) == text
+        assert run(["help", command.name], capsys) == text
 
 
 @pytest.mark.parametrize(
     "argv", [["train", "--help", "engine.vllm"], ["train", "engine.vllm", "-h"], ["help", "train", "engine.vllm"]]
 )
 def test_a_topic_is_one_section_alone(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    text = _run(argv, capsys)
+    text = run(argv, capsys)
     assert "engine.vllm.memory_share=0.9 Of each GPU's memory" in text
     assert "engine.num_engines" not in text
-    assert _run(["help", "engine.vllm"], capsys) == text
+    assert run(["help", "engine.vllm"], capsys) == text
 
 
 def test_a_topic_may_be_a_key_a_group_an_option_or_the_launcher(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["help", "rollout.num_prompts"], capsys).startswith("rollout.num_prompts rollout.num_prompts=32 ")
-    engine = _run(["help", "engine"], capsys)
+    assert run(["help", "rollout.num_prompts"], capsys).startswith("rollout.num_prompts rollout.num_prompts=32 ")
+    engine = run(["help", "engine"], capsys)
     assert "engine=vllm" in engine
     assert "engine.num_engines=" in engine
-    assert "system=verl" in (option := _run(["help", "system=verl"], capsys))
+    assert "system=verl" in (option := run(["help", "system=verl"], capsys))
     assert "system=tail" not in option
-    assert "hydra.launcher." in _run(["help", "hydra/launcher"], capsys)
-    assert "data.path" in _run(["score", "--help", "data"], capsys)
+    assert "hydra.launcher." in run(["help", "hydra/launcher"], capsys)
+    assert "data.path" in run(["score", "--help", "data"], capsys)
 
 
 @pytest.mark.parametrize(
@@ -155,11 +149,11 @@ def test_a_topic_may_be_an_argument_of_the_command(command, argument, capsys) ->
 
 
 def test_words_that_set_a_key_are_no_topics(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "rollout.num_prompts=32" in _run(["train", "model.path=x", "--help"], capsys)
+    assert "rollout.num_prompts=32" in run(["train", "model.path=x", "--help"], capsys)
 
 
 def test_a_search_finds_commands_options_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    text = _run(["help", "/Container"], capsys)
+    text = run(["help", "/Container"], capsys)
     assert "Commands that mention Container doctor" in text
     assert "cluster.container.image=" in text
     assert "rollout.num_prompts" not in text

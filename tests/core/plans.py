@@ -46,17 +46,17 @@ def planner_of(rng: random.Random) -> ParallelismSettings:
     )
 
 
-def run_plans(scheduler_class: type[Scheduler]) -> None:
-    """Run the same fixed sample of plans through the planner of any scheduler."""
+def run_plans() -> None:
+    """Run a fixed sample of plans through the scheduler's planner."""
     for seed in range(NUM_RUNS):
-        run_plan(scheduler_class, seed)
+        run_plan(seed)
 
 
-def run_plan(scheduler_class: type[Scheduler], seed: int) -> None:
+def run_plan(seed: int) -> None:
     """Tell a planner of rounds of two kinds, and compare each of its orders with what all rounds so far say."""
     rng = random.Random(seed)
     settings = planner_of(rng)
-    planner = scheduler_class(make_settings(parallelism=settings))._beside.planner
+    planner = Scheduler(make_settings(parallelism=settings))._beside.planner
     assert planner is not None
     history: list[MeasuredRound] = []
     kinds = [RoundKind.SHORT]

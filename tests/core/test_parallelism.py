@@ -12,7 +12,6 @@ from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import EngineJoined, EngineRetired, RoundMeasured, StepStarted
 from rollpacker.core.ids import EngineId
 from rollpacker.core.parallelism import ParallelismPlanner
-from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import ParallelismSettings
 from tests.core.plans import begin_round, degree_costs, run_plans
 from tests.core.player import Player, make_settings
@@ -176,7 +175,7 @@ def test_under_the_conditions_of_fig_6_short_rounds_reach_degree_2_and_long_roun
 
 
 def test_every_order_is_what_all_rounds_so_far_say() -> None:
-    run_plans(Scheduler)
+    run_plans()
 
 
 def test_what_was_learned_of_a_degree_that_is_no_longer_allowed_is_forgotten() -> None:

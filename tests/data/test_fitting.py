@@ -12,7 +12,7 @@ from rollpacker.data.fitting import fit_prompts
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt
-from tests.data.test_tokenization import TEMPLATE, save_tokenizer
+from tests.data.test_tokenization import TEMPLATE, chat, save_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +26,6 @@ def plain(text, key="a", domain="math"):
     return Prompt(
         key=key, domain=Domain(domain), messages=messages, text=text, reference=AnswerReference(text="the answer")
     )
-
-
-def chat(*messages, key="a"):
-    made = tuple({"role": role, "content": content} for role, content in messages)
-    return Prompt(key=key, domain=Domain("math"), messages=made, text=None, reference=AnswerReference(text=""))
 
 
 def fit(tokenizer, prompts, limit, long_prompts="drop"):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.processes import is_alive
+
 COMMAND = """
 import sys
 from rollpacker.demo import three_commands
@@ -20,13 +22,6 @@ sys.exit(three_commands._run(Terminal(), "train", sys.argv[1:]))
 """
 
 RUN = ["backend=sim", "experiment=e2e", "run.num_steps=100000", "run.progress=plain", "system=verl"]
-
-
-def is_there(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(
@@ -55,6 +50,6 @@ def test_what_the_demo_runs_ends_in_good_order_and_gives_the_exit_code(
     assert process.returncode == 128 + number, said
     assert "Its checkpoint is complete" in said
     deadline = time.monotonic() + 60
-    while is_there(child):
+    while is_alive(child):
         assert time.monotonic() < deadline, "the command goes on"
         time.sleep(0.05)

@@ -5,12 +5,15 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file
+
 from rollpacker.core.commands import DropPrompt
 from rollpacker.core.events import PromptsDrawn, StepStarted
 from rollpacker.core.ids import PromptId
 from rollpacker.metrics.event_log import LogRecord, attempt_paths, read_event_log
 from rollpacker.runtime.rollout.replay import replay
-from tests.e2e.launched import rows, trained_prompts
+from tests.e2e.launched import batches, rows, trained_prompts
 
 
 def assert_each_step_once(run_dir: Path) -> None:
@@ -91,6 +94,19 @@ def assert_no_prompt_is_missing(run_dir: Path, keys: set[str]) -> list[PromptId]
         by_epoch.setdefault(prompt.epoch, set()).add(prompt.key)
     assert all(by_epoch[epoch] == keys for epoch in range(max(by_epoch)))
     return dropped
+
+
+def assert_ended_as(run_dir: Path, unbroken: Path) -> None:
+    """The run trained the batches of an unbroken one, and ended in its weights to the last bit."""
+    assert batches(run_dir) == batches(unbroken)
+    expected, actual = _final_weights(unbroken), _final_weights(run_dir)
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+def _final_weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    last = max((run_dir / "checkpoints").glob("step-*"))
+    return load_file(last / "trainer" / "model" / "model.safetensors")
 
 
 def _records_of_steps(run_dir: Path) -> dict[int, list[LogRecord]]:

@@ -92,10 +92,20 @@ def freezing_environment(file: Path, place: str) -> dict[str, str]:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal; one that has ended is not."""
+    return _state_of(pid) == "T"
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs or is stopped; a zombie has ended."""
+    return _state_of(pid) not in {"", "Z"}
+
+
+def _state_of(pid: int) -> str:
+    """As /proc gives it; empty of a process that is not there."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "T"
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
 
 
 class NamedProcess(NamedTuple):

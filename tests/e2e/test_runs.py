@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.rewards.walk import score
 from rollpacker.runtime.rollout.replay import replay
-from tests.e2e.invariants import assert_all_holds, assert_each_step_once, assert_no_prompt_is_missing
-from tests.e2e.launched import LaunchedRun, batches, num_recorded_steps, rows, small_run
+from tests.e2e.invariants import assert_all_holds, assert_each_step_once, assert_ended_as, assert_no_prompt_is_missing
+from tests.e2e.launched import LaunchedRun, num_recorded_steps, rows, small_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -24,11 +23,6 @@ NUM_PROMPTS = 40
 DOMAINS = ("math", "walk")
 NUM_LAST_STEPS = 6
 """Of the resumed run: more than the short rounds that come before a long one."""
-
-
-def final_weights(run_dir: Path):
-    last = max((run_dir / "checkpoints").glob("step-*"))
-    return load_file(last / "trainer" / "model" / "model.safetensors")
 
 
 class Ended(NamedTuple):
@@ -244,10 +238,7 @@ def test_a_killed_plain_run_ends_in_the_weights_of_an_unbroken_one(inputs, plain
     resumed = LaunchedRun(tmp_path / "run", *overrides)
     assert resumed.wait() == 0, resumed.output()
     assert_each_step_once(resumed.run_dir)
-    assert batches(resumed.run_dir) == batches(plain_run)
-    expected, actual = final_weights(plain_run), final_weights(resumed.run_dir)
-    assert expected.keys() == actual.keys()
-    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    assert_ended_as(resumed.run_dir, plain_run)
     replay(resumed.run_dir)
 
 

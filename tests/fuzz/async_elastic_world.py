@@ -27,7 +27,6 @@ from rollpacker.core.events import (
     StepStarted,
 )
 from rollpacker.core.ids import EngineId, RequestId, VersionSpan
-from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import AsyncSettings, SchedulerSettings
 from tests.fuzz.async_world import extended
 from tests.fuzz.elastic_world import MOST_TICKS, QUIET_TICKS, ElasticWorld, run_worlds
@@ -38,7 +37,7 @@ NUM_STEPS = 6
 class AsyncElasticWorld(ElasticWorld):
     """Everything that the scheduler of an asynchronous run with workers cannot see but through events."""
 
-    def __init__(self, seed: int, scheduler_class: type[Scheduler] = Scheduler, *, has_workers: bool = True) -> None:
+    def __init__(self, seed: int, *, has_workers: bool = True) -> None:
         self.ahead = random.Random(f"ahead {seed}")
         """Draws what has to do with updates under way."""
         bound = self.ahead.choice([0, 1, 1, 2, 3])
@@ -53,7 +52,7 @@ class AsyncElasticWorld(ElasticWorld):
         """Tokens of requests that have left an engine, or gone on under another policy."""
         self.spans: dict[RequestId, tuple[VersionSpan, ...]] = {}
         """Of responses that are scored."""
-        super().__init__(seed, scheduler_class, has_workers=has_workers)
+        super().__init__(seed, has_workers=has_workers)
 
     def adapted(self, settings: SchedulerSettings) -> SchedulerSettings:
         """The trainer has GPUs of its own, so nothing is lent."""

@@ -90,17 +90,17 @@ def with_lead(scenario: Scenario) -> Scenario:
 class AsyncWorld(SchedulerWorld):
     """Everything that the scheduler of an asynchronous run cannot see but through events."""
 
-    def __init__(self, scenario: Scenario, scheduler_class: type[Scheduler] = Scheduler) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         rules = scenario.settings.asynchronous
         assert rules is not None
         self.rules = rules
-        self.plain = scheduler_class(as_plain(scenario.settings)) if is_plain(scenario.settings) else None
+        self.plain = Scheduler(as_plain(scenario.settings)) if is_plain(scenario.settings) else None
         """Hears the same."""
         self.leaving: list[tuple[EngineId, RequestId]] = []
         """What engines were told to give back, and have not."""
         self.kept: dict[RequestId, tuple[VersionSpan, ...]] = {}
         """Tokens of requests that engines have given back."""
-        super().__init__(scenario, scheduler_class)
+        super().__init__(scenario)
 
     # The run
 

@@ -134,7 +134,7 @@ def calmed(settings: SchedulerSettings, calm: random.Random) -> SchedulerSetting
 class ElasticWorld:
     """Everything that a scheduler cannot see but through events."""
 
-    def __init__(self, seed: int, scheduler_class: type[Scheduler] = Scheduler, *, has_workers: bool = True) -> None:
+    def __init__(self, seed: int, *, has_workers: bool = True) -> None:
         self.rng = random.Random(f"elastic {seed}")
         self.calm = random.Random(f"calm {seed}")
         """Draws what has to do with moves by choice."""
@@ -149,8 +149,8 @@ class ElasticWorld:
         self.has_workers = has_workers
         self.needs_few = random.Random(f"need {seed}").random() < 0.3
         """Its rollouts are so short that most workers have nothing to do."""
-        self.scheduler, self.untouched = scheduler_class(self.settings), scheduler_class(self.settings)
-        self.rigid = None if has_workers else scheduler_class(replace(self.settings, elastic=None))
+        self.scheduler, self.untouched = Scheduler(self.settings), Scheduler(self.settings)
+        self.rigid = None if has_workers else Scheduler(replace(self.settings, elastic=None))
         self.model = ElasticModel(self.elastic)
         self.now = 0.0
         self.version = 0

@@ -201,10 +201,9 @@ class _Killed(Exception):
 class EnvironmentRun:
     """One world from its first attempt to its last."""
 
-    def __init__(self, seed: int, folder: Path, scheduler_class: type[Scheduler] = Scheduler) -> None:
+    def __init__(self, seed: int, folder: Path) -> None:
         self.world, section = world_of(seed)
         self._folder = folder
-        self._scheduler_class = scheduler_class
         self._rng = random.Random(f"faults of environments of {seed}")
         prompts = folder / "prompts.jsonl"
         write_prompts(self.world, prompts)
@@ -311,7 +310,7 @@ class EnvironmentRun:
             if second is not None:
                 require(second.handle(event, now) == commands, "a restored scheduler gives the same commands")
             if num_events % EVENTS_PER_RESTORE == 0:
-                second = self._scheduler_class.restore(settings, json.loads(json.dumps(scheduler.snapshot())))
+                second = Scheduler.restore(settings, json.loads(json.dumps(scheduler.snapshot())))
             self._injector.count_event(is_suspension=False)
 
         return on_event

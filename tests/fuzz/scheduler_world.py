@@ -238,12 +238,12 @@ def chunks(gpus: Sequence[int], width: int) -> list[tuple[int, ...]]:
 class SchedulerWorld:
     """Everything that a scheduler cannot see but through events."""
 
-    def __init__(self, scenario: Scenario, scheduler_class: type[Scheduler] = Scheduler) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.settings = scenario.settings
         self.rng = random.Random(scenario.seed)
-        self.scheduler = scheduler_class(self.settings)
-        self.untouched = scheduler_class(self.settings)
+        self.scheduler = Scheduler(self.settings)
+        self.untouched = Scheduler(self.settings)
         self.reference: Any = model_of(self.settings)
         if isinstance(self.reference, ReferenceModel):
             self.reference.escalation.is_timeless = True

@@ -2,7 +2,7 @@
 
     python -m tests.golden
 
-Read in review what changes by that, and empty `renames.py`.
+Read in review what changes by that.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from rollpacker.metrics.event_log import attempt_path
 from rollpacker.metrics.schemas import TABLES
 from rollpacker.metrics.tables import read_table
-from tests.golden import renames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,22 +50,21 @@ def record_of_events(run_dir: Path) -> Record:
     step = 0
     for line in attempt_path(run_dir, 0).read_text().splitlines()[1:]:
         entry = json.loads(line)
-        if entry["event"]["type"] == _name_now("StepStarted"):
+        if entry["event"]["type"] == "StepStarted":
             step = entry["event"]["step"]
         for each in ({"now": entry["now"]} | entry["event"], *entry["commands"]):
             name = each.pop("type")
-            if name not in renames.ADDED_CLASSES:
-                objects.setdefault(name, []).append((step, each or {"count": 1}))
-                order.append((step, {"type": _recorded_name(name)}))
+            objects.setdefault(name, []).append((step, each or {"count": 1}))
+            order.append((step, {"type": name}))
     return {name: _columns_of(each) for name, each in sorted(objects.items())} | {ORDER: _columns_of(order)}
 
 
 def differences(recorded: Record, now: Record, tolerance: float = 0.0) -> Iterator[str]:
     """Name each table, column and step in which a run is not what was recorded; the tolerance is relative."""
     for table, columns in recorded.items():
-        current = now.get(_name_now(table), {})
+        current = now.get(table, {})
         for column, entries in columns.items():
-            values = current.get(renames.COLUMNS.get(f"{table}.{column}", column), [])
+            values = current.get(column, [])
             num_steps = max(len(values), len(entries))
             before, after = (each * num_steps if len(each) == 1 else each for each in (entries, values))
             if len(before) != len(after):
@@ -80,14 +78,6 @@ def _is_near(was: Any, is_now: Any, tolerance: float) -> bool:
     if isinstance(was, float) and isinstance(is_now, float):
         return math.isclose(was, is_now, rel_tol=tolerance, abs_tol=tolerance * _SMALL)
     return bool(was == is_now)
-
-
-def _name_now(recorded: str) -> str:
-    return renames.TABLES.get(recorded, recorded)
-
-
-def _recorded_name(name: str) -> str:
-    return next((recorded for recorded, now in renames.TABLES.items() if now == name), name)
 
 
 def _columns_of(rows: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, list[Any]]:
@@ -110,7 +100,7 @@ def _rounded(value: Any) -> Any:
         return float(f"{value:.{NUM_DIGITS}g}")
     if isinstance(value, list):
         return list(map(_rounded, value))
-    return renames.TEXTS.get(value, value) if isinstance(value, str) else value
+    return value
 
 
 def _digest(values: list[Any]) -> str | None:

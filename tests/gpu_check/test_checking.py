@@ -17,6 +17,7 @@ import pytest
 from rollpacker.cli.main import main
 from rollpacker.gpu_check.checking import Checking, Machine, missing
 from rollpacker.gpu_check.table import ROWS, Row
+from tests.e2e.processes import is_alive
 from tests.gpu_check.driver import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -35,13 +36,6 @@ def start(folder: Path, *names: str, num_gpus: int = 1, model: str = "", deadlin
 def outcomes(folder: Path, *names: str, **options) -> dict[str, tuple[str, str, dict[str, float]]]:
     said, _ = start(folder, *names, **options).communicate(timeout=PATIENCE_S)
     return {name: (status, why, figures) for name, status, why, figures in map(json.loads, said.splitlines())}
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_each_row_has_its_outcome_whatever_became_of_those_before(tmp_path):

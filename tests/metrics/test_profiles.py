@@ -1,7 +1,8 @@
 """A profile comes back as it was written, or the reader says why not."""
 
 import json
-from dataclasses import fields
+import math
+from dataclasses import fields, replace
 
 import pytest
 
@@ -42,13 +43,18 @@ def facts(**changes) -> ProfileFacts:
     return ProfileFacts(**(values | changes))
 
 
+def profile(*points: Point, **changes) -> Profile:
+    """A complete one, with further points, and facts that are changed."""
+    measured = [*("prefill", "decode", "ending", "call", "request", "response", "reward", "train", "train_forward")]
+    measured += ["update", "weight_sync", "wake", "rollout_start", "first_rollout", "first_train", "kv_cache"]
+    return Profile(facts=facts(**changes), points=(*(point(measurement=each) for each in measured), *points))
+
+
 def test_what_is_written_is_read_and_nothing_else_is_left_in_the_folder(tmp_path):
-    profile = Profile(
-        facts=facts(), points=(point(), point(measurement="weight_sync", num_items=2, num_tokens=0, num_bytes=4000))
-    )
+    whole = profile(point(measurement="weight_sync", num_items=2, num_tokens=0, num_bytes=4000))
     path = tmp_path / "new" / "profile.json"
-    write_profile(path, profile)
-    assert read_profile(path) == profile
+    write_profile(path, whole)
+    assert read_profile(path) == whole
     assert [file.name for file in path.parent.iterdir()] == ["profile.json"]
 
 
@@ -67,10 +73,10 @@ def vars_of(value):
 
 def test_points_are_found_by_measurement_and_tensor_parallelism():
     one, two = point(), point(tensor_parallel=2)
-    profile = Profile(facts=facts(), points=(one, two, point(measurement="prefill")))
-    assert profile.of("decode") == (one, two)
-    assert profile.of("decode", 2) == (two,)
-    assert profile.of("decode", 4) == ()
+    measured = Profile(facts=facts(), points=(one, two, point(measurement="prefill")))
+    assert measured.of("decode") == (one, two)
+    assert measured.of("decode", 2) == (two,)
+    assert measured.of("decode", 4) == ()
 
 
 def _missing(path):
@@ -94,16 +100,8 @@ def _with_a_text(path):
 
 
 def _changed(path, **changes):
-    write_profile(path, Profile(facts=facts(), points=(point(),)))
+    write_profile(path, profile())
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def _a_negative_time(path):
-    write_profile(path, Profile(facts=facts(), points=(point(seconds=-0.1),)))
-
-
-def _no_points(path):
-    write_profile(path, Profile(facts=facts(), points=()))
 
 
 BAD_FILES = {
@@ -112,8 +110,6 @@ BAD_FILES = {
     _another_file: "it has no 'version'",
     _older: "it has the version 4",
     _with_a_text: "facts.num_engines: Input should be a valid integer",
-    _a_negative_time: "impossible point",
-    _no_points: "has no points",
 }
 
 
@@ -125,3 +121,66 @@ def test_a_file_that_is_no_profile_is_refused_with_the_reason(tmp_path, spoil):
         read_profile(path)
     assert str(path) in caught.value.problem
     assert "rollpacker profile" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seconds": -0.1},
+        {"seconds": math.nan},
+        {"seconds": math.inf},
+        {"seconds_low": math.nan},
+        {"seconds_high": math.inf},
+        {"num_tokens": 1e200},
+        {"num_bytes": 10**400},
+        {"num_ended": -1.0},
+        {"num_items": 0},
+        {"num_items": 0, "measurement": "prefill"},
+        {"num_items": 0, "measurement": "ending"},
+        {"tensor_parallel": 0},
+        {"measurement": "decoding"},
+    ],
+    ids=str,
+)
+def test_a_point_that_cannot_have_been_measured_is_refused(tmp_path, changes):
+    path = tmp_path / "profile.json"
+    write_profile(path, profile(point(**changes)))
+    with pytest.raises(DataError, match="impossible point"):
+        read_profile(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"num_engines": 0}, "impossible facts"),
+        ({"num_trainer_gpus": -1}, "impossible facts"),
+        ({"collect_interval_s": math.nan}, "impossible facts"),
+        ({"num_weight_bytes": -1}, "impossible facts"),
+        ({"model": "hello"}, "its model is no JSON object: hello"),
+        ({"model": "[1]"}, "its model is no JSON object"),
+    ],
+    ids=str,
+)
+def test_facts_that_cannot_be_are_refused(tmp_path, changes, fault):
+    path = tmp_path / "profile.json"
+    write_profile(path, profile(**changes))
+    with pytest.raises(DataError, match=fault):
+        read_profile(path)
+
+
+@pytest.mark.parametrize("measurement", sorted({each.measurement for each in profile().points}))
+def test_a_profile_that_lacks_a_measurement_is_refused(tmp_path, measurement):
+    path, whole = tmp_path / "profile.json", profile()
+    write_profile(path, replace(whole, points=tuple(set(whole.points) - {*whole.of(measurement)})))
+    with pytest.raises(DataError, match=f"no measurement `{measurement}`"):
+        read_profile(path)
+
+
+def test_engines_of_each_degree_are_measured_alone(tmp_path):
+    path = tmp_path / "profile.json"
+    write_profile(path, profile(point(tensor_parallel=2)))
+    with pytest.raises(DataError, match="no measurement `prefill` of engines of degree 2"):
+        read_profile(path)
+    alone = [point(measurement=each, tensor_parallel=2) for each in ("prefill", "ending", "weight_sync", "kv_cache")]
+    write_profile(path, profile(point(tensor_parallel=2), *alone))
+    assert read_profile(path)

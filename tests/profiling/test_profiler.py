@@ -15,7 +15,7 @@ from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import DeadlineExceeded
 from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
-from rollpacker.metrics.profiles import MEASUREMENTS, PROGRAM_MEASUREMENTS, ProfileFacts
+from rollpacker.metrics.profiles import MEASUREMENTS, ProfileFacts
 from rollpacker.profiling.probes.reward import scoring_time_s
 from rollpacker.profiling.probes.trainer import of_equal_tokens
 from rollpacker.profiling.profiler import NUM_REPEATS, measure
@@ -148,7 +148,7 @@ def test_a_profile_of_modelled_workers_has_their_costs(system, num_launched, tmp
     config = config_of(system, tmp_path)
     plan = plan_cluster(config, needs_judge=False)
     profile = measured(config, tmp_path)
-    assert {point.measurement for point in profile.points} == {*MEASUREMENTS} - {*PROGRAM_MEASUREMENTS}
+    assert {point.measurement for point in profile.points} == {*MEASUREMENTS} - {"sandbox_start", "program"}
     for point in profile.of("decode"):
         if point.num_items == round(point.num_items):  # else some ended within the window
             pass_s = plan.engine.pass_s(round(point.num_items)) + plan.engine.kv_read_s * point.num_tokens

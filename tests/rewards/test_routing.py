@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,29 +12,17 @@ from rollpacker.config.sections.data import PromptFile
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import DataError, EngineFailed
-from rollpacker.core.ids import Domain, PromptId, RequestId
+from rollpacker.core.ids import Domain
 from rollpacker.data.prompts import load_prompts
-from rollpacker.protocols.references import AnswerReference
-from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards import walk
 from rollpacker.rewards.factory import check_references, make_reward_worker
 from rollpacker.rewards.routing import RoutingRewardWorker
 from rollpacker.rewards.scoring import score_file
 from rollpacker.rewards.worker import InPlaceRewardWorker, KillableRewardWorker
+from tests.rewards.test_parts import request_of
 
 MIXED = Path(__file__).parents[1] / "data" / "mixed.jsonl"
 SECTION = RewardSection(name="math", domains={"walk": "walk"}, timeout_s=20)
-
-
-def request_of(sample, domain, truth, response):
-    return ScoringRequest(
-        request=RequestId(round=0, prompt=PromptId(epoch=0, key="a"), sample=sample),
-        domain=Domain(domain),
-        prompt_text="",
-        response_text=response,
-        is_truncated=False,
-        reference=AnswerReference(text=truth),
-    )
 
 
 async def collect(worker, num_verdicts):
@@ -49,14 +38,14 @@ async def test_each_response_is_scored_once_by_the_reward_of_its_domain():
     try:
         await worker.score(
             [
-                request_of(0, "math", "42", "So it is \\boxed{42}."),
-                request_of(1, "walk", "3 4", "+1 4"),
-                request_of(2, "walk", "3 4", "\\boxed{3 4}"),
-                request_of(3, "algebra", "42", "\\boxed{41}"),
+                request_of(0, "42", "So it is \\boxed{42}.", domain="math"),
+                request_of(1, "3 4", "+1 4"),
+                request_of(2, "3 4", "\\boxed{3 4}"),
+                request_of(3, "42", "\\boxed{41}", domain="algebra"),
             ]
         )
         assert await collect(worker, 4) == {0: "correct", 1: "correct", 2: "malformed", 3: "wrong_answer"}
-        await worker.score([request_of(4, "walk", "3 4", "+1 5")])
+        await worker.score([request_of(4, "3 4", "+1 5")])
         assert await collect(worker, 1) == {4: "wrong_sum"}
     finally:
         await worker.close()
@@ -66,7 +55,7 @@ async def test_a_check_that_cannot_start_is_not_waited_for_although_the_others_w
     broken = KillableRewardWorker("no_such_module:score", 1, 1.0)
     worker = RoutingRewardWorker(InPlaceRewardWorker(walk.score), {Domain("math"): broken})
     try:
-        await worker.score([request_of(0, "math", "42", "42")])
+        await worker.score([request_of(0, "42", "42", domain="math")])
         with pytest.raises(EngineFailed, match="No module named 'no_such_module'"):
             await worker.collect()
     finally:
@@ -75,7 +64,7 @@ async def test_a_check_that_cannot_start_is_not_waited_for_although_the_others_w
 
 async def test_closing_wakes_who_waits_for_verdicts():
     worker = RoutingRewardWorker(InPlaceRewardWorker(walk.score), {Domain("b"): InPlaceRewardWorker(walk.score)})
-    await worker.score([request_of(0, "b", "3 4", "+1 4")])
+    await worker.score([request_of(0, "3 4", "+1 4", domain="b")])
     assert await collect(worker, 1) == {0: "correct"}
     waiting = asyncio.create_task(worker.collect())
     await asyncio.sleep(0)
@@ -109,6 +98,15 @@ def test_a_prompt_that_its_reward_would_score_0_whatever_the_response_is_refused
         check_references(SECTION, prompts_of("math-1", key))
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_domain_of_any_signs_is_advised_as_a_shell_and_the_configuration_take_it(tmp_path):
+    row = {"id": 1, "domain": "it's A & B", "prompt": "?", "test_cases": [{"input": "1", "output": "2"}]}
+    (tmp_path / "p.jsonl").write_text(json.dumps(row))
+    with pytest.raises(DataError) as caught:
+        check_references(SECTION, load_prompts([PromptFile(path=tmp_path / "p.jsonl")]))
+    word = caught.value.remedy.removeprefix("Set ").removesuffix(", or leave these prompts out")
+    assert shlex.split(word) == ['reward.domains."it\'s A & B"=sandbox']
 
 
 @pytest.mark.parametrize("name", ["math", "walk", "judge", "sandbox"])

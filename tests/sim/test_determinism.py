@@ -1,10 +1,6 @@
 """Same seed, same configuration: the same bytes, in any process and wherever the run was stopped and resumed."""
 
-import functools
 import hashlib
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,22 +12,14 @@ from rollpacker.metrics.table_writer import STEPS_PER_MERGED_PART
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.sim.virtual_time import run_in_virtual_time
-from tests.sim.composed import config_of
+from tests.sim.composed import config_of, small
 
 NUM_STEPS = 6
 SYSTEMS = ("verl", "rollpacker", "dapo-rollpacker")
-SMALL = [
-    "backend=sim",
-    "model=qwen2.5-7b",
-    "run.progress=none",
-    "workload.num_prompts=40",
-    "rollout.num_prompts=6",
-    "rollout.num_responses=3",
-    "rollout.max_response_tokens=4096",
-    "engine.num_engines=3",
-    "run.checkpoint_every_steps=0",
+SMALL = small(
+    *("rollout.num_prompts=6", "rollout.num_responses=3", "engine.num_engines=3", "workload.num_prompts=40"),
     "run.resume=auto",
-]
+)
 
 
 def train(run_dir: Path, *words: str, **run: object) -> Path:
@@ -55,16 +43,11 @@ def parquet_of(run_dir: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
-def unbroken_runs(tmp_path_factory):
-    """By its system, what a run leaves that was not stopped; made when it is asked for."""
-    folder = tmp_path_factory.mktemp("unbroken")
-    return functools.cache(lambda system: parquet_of(train_in_stops(folder / system, system, [NUM_STEPS])))
-
-
-@pytest.fixture(params=SYSTEMS)
-def unbroken(request, unbroken_runs):
-    return request.param, unbroken_runs(request.param)
+@pytest.fixture(scope="module", params=SYSTEMS)
+def unbroken(request, tmp_path_factory):
+    """A system, and what a run of it leaves that was not stopped."""
+    run_dir = tmp_path_factory.mktemp("unbroken") / "run"
+    return request.param, parquet_of(train_in_stops(run_dir, request.param, [NUM_STEPS]))
 
 
 def test_a_run_stopped_after_any_step_and_resumed_gives_the_bytes_of_an_unbroken_one(tmp_path, unbroken):
@@ -81,35 +64,13 @@ def test_a_run_stopped_after_every_step_gives_the_bytes_of_an_unbroken_one(tmp_p
 
 
 def test_files_that_were_merged_are_the_same_bytes_after_a_resume(tmp_path):
-    small = ["rollout.num_prompts=3", "rollout.num_responses=2", "engine.num_engines=1"]
+    words = ["rollout.num_prompts=3", "rollout.num_responses=2", "engine.num_engines=1"]
     total = STEPS_PER_MERGED_PART + 4
-    expected = parquet_of(train(tmp_path / "unbroken", *small, num_steps=total))
+    expected = parquet_of(train(tmp_path / "unbroken", *words, num_steps=total))
     assert any("steps-000000" in name for name in expected)
     for num_steps in (STEPS_PER_MERGED_PART - 3, STEPS_PER_MERGED_PART + 2, total):
-        train(tmp_path / "broken", *small, num_steps=num_steps)
+        train(tmp_path / "broken", *words, num_steps=num_steps)
     assert parquet_of(tmp_path / "broken") == expected
-
-
-def test_two_hash_seeds_and_a_resume_in_another_process_give_the_same_bytes(tmp_path, unbroken_runs):
-    for hash_seed, stop in (("1", 3), ("2", NUM_STEPS)):
-        program = (
-            "from pathlib import Path; from tests.sim.test_determinism import SYSTEMS, train_in_stops\n"
-            f"for system in SYSTEMS: train_in_stops(Path({str(tmp_path)!r}) / system, system, [{stop}])"
-        )
-        subprocess.run(
-            [sys.executable, "-c", program],
-            check=True,
-            cwd=Path(__file__).parents[2],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-        )
-    for system in SYSTEMS:
-        assert parquet_of(tmp_path / system) == unbroken_runs(system)
-
-
-def test_another_seed_gives_other_bytes(tmp_path, unbroken):
-    system, expected = unbroken
-    other = train(tmp_path / "other", f"system={system}", num_steps=NUM_STEPS, seed=1)
-    assert parquet_of(other) != expected
 
 
 def test_the_first_step_of_a_run_begins_at_zero_although_weights_were_brought_before(tmp_path):

@@ -12,6 +12,7 @@ from rollpacker.metrics.event_log import attempt_path, read_event_log
 from rollpacker.metrics.tables import read_frame
 from rollpacker.sim.decoder import Decoder
 from tests.sim.clusters import engine_costs, generation, run_out
+from tests.sim.composed import small
 
 ALWAYS_FOUR = (DraftRule(64, 4, 0, 0),)
 COSTS = engine_costs(10_000, step_overhead_s=0.01)
@@ -64,19 +65,7 @@ def test_rules_that_draft_nothing_take_the_time_of_no_rules():
     assert decoded((DraftRule(64, 0, 4, 0),))[1] == decoded(())[1]
 
 
-RUN = [
-    "backend=sim",
-    "model=qwen2.5-7b",
-    "system=verl",
-    "run.progress=none",
-    "run.num_steps=6",
-    "rollout.num_prompts=16",
-    "rollout.num_responses=4",
-    "rollout.max_response_tokens=4096",
-    "engine.num_engines=4",
-    "trainer.tensor_parallel=1",
-    "run.checkpoint_every_steps=0",
-]
+RUN = small("system=verl", "run.num_steps=6", "engine.num_engines=4", "trainer.tensor_parallel=1")
 
 
 def run(run_dir: Path, *words: str):

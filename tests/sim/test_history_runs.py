@@ -8,22 +8,14 @@ import pytest
 from rollpacker import pipeline
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
-from tests.sim.composed import config_of
+from tests.sim.composed import config_of, small
 from tests.sim.test_determinism import parquet_of
 
 NUM_STEPS = 9
-SMALL = [
-    "backend=sim",
-    "model=qwen2.5-7b",
-    "run.progress=none",
+SMALL = small(
+    *("rollout.num_prompts=6", "rollout.num_responses=3", "engine.num_engines=3", "run.resume=auto"),
     "workload.num_prompts=6",  # of each of three domains: an epoch is three steps
-    "rollout.num_prompts=6",
-    "rollout.num_responses=3",
-    "rollout.max_response_tokens=4096",
-    "engine.num_engines=3",
-    "run.checkpoint_every_steps=0",
-    "run.resume=auto",
-]
+)
 
 
 def train(run_dir: Path, *words: str, **run: object) -> Path:

@@ -11,12 +11,11 @@ from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.sim.members import Network
 from rollpacker.sim.virtual_time import run_in_virtual_time
-from tests.sim.composed import composed, config_of
+from tests.sim.composed import composed, config_of, small
 
-SMALL = (
-    *("backend=sim", "model=qwen2.5-7b", "run.progress=none", "run.num_steps=4", "run.checkpoint_every_steps=0"),
-    *("rollout.num_prompts=16", "rollout.num_responses=4", "rollout.max_response_tokens=4096", "workload=math"),
-    *("engine.num_engines=2", "engine.max_num_seqs=8", "system=reward", "trainer.tensor_parallel=1"),
+SMALL = small(
+    *("workload=math", "system=reward", "run.num_steps=4"),
+    *("engine.num_engines=2", "engine.max_num_seqs=8", "trainer.tensor_parallel=1"),
 )
 WORKERS = (*SMALL, "elastic=sim", "elastic.modelled.num_workers=2", "elastic.modelled.start_s=1")
 LOSS = "elastic.modelled.losses=[{step: 1, num_workers: 1, delay_s: 10, away_s: 5}]"

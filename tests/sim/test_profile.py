@@ -251,14 +251,6 @@ def test_each_degree_has_its_own_times(tmp_path):
     assert cluster.trainer(1).passes_s([100]) == pytest.approx(0.01 + 0.001 + 1e-3)
 
 
-def test_a_profile_that_lacks_a_measurement_is_refused(tmp_path):
-    whole = profile()
-    path = tmp_path / "part.parquet"
-    write_profile(path, Profile(facts=whole.facts, points=whole.of("decode")))
-    with pytest.raises(ConfigError, match="no measurement `ending`"):
-        ProfiledCluster(path, SMALL, "bfloat16").engine(1)
-
-
 def test_a_profile_knows_the_gpus_that_were_measured_and_says_when_a_run_has_others(tmp_path):
     one = profile(num_engines=2, num_trainer_gpus=4)
     path = tmp_path / "profile.json"

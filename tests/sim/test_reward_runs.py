@@ -12,19 +12,9 @@ from rollpacker.config.compose import compose
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.run.preflight import validate
 from rollpacker.sim.workload import Workload
+from tests.sim.composed import small
 
-SMALL = [
-    "backend=sim",
-    "model=qwen2.5-7b",
-    "run.progress=none",
-    "run.num_steps=2",
-    "rollout.num_prompts=8",
-    "rollout.num_responses=4",
-    "rollout.max_response_tokens=4096",
-    "engine.num_engines=4",
-    "run.checkpoint_every_steps=0",
-    "system=verl",
-]
+SMALL = small("system=verl", "run.num_steps=2", "rollout.num_prompts=8", "engine.num_engines=4")
 
 
 def train(run_dir: Path, *words: str) -> Path:

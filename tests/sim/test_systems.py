@@ -13,19 +13,9 @@ from rollpacker.core.events import RoundMeasured
 from rollpacker.metrics.event_log import attempt_path, read_event_log
 from rollpacker.metrics.tables import read_frame
 from rollpacker.sim.plan import plan_cluster
+from tests.sim.composed import small
 
-SMALL = [
-    "backend=sim",
-    "model=qwen2.5-7b",
-    "run.progress=none",
-    "run.num_steps=5",
-    "rollout.num_prompts=16",
-    "rollout.num_responses=4",
-    "rollout.max_response_tokens=4096",
-    "engine.num_engines=4",
-    "trainer.tensor_parallel=1",
-    "run.checkpoint_every_steps=0",
-]
+SMALL = small("run.num_steps=5", "engine.num_engines=4", "trainer.tensor_parallel=1")
 
 
 def steps_of(run_dir: Path, *words: str):

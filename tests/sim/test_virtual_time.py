@@ -87,6 +87,14 @@ def test_a_deadline_expires_in_virtual_time():
     assert run_in_virtual_time(main()) == 3600
 
 
+def test_a_timer_at_no_number_is_refused():
+    async def set_timer() -> None:
+        asyncio.get_running_loop().call_later(float("nan"), print)
+
+    with pytest.raises(InternalError, match="set for nan s"):
+        run_in_virtual_time(set_timer())
+
+
 def test_a_deadlock_names_every_task_that_waits_and_where():
     async def wait_for_the_reward(event):
         await event.wait()

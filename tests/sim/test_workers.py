@@ -214,6 +214,45 @@ async def test_a_rollout_starts_late_once_for_each_policy():
 
 
 @in_virtual_time
+async def test_every_request_waits_for_the_start_and_can_be_aborted_meanwhile():
+    engine, now = make_engine(start_s=4.0), asyncio.get_running_loop().time
+    await engine.load_weights(weights())
+    starts_at_s = now() + 4.0
+    first = asyncio.create_task(engine.generate([asked(0), asked(1)]))
+    await asyncio.sleep(1)
+    second = asyncio.create_task(engine.generate([asked(2)]))
+    await asyncio.sleep(1)
+    with pytest.raises(ImpossibleEvent, match="3 requests in flight"):
+        await engine.sleep()
+    await engine.abort([request(0)])
+    [aborted] = await collect(engine, 1)
+    assert now() == starts_at_s - 2
+    assert (aborted.request, aborted.finish_reason, aborted.num_tokens) == (request(0), FinishReason.ABORTED, 0)
+    await second
+    assert now() == starts_at_s
+    ended = await collect(engine, 2)
+    assert first.done()
+    assert {each.request for each in ended} == {request(1), request(2)}
+    assert now() - starts_at_s > LENGTH * engine_costs(1000).pass_s(2)
+
+
+@in_virtual_time
+async def test_weights_that_come_during_a_start_do_not_shorten_it():
+    engine, now = make_engine(start_s=4.0, weight_transfer_s=1.0, keeps_requests=True), asyncio.get_running_loop().time
+    await engine.load_weights(weights(3))
+    starts_at_s = now() + 4.0
+    generating = asyncio.create_task(engine.generate([asked(0)]))
+    for version, transfer_at_s in ((4, starts_at_s - 3), (5, starts_at_s - 0.5)):  # the second outlasts the start
+        await asyncio.sleep(transfer_at_s - now())
+        await engine.load_weights(weights(version))
+        assert (await engine.stats()).num_generated_tokens == 0
+    assert generating.done()
+    [response] = await collect(engine, 1)
+    assert [span.policy_version for span in response.spans] == [5]
+    assert now() > starts_at_s + 0.5
+
+
+@in_virtual_time
 async def test_an_engine_that_was_woken_does_not_wake_once_more_with_its_first_request():
     engine = make_engine(weight_transfer_s=0.0, switch_s=0.7, start_s=4.0, own_wake_s=0.7)
     now = asyncio.get_running_loop().time

@@ -1,16 +1,14 @@
 """Slurm wants the nodes of a job: it leaves with a checkpoint, waits its turn, and goes on as if nothing had been."""
 
 import json
-from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.runtime.rollout.replay import replay
 from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, MiniCluster
-from tests.e2e.launched import batches, rows, trained_prompts
+from tests.e2e.invariants import assert_ended_as
+from tests.e2e.launched import rows, trained_prompts
 from tests.slurm.small_runs import small_run
 from tests.slurm.submitted import SubmittedRun
 
@@ -29,11 +27,6 @@ def take_all_nodes(cluster: MiniCluster) -> None:
     cluster.submit("-N2", "--exclusive", "-p", "main", "-o", "/dev/null", script="sleep 1")
 
 
-def final_weights(run_dir):
-    last = max((run_dir / "checkpoints").glob("step-*"))
-    return load_file(last / "trainer" / "model" / "model.safetensors")
-
-
 def assert_went_on_as_if_nothing_had_been(run: SubmittedRun) -> None:
     assert run.wait() == "COMPLETED", run.output()
     assert run.num_restarts() == 1
@@ -45,13 +38,6 @@ def assert_went_on_as_if_nothing_had_been(run: SubmittedRun) -> None:
     assert len(attempt_paths(run.run_dir)) == 2
     assert sorted(folder.name for folder in (run.run_dir / "logs").iterdir()) == ["attempt-000", "attempt-001"]
     replay(run.run_dir)
-
-
-def assert_ended_as(run: SubmittedRun, unbroken: Path) -> None:
-    assert batches(run.run_dir) == batches(unbroken)
-    expected, actual = final_weights(unbroken), final_weights(run.run_dir)
-    assert expected.keys() == actual.keys()
-    assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
 
 def test_broken_off_in_the_middle_of_a_rollout_and_requeued(cluster, inputs, unbroken, tmp_path):
@@ -67,7 +53,7 @@ def test_broken_off_in_the_middle_of_a_rollout_and_requeued(cluster, inputs, unb
     attempt = json.loads((run.run_dir / "jobs" / f"{run.job_id}.json").read_text())[0]
     assert attempt["interrupted_step_s"] > 0
     assert_went_on_as_if_nothing_had_been(run)
-    assert_ended_as(run, unbroken)
+    assert_ended_as(run.run_dir, unbroken)
     assert not cluster.processes_on("node1")
     assert not cluster.processes_on("node2")
 
@@ -81,4 +67,4 @@ def test_told_by_sigterm_alone_a_job_that_would_be_cancelled_is_back_in_the_queu
     assert_went_on_as_if_nothing_had_been(run)
     assert "SIGTERM came, with 15 s to leave" in run.output()
     assert {row["engine"] for row in rows(run.run_dir, "responses")} == {"engine-0", "engine-1"}  # one on each node
-    assert_ended_as(run, unbroken)
+    assert_ended_as(run.run_dir, unbroken)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -10,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_serializer
 
 from rollpacker.config.hub_names import SCHEME, HubName, parse_hub_name
+from rollpacker.config.keys import nearest
 from rollpacker.config.sections.base import REAL_RUN, Count, Flag, Kind, Number, OnlyWith, Positive, Section
 
 PROMPT_FIELDS = (
@@ -23,13 +23,11 @@ def _check_fields(key: str, columns: Mapping[Any, object]) -> None:
     """Refuse what maps something that is no field of a prompt."""
     for name in map(str, columns):
         if name not in PROMPT_FIELDS:
-            nearest = difflib.get_close_matches(name, PROMPT_FIELDS, n=1) or difflib.get_close_matches(
-                name, map(str, columns.values()), n=1
-            )
+            close = nearest(name, PROMPT_FIELDS) or nearest(name, map(str, columns.values()))
             raise ValueError(
                 f"{key} maps `{name}`, which is no field of a prompt.\n"
                 f"It maps {', '.join(PROMPT_FIELDS)} to columns of the file: {{prompt: question}}.\n"
-                + (f"Did you mean `{nearest[0]}`?" if nearest else "Write our field first, then the file's column.")
+                + (f"Did you mean `{close[0]}`?" if close else "Write our field first, then the file's column.")
             )
 
 

@@ -148,7 +148,7 @@ class EnvironmentSection(Section):
     @classmethod
     def _names_variables(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for each in value:
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", each):
+            if not (each.isascii() and each.isidentifier()):
                 raise ValueError(
                     f"environment.pass_variables names no variable by {each!r}.\n"
                     "It takes names alone; their values are the run's.\nExport it before the run, and give its name."

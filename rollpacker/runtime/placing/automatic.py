@@ -108,7 +108,7 @@ def choices(tree: dict[str, Any], named: AbstractSet[str], gpus: Gpus) -> list[C
         model = None  # the check of the model's files says why, or that its memory is unknown
     else:
         check_trainable(config)
-    if {"placement.engine", "placement.trainer"} <= draft.chosen.keys() and config.system.is_async:
+    if draft.chosen.keys() & {"placement.engine", "placement.trainer"} and config.system.is_async:
         choose_pools(draft, gpus, config, model)
     choose_engines(draft, gpus, model)
     if config.trains:

@@ -8,6 +8,7 @@ modelled run says what theory suggests (`rollpacker.sim.split`). The trainer has
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from rollpacker.config.gpu_map import REST, GpuMap, map_text, rest_of
 from rollpacker.config.schema import RunConfig
@@ -18,6 +19,7 @@ from rollpacker.runtime.placing.engine_choice import engines_fit
 from rollpacker.runtime.placing.gpus import Gpus
 from rollpacker.runtime.placing.trainer_choice import smallest_trainer_fits
 
+_ROLES: Final = ("engine", "trainer")
 _POOLS = 2
 _HALF = "half of the GPUs; `rollpacker check backend=sim` says what theory suggests"
 
@@ -41,7 +43,11 @@ def complete_pools(draft: Draft, gpus: Gpus) -> None:
 
 
 def choose_pools(draft: Draft, gpus: Gpus, config: RunConfig, model: Transformer | None) -> None:
-    """Divide the GPUs where no map is named."""
+    """Divide the GPUs where no map is named; raises `ConfigError` where what is named leaves one role none."""
+    for role in _ROLES:
+        if not draft.is_free(f"placement.{role}"):
+            _check_share(draft, gpus, f"placement.{role}", len(gpus.places(draft.gpu_map(role))))
+            return
     _divide(draft, gpus, *_trainer_gpus(draft, gpus, config, model))
 
 
@@ -61,9 +67,12 @@ def _trainer_gpus(draft: Draft, gpus: Gpus, config: RunConfig, model: Transforme
     if config.trainer.name == "torch":
         return 1, "one process"
     if not draft.is_free("trainer.data_parallel"):
+        _check_share(draft, gpus, "trainer.data_parallel", config.trainer.num_ranks)
         return config.trainer.num_ranks, "a GPU for each rank that is named"
     if not draft.is_free("engine.num_engines"):
-        return gpus.number - config.engine.num_engines * config.engine.tensor_parallel, "what the engines leave"
+        of_engines = config.engine.num_engines * config.engine.tensor_parallel
+        _check_share(draft, gpus, "engine.num_engines", of_engines)
+        return gpus.number - of_engines, "what the engines leave"
     half = gpus.number // 2
     holding = [number for number in range(half, gpus.number) if smallest_trainer_fits(draft, gpus, model, number)]
     both = [number for number in holding if engines_fit(draft, gpus, model, _counts_of_rest(gpus, number))]
@@ -71,6 +80,18 @@ def _trainer_gpus(draft: Draft, gpus: Gpus, config: RunConfig, model: Transforme
     if number == half:
         return number, _HALF
     return number, "the fewest from half of the GPUs on which the trainer fits, and the engines on the rest"
+
+
+def _check_share(draft: Draft, gpus: Gpus, key: str, number: int) -> None:
+    """Refuse a named value by which one role has all GPUs, or none."""
+    most = gpus.number - 1
+    if not 1 <= number <= most:
+        raise ConfigError(
+            f"{key}={draft.value(key)} takes {number} of {gpus}.",
+            f"With system.max_staleness={draft.value('system.max_staleness')} engines and trainer have GPUs of their "
+            f"own: each of them 1{f' to {most}' if most > 1 else ''}.",
+            f"Change {key}, take more GPUs, or set system.max_staleness=0.",
+        )
 
 
 def _counts_of_rest(gpus: Gpus, number: int) -> list[int]:

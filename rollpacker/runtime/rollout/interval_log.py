@@ -50,13 +50,13 @@ class IntervalLog:
         )
 
     @contextmanager
-    def during(self, actor: str, role: str, activity: str, subject: str | None = None) -> Iterator[None]:
+    def during(self, actor: str, role: str, activity: str) -> Iterator[None]:
         """Write down how long the block takes, also when it raises."""
         began = self._clock.now()
         try:
             yield
         finally:
-            self.add(actor, role, activity, began, subject)
+            self.add(actor, role, activity, began)
 
     def take(self) -> list[Interval]:
         """Hand out what was written since the last call."""

@@ -130,7 +130,7 @@ def is_found(bug: Bug, *, num_worlds: int = 20) -> bool:
 def run_schedulers(worlds: Worlds, sample: Sequence[Scenario | int]) -> None:
     """Run scheduler worlds of one kind; plans are always the same."""
     if worlds is Worlds.PLANS:
-        run_plans(Scheduler)
+        run_plans()
     for scenario in sample:
         if isinstance(scenario, int):
             world = AsyncElasticWorld if worlds is Worlds.AHEAD_AND_ELASTIC else ElasticWorld

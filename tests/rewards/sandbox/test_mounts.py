@@ -28,14 +28,6 @@ LEFT_OUT = (
 
 
 @pytest.fixture
-def for_anybody():
-    """A folder that `nobody` reaches too, unlike pytest's."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
-
-
-@pytest.fixture
 def outside_tmp():
     """One that the sandbox's own /tmp does not hide."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:

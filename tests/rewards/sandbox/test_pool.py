@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import signal
-import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -183,14 +182,6 @@ async def test_where_bubblewrap_is_missing_nothing_starts_and_the_remedy_is_said
         assert words in str(caught.value)
     assert check_code_sandbox(RewardSection(name="sandbox")).level == "problem"
     assert check_code_sandbox(RewardSection(name="math")).level == "warning"
-
-
-@pytest.fixture
-def for_anybody():
-    """A folder that `nobody` reaches too, unlike pytest's."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
 
 
 async def test_where_namespaces_are_forbidden_nothing_starts_and_the_reason_is_said(tmp_path, for_anybody, monkeypatch):

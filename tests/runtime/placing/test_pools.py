@@ -76,6 +76,28 @@ def test_one_gpu_cannot_be_divided(models):
         chosen(models["0.5B"], number=1)
 
 
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        (["engine.num_engines=9"], 9),
+        (["engine.num_engines=8"], 8),
+        (["engine.num_engines=4", "engine.tensor_parallel=2"], 8),
+        (["trainer.data_parallel=8"], 8),
+        (["trainer.data_parallel=4", "trainer=megatron", "trainer.tensor_parallel=2"], 8),
+        (["placement.engine=all"], 8),
+        (["placement.engine=none"], 0),
+        (["placement.trainer=0-7"], 8),
+    ],
+    ids=str,
+)
+def test_what_is_named_leaves_each_role_a_gpu_or_the_key_is_refused(models, words, number):
+    with pytest.raises(ConfigError) as caught:
+        chosen(models["1.5B"], *words)
+    assert f"{words[0]} takes {number} of 8 GPUs of 80 GB." in caught.value.problem
+    assert caught.value.allowed.endswith("each of them 1 to 7.")
+    assert caught.value.remedy.startswith(f"Change {words[0].partition('=')[0]}, ")
+
+
 def test_a_judge_whose_map_alone_is_named_leaves_the_split_as_it_is(models):
     config = chosen(models["7B"], "placement.judge=0", "reward=judge", f"reward.judge.model.path={models['0.5B']}")
     assert gpus_of(config) == {"engine": 4, "trainer": 4}

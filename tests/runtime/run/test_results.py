@@ -17,8 +17,9 @@ from rollpacker.config.compose import compose
 from rollpacker.demo import task
 from rollpacker.demo.warm_start import make_model
 from rollpacker.metrics.tables import read_table
-from rollpacker.runtime.run import opening, progress
+from rollpacker.runtime.run import opening
 from tests.golden.real import BackendHere
+from tests.runtime.run.test_environment_failures import Notes
 
 CALLBACK = """
 import json
@@ -40,16 +41,6 @@ class Keeps:
     def on_end(self, error):
         self.keep("end", (self.run_dir / "model" / "config.json").is_file())
 """
-
-
-class Notes(progress.Progress):
-    """Keeps what a person is shown."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
 
 
 @pytest.fixture
