@@ -71,6 +71,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -228,28 +229,25 @@ def _refuse_to_nest() -> None:
 
 def _run_process(words: Sequence[str]) -> None:
     """Start the process, print what it prints, and raise what it ends with."""
-    ours, theirs = os.pipe()
-    with os.fdopen(ours, "rb") as errors:
-        try:
-            process = subprocess.Popen(  # noqa: S603  our own interpreter and module
-                [sys.executable, "-P", "-m", __name__, str(theirs), str(os.getpid()), *words],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs,),
-                start_new_session=True,  # Ctrl-C comes here first, in a terminal as in a notebook
-                env=_environment(),
-                text=True,
-                errors="replace",
-            )
-        finally:
-            os.close(theirs)
+    with tempfile.TemporaryFile() as errors:  # a pipe takes 64 KiB while nobody reads it
+        process = subprocess.Popen(  # noqa: S603  our own interpreter and module
+            [sys.executable, "-P", "-m", __name__, str(errors.fileno()), str(os.getpid()), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(errors.fileno(),),
+            start_new_session=True,  # Ctrl-C comes here first, in a terminal as in a notebook
+            env=_environment(),
+            text=True,
+            errors="replace",
+        )
         try:
             _print_until_ended(process)
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
+        errors.seek(0)
         error = errors.read()
     if process.returncode == 128 + signal.SIGINT:
         raise KeyboardInterrupt
@@ -299,7 +297,8 @@ def _main(arguments: Sequence[str]) -> int:
         except Exception as raised:  # noqa: BLE001 - the process boundary: the parent raises it again
             error = as_ours(raised)
             if error.exit_code != 128 + signal.SIGINT:
-                os.write(int(errors), pickle.dumps(error))
+                with open(int(errors), "wb") as file:  # noqa: PTH123  a descriptor
+                    pickle.dump(error, file)
             else:
                 print(error)  # noqa: T201
             return error.exit_code

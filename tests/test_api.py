@@ -76,6 +76,12 @@ def test_a_mistake_is_raised_with_its_text_and_nothing_is_made(tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
+def test_a_mistake_larger_than_a_pipe_takes_is_raised_whole(tmp_path: Path) -> None:
+    name = "C" * 80_000  # bytes; a pipe takes 65,536
+    with pytest.raises(ConfigError, match=name):
+        rollpacker.train(MODELLED, run__callbacks=[f"nowhere.py:{name}"], run__dir=tmp_path / "run")
+
+
 def test_a_folder_that_is_no_run_is_not_loaded(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a run"):
         rollpacker.load(tmp_path)

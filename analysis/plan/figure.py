@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, color_of, label_of, save_figure, use_style
+from rollpacker.config.words import counted
 
 HEIGHT_INCHES = 3.1
 BARS_FIT = 7
@@ -106,7 +107,7 @@ def _draw_times(axes: Axes, trials: pd.DataFrame) -> None:
     axes.grid(visible=False, axis="x")
     axes.set_ylim(bottom=0, top=axes.get_ylim()[1] * 1.06)
     axes.set_ylabel("seconds per step")
-    axes.set_title(f"Step time by eta on {num_gpus} GPUs (modelled)")
+    axes.set_title(f"Step time by eta on {counted(num_gpus, 'GPU')} (modelled)")
 
 
 def _draw_lengths(axes: Axes, lengths: pd.DataFrame) -> None:

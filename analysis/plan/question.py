@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from rollpacker.cli.settings import parse_settings, whole_number
 from rollpacker.config.mistakes import collected, raise_mistakes
-from rollpacker.config.words import key_of
+from rollpacker.config.words import key_of, quoted
 from rollpacker.core.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rollpacker.analysis.plan.lengths import LengthFacts
     from rollpacker.analysis.plan.search import Space
@@ -23,11 +23,17 @@ if TYPE_CHECKING:
 DEFAULTS = {"gpus": "", "out": "", "seconds": "60", "seeds": "3", "systems": "", "workers": ""}
 """The plan's own settings."""
 
+_TURNS = "nothing: engines and trainer take turns on all GPUs"
+
 DECIDED = {
     "system": "systems=verl,rollpacker",
     "system.eta_prompts": "nothing: eta is one of the answers",
     "system.eta_responses": "nothing: eta is one of the answers",
     "engine.num_engines": "gpus=N",
+    "hardware.num_nodes": "gpus=N",
+    "placement": _TURNS,
+    "placement.engine": _TURNS,
+    "placement.trainer": _TURNS,
     "run.dir": "out=DIR",
     "run.seed": "seeds=N",
     "run.num_steps": "nothing: the search chooses it",
@@ -146,18 +152,16 @@ def _systems(text: str, mistakes: list[UserError]) -> tuple[str, ...]:
 
 
 def folder_of(question: Question) -> Path:
-    """The folder that is written: one that does not exist yet."""
+    """The folder that is written: one that does not exist yet, or is empty."""
     from datetime import datetime
 
-    from rollpacker.runtime.run.folder_checks import check_creatable
+    from rollpacker.runtime.run.folder_checks import check_folder
 
-    if question.out is None:
-        return Path("runs/plan") / datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
-    out = question.out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"out={out} exists.", "A plan goes into a folder of its own.", "Choose another out.")
-    check_creatable("out", out)
-    return out
+    folder = question.out or Path("runs/plan") / datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    check_folder("out", folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"out={folder} exists.", "A plan goes into a folder of its own.", "Choose another out.")
+    return folder
 
 
 def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Space, LengthFacts]:
@@ -178,8 +182,10 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Sp
 
     keys = set(map(key_of, words))
     num_gpus = question.num_gpus or _gpus_of_experiment(words)
-    own = ["backend=sim", f"run.dir={folder}", f"engine.num_engines={math.lcm(num_gpus, MANY_ENGINES)}"]
+    own = ["backend=sim", f"run.dir={quoted(folder)}", f"engine.num_engines={math.lcm(num_gpus, MANY_ENGINES)}"]
+    own.append("hardware.num_nodes=null")  # whatever an experiment says
     bases = {system: compose([*words, *own, f"system={system}"]) for system in question.systems}
+    _refuse_other_gpus(bases.values())
     first = bases[question.systems[0]]
     lengths = length_facts(first)  # before the degrees: none would fit lengths that cannot be read
     if _LIMIT not in keys:
@@ -220,6 +226,25 @@ def _gpus_of_experiment(words: Sequence[str]) -> int:
     return engine.num_engines * engine.tensor_parallel
 
 
+def _refuse_other_gpus(configs: Iterable[RunConfig]) -> None:
+    """Refuse GPUs beside those of the question, which an experiment may have."""
+    for config in configs:
+        maps, placement = config.placement.maps, config.placement
+        if config.elastic.is_on:
+            raise ConfigError(
+                f"elastic.max_workers={config.elastic.max_workers} with `rollpacker plan`.",
+                "A plan compares runs on as many GPUs as gpus=N says; those of rollout workers would not be counted.",
+                "Write elastic=none.",
+            )
+        if maps is not None and maps[0] != maps[1]:
+            raise ConfigError(
+                f"placement.engine={placement.engine} and placement.trainer={placement.trainer} with "
+                "`rollpacker plan`.",
+                "In a plan engines and trainer take turns on all GPUs.",
+                "Leave out what sets placement: an experiment, a setup or a file.",
+            )
+
+
 def _refuse_cut(lengths: LengthFacts, *, is_default: bool) -> None:
     """Refuse to plan for a limit that nobody chose and that cuts the tail off, which a plan is about."""
     if is_default and lengths.share_at_limit > _MOST_CUT:
@@ -258,19 +283,20 @@ def _degrees_by_gpus(base: RunConfig, num_gpus: int, *, is_fixed: bool) -> dict[
         if fitting:
             found[number] = fitting
         elif number == num_gpus:
-            raise _nothing_fits(num_gpus, problems)
+            raise _nothing_fits(num_gpus, problems, is_fixed=is_fixed)
     return found
 
 
-def _nothing_fits(num_gpus: int, problems: Mapping[int, str]) -> ConfigError:
+def _nothing_fits(num_gpus: int, problems: Mapping[int, str], *, is_fixed: bool) -> ConfigError:
     """Why each degree does not fit, or why none does."""
     reasons = dict.fromkeys(problems.values())
     if len(reasons) == 1:
         why = f": {next(iter(reasons))}"
     else:
         why = "." + "".join(f"\n  TP {degree}: {problem}" for degree, problem in problems.items())
-    return ConfigError(
-        f"No engine fits on gpus={num_gpus}{why}",
-        f"Degrees of {', '.join(map(str, problems))} were tried: powers of two in a node, or engine.tensor_parallel.",
-        "Take GPUs with more memory (hardware=...), lower rollout.max_response_tokens, or choose another gpus=.",
-    )
+    allowed = f"Degrees of {', '.join(map(str, problems))} were tried: powers of two in a node."
+    remedy = "Take GPUs with more memory (hardware=...), lower rollout.max_response_tokens, or choose another gpus=."
+    if is_fixed:
+        allowed = f"{DEGREE_KEY} is given, so no other degree was tried."
+        remedy = f"Leave out {DEGREE_KEY}, or choose another."
+    return ConfigError(f"No engine fits on gpus={num_gpus}{why}", allowed, remedy)

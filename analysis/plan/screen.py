@@ -7,6 +7,8 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from rollpacker.config.words import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -73,7 +75,8 @@ def _question(base: RunConfig, space: Space) -> str:
     assert base.hardware is not None
     rollout, trainer = base.rollout, base.trainer
     return (
-        f"{space.num_gpus} {base.hardware.name}, {rollout.num_prompts} x {rollout.num_responses} responses "
+        f"{base.model.label or 'model.shape'} on {space.num_gpus} {base.hardware.name}, "
+        f"{rollout.num_prompts} x {rollout.num_responses} responses "
         f"up to {rollout.max_response_tokens:,} tokens, trainer TP {trainer.tensor_parallel} "
         f"PP {trainer.pipeline_parallel} CP {trainer.context_parallel}"
     )
@@ -90,9 +93,10 @@ def _parts(summaries: pd.DataFrame, space: Space) -> Iterator[tuple[str, pd.Data
     here = ordered[is_here & (ordered["rho"] == space.rho)]
     repeated = here[here["num_seeds"] > 1]
     once = here[here["num_seeds"] == 1] if len(repeated) else here.iloc[:0]
-    yield f"On {space.num_gpus} GPUs, per step", repeated if len(repeated) else here
+    on_gpus = f"On {counted(space.num_gpus, 'GPU')}"
+    yield f"{on_gpus}, per step", repeated if len(repeated) else here
     if len(once):
-        yield f"On {space.num_gpus} GPUs, tried once", once
+        yield f"{on_gpus}, tried once", once
     if not is_here.all():
         yield "On half and twice as many, tried once", ordered[~is_here]
 
@@ -191,8 +195,7 @@ def _uncertainty(
     num_more = outcomes["num_all_gpus"] - outcomes["num_gpus"]
     for number, those in outcomes[num_more > 0].groupby(num_more)["system"]:
         names = [name for name in space.bases if name in set(those)]
-        text = f"{', '.join(names)}: with {number} GPU{'s' if number > 1 else ''} more, for the judge; GPU·h count it."
-        yield "judge", text
+        yield "judge", f"{', '.join(names)}: with {counted(number, 'GPU')} more, for the judge; GPU·h count it."
     if planned := [name for name, config in space.bases.items() if config.system.planner]:
         yield (
             "planner",

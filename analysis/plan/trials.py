@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
+from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError
 from rollpacker.data.degrees import trainer_degree_mistakes
 from rollpacker.data.shapes import transformer_of
@@ -97,7 +98,7 @@ def config_of(base: RunConfig, setting: Setting) -> RunConfig:
         "tracker.tensorboard": False,
         "tracker.wandb": False,
     }
-    for deadline in ("rollout_stall_s", "train_s", "weight_sync_s", "checkpoint_s"):
+    for deadline in ("start_s", "rollout_stall_s", "engine_call_s", "train_s", "weight_sync_s", "checkpoint_s"):
         changes[f"backend.deadlines.{deadline}"] = NEVER_S
     if setting.eta is not None:
         races_responses = base.system.eta_responses > 1
@@ -166,7 +167,7 @@ def degrees_that_fit(base: RunConfig, num_gpus: int, degrees: Sequence[int]) -> 
     rho = base.workload.rho if base.workload else 0.0
     for degree in degrees:
         if num_gpus % degree:
-            problems[degree] = f"{num_gpus} GPUs are not divisible by {degree}."
+            problems[degree] = f"{counted(num_gpus, 'GPU')} cannot be divided by {degree}."
             continue
         try:
             ModelledRunFacts(config_of(base, Setting(base.system.name, None, degree, num_gpus, rho))).cluster()

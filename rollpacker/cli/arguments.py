@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _KEY = re.compile(r"[A-Za-z_][\w.]*(/\w+)?")
 """A dotted key, or a group such as hydra/launcher."""
+
+_ENTRY = re.compile(r"[A-Za-z_]\w*:(?!//)")
+"""The beginning of an entry of a mapping, and not of a URL, nor of GPUs of a node (0:0-3)."""
 
 OVERWRITE = (
     "overwrite",
@@ -81,18 +85,31 @@ def _refuse_empty(command: str, words: Sequence[str]) -> None:
 
 def _refuse_repeated(words: Sequence[str]) -> None:
     """Refuse a key, group or setting that is given twice: the last one would win silently."""
-    first_of: dict[str, str] = {}
+    given: dict[str, list[str]] = {}
     for word in words:
         name = key_of(word)
-        if "=" not in word or not _KEY.fullmatch(name) or os.path.exists(word):  # noqa: PTH110  a folder may be called so
-            continue
-        if name in first_of:
-            raise ConfigError(
-                f"`{name}` is given twice: `{first_of[name]}` and `{word}`.",
-                "A key or a group has one value; several values for a multirun (-m) are one list: KEY=A,B.",
-                "Leave out one of the two.",
-            )
-        first_of[name] = word
+        if "=" in word and _KEY.fullmatch(name) and not os.path.exists(word):  # noqa: PTH110  a folder may be called so
+            given.setdefault(name, []).append(word)
+    for name, repeated in given.items():
+        if len(repeated) > 1:
+            raise _repeated(name, repeated)
+
+
+def _repeated(name: str, words: Sequence[str]) -> ConfigError:
+    problem = f"`{name}` is given twice: {' and '.join(f'`{word}`' for word in words)}."
+    values = [word.partition("=")[2] for word in words]
+    if all(map(_ENTRY.match, values)):
+        whole = f"{name}={{{','.join(values)}}}"
+        return ConfigError(
+            problem,
+            "They are entries of a mapping, and a shell makes several words of one that has braces without quotes.",
+            f"Write {shlex.quote(whole)}",
+        )
+    return ConfigError(
+        problem,
+        "A key or a group has one value; several values for a multirun (-m) are one list: KEY=A,B.",
+        "Leave out all but one.",
+    )
 
 
 def _refuse_misspelt(command: str, words: Sequence[str], help_text: CommandHelp) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting
@@ -35,7 +36,8 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.screen import facts, heading, output
     from rollpacker.cli.settings import parse_settings
     from rollpacker.config.keys import nearest
-    from rollpacker.data.converters import CONVERTERS, Converted, convert_rows
+    from rollpacker.config.words import in_hydra
+    from rollpacker.data.converters import CONVERTERS, Converted, convert_rows, files_read
     from rollpacker.metrics.outputs import check_output, is_stream, open_output
     from rollpacker.paths import real_path
     from rollpacker.runtime.run.folder_checks import check_creatable
@@ -63,20 +65,22 @@ def run(arguments: Arguments) -> None:
                 f"`{name}` is not set.", "It takes from=DIR and out=FILE.", f"For example: rollpacker data {_EXAMPLE}"
             )
     converter, source, out = CONVERTERS[names[0]], Path(settings["from"]), Path(settings["out"])
-    if str(out) != "-" and real_path(out) == real_path(source):
-        raise ConfigError(f"out={out} is also `from`.", "It is another file.", "Choose another out.")
+    split = settings["split"] or None
+    if str(out) != "-" and real_path(out) in map(real_path, (source, *files_read(converter, source, split))):
+        raise ConfigError(f"out={out} is also read.", "It is another file than those of `from`.", "Choose another out.")
     check_output(out, can_replace=is_overwriting(settings))
     if str(out) != "-":
         check_creatable("out", out)
     counts = Converted()
     with open_output(out) as file:
-        for line in convert_rows(converter, source, settings["split"] or None, counts):
+        for line in convert_rows(converter, source, split, counts):
             file.write(line)
     skipped = [
         (counts.num_repeated, "left out, the same as an earlier row"),
         (counts.num_contradicted, "left out, the question of an earlier row with another answer"),
     ]
-    following = f"rollpacker check model.path=DIR data.path={out} reward={converter.reward or 'math'}"
+    prompts = shlex.quote(f"data.path={in_hydra(str(out))}")
+    following = f"rollpacker check model.path=DIR {prompts} reward={converter.reward}"
     output(beside=out).print(
         heading(f"{converter.name}, from {settings['from']}"),
         facts(
@@ -85,7 +89,7 @@ def run(arguments: Arguments) -> None:
                 *((f"{number:,}", text) for number, text in skipped if number),
                 *([("domain", converter.domain), ("reward", f"reward={converter.reward}")] if converter.domain else []),
                 ("written to", str(out)),
-                *([] if is_stream(out) else [("next", following)]),
+                *([("next", following)] if converter.reward and not is_stream(out) else []),
             ]
         ),
         sep="\n",

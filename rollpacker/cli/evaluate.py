@@ -231,6 +231,8 @@ def _compose(
     from rollpacker.runtime.placing.automatic import complete
 
     own = ["run.num_steps=0", *([f"config={run_dir}", "evaluation.at_end=true"] if run_dir else ["data.path=null"])]
+    if run_dir is not None and not {*map(key_of, words)} & {"experiment", "data", "data.path"}:
+        own += _without_lost_prompts(compose(replaced(own, words), not_from_file=_NOT_OF_THE_RUN))
     configs: dict[int, RunConfig] = {}
     for step, model in policies.items():
         path = [f"model.path={quoted(model)}"] if model is not None else []
@@ -239,6 +241,21 @@ def _compose(
         section = {"dir": parent / f"step-{step:06d}" if len(policies) > 1 else parent}
         configs[step] = config.model_copy(update={"run": config.run.model_copy(update=section)})
     return configs
+
+
+def _without_lost_prompts(config: RunConfig) -> list[str]:
+    """Words that leave out the prompts that the run was trained on, where they are gone; an evaluation needs none."""
+    from rollpacker.cli.screen import show_notes
+
+    lost = [file.written for file in config.data.files if not file.location.exists()]
+    if not lost:
+        return []
+    note = (
+        f"{', '.join(lost)}, which the run was trained on, cannot be found: whether a held-out prompt is in it is not "
+        "checked. data.path=FILE names it in another place."
+    )
+    show_notes([note])
+    return ["data.path=null"]
 
 
 def _check_sets(
@@ -291,10 +308,11 @@ def _evaluate(configs: Sequence[RunConfig], of_checkpoints: Collection[Path]) ->
 
 
 def _require(requirements: Sequence[Requirement], scores: Mapping[tuple[int, str], float]) -> None:
+    num_steps = len({step for step, _ in scores})
     failed = [
-        f"{name} is {score:.3f}, below {requirement.least:g}."
+        f"{name}{f' after step {step}' if num_steps > 1 else ''} is {score:.3f}, below {requirement.least:g}."
         for requirement in requirements
-        for (_, name), score in scores.items()
+        for (step, name), score in scores.items()
         if name == requirement.set_name and score < requirement.least
     ]
     if failed:

@@ -8,7 +8,7 @@ from typing import Any
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from rollpacker.config.compose import hydra_session, parse_overrides, without_plus
+from rollpacker.config.compose import hydra_session, parse_overrides, readable
 from rollpacker.config.given_file import take_file
 from rollpacker.config.roots import TRAIN, groups
 
@@ -19,7 +19,7 @@ _RECIPE = "experiment"
 def chosen_options(overrides: Sequence[str]) -> dict[str, str]:
     """The option of each group that legal words choose, but for recipes."""
     with hydra_session() as session:
-        parsed = parse_overrides(session, TRAIN, without_plus(TRAIN, take_file(TRAIN, overrides)[1]))
+        parsed = parse_overrides(session, TRAIN, readable(TRAIN, take_file(TRAIN, overrides)[1]))
     return {
         each.key_or_group: str(each.value())
         for each in parsed

@@ -27,6 +27,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from pydantic import BaseModel, ValidationError
 
 from rollpacker.config.composed_choices import ComposedChoices
+from rollpacker.config.entry_names import escaped, unescaped, unescaped_names
 from rollpacker.config.given_file import NO_FILE, GivenFile, take_file
 from rollpacker.config.keys import REQUIRED, legal_keys, nearest, value_at
 from rollpacker.config.launching import is_chosen, single_run_mistake
@@ -75,7 +76,7 @@ def compose(
     the other words override them.
     """
     given, overrides = take_file(TRAIN, overrides)
-    overrides = without_plus(TRAIN, overrides)
+    overrides = readable(TRAIN, overrides)
     if given is not NO_FILE:
         with hydra_session() as session:
             given = given.without(not_from_file).beside(_chosen_groups(session, TRAIN, overrides))
@@ -88,13 +89,15 @@ def compose(
 def compose_score(overrides: Sequence[str]) -> ScoreConfig:
     """Compose and validate the configuration of `rollpacker score`."""
     with hydra_session(SCORE) as session:
-        return compose_in(session, SCORE, without_plus(SCORE, overrides))
+        return compose_in(session, SCORE, readable(SCORE, overrides))
 
 
-def without_plus(root: Root[BaseModel], overrides: Sequence[str]) -> list[str]:
-    """Accept `+experiment=x` for `experiment=x`, as Hydra requires where a group has no default, and `+KEY=x`."""
-    known = {*groups(root), *legal_keys(root.schema)}
-    return [text.lstrip("+") if text.startswith("+") and key_of(text) in known else text for text in overrides]
+def readable(root: Root[BaseModel], overrides: Sequence[str]) -> list[str]:
+    """Give words as Hydra takes them: `experiment=x` for `+experiment=x`, and names of entries without other signs."""
+    keys = legal_keys(root.schema)
+    known, mappings = {*groups(root), *keys}, [key.name for key in keys.values() if key.is_mapping]
+    words = [text.lstrip("+") if text.startswith("+") and key_of(text) in known else text for text in overrides]
+    return [escaped(word, mappings) for word in words]
 
 
 @contextlib.contextmanager
@@ -171,6 +174,11 @@ def validate(
     with translated_errors(root):
         absent = take_defaults(root, config)
         sections = {str(name): _resolved(config, str(name)) for name in config if name != "hydra"}
+    for key in legal_keys(root.schema).values():
+        if key.is_mapping and value_at(sections, key.name):
+            parent, _, leaf = key.name.rpartition(".")
+            node = value_at(sections, parent)
+            node[leaf] = unescaped(node[leaf])
     tree = _without_missing(_with_deleted(root, without_absent(sections, absent)), root.defaults())
     if complete is not None:
         try:
@@ -227,7 +235,7 @@ def parse_overrides(session: Hydra, root: Root[Schema_co], overrides: Sequence[s
         try:
             parsed.extend(parser.parse_overrides([text]))
         except OverrideParseException:
-            mistakes.append(grammar_mistake(root, text))
+            mistakes.append(grammar_mistake(root, unescaped_names(text)))
     mistakes.extend(name_mistakes(root, parsed))
     raise_mistakes(mistakes)
     return parsed
@@ -245,7 +253,7 @@ def translated_errors(root: Root[BaseModel]) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise_interruption(error)
         source = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-        first_line = str(source).strip().partition("\n")[0]
+        first_line = unescaped_names(str(source).strip().partition("\n")[0])
         key = getattr(source, "full_key", None)
         if isinstance(source, ConfigKeyError | ConfigAttributeError) and key and not key.startswith("hydra"):
             raise unknown_key(root, key) from error

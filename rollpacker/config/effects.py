@@ -31,6 +31,15 @@ def keys_without_effect(config: RunConfig) -> tuple[str, ...]:
     )
 
 
+def off_policy_updates(config: RunConfig) -> str:
+    """What a loss without a ratio makes of several updates per step, in words."""
+    return (
+        f"trainer.loss={config.trainer.loss} with trainer.num_minibatches={config.trainer.num_minibatches}: all "
+        "updates of a step but the first learn from tokens of an older policy as if the current one had sampled them. "
+        "trainer.loss=ppo has a ratio for it; trainer.num_minibatches=1 needs none."
+    )
+
+
 def _found(config: RunConfig, section: BaseModel, prefix: str) -> Iterator[str]:
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -68,7 +77,7 @@ def _holds(config: RunConfig, needed: OnlyWith) -> bool:
         value = getattr(value, part)
     if not needed.values:
         return bool(value)
-    return any(each in needed.values for each in (value if isinstance(value, tuple) else (value,)))
+    return any(str(each) in needed.values for each in (value if isinstance(value, tuple) else (value,)))
 
 
 def _beyond_the_end(config: RunConfig) -> Iterator[str]:
@@ -90,11 +99,7 @@ def _unlike_its_paper(config: RunConfig) -> Iterator[str]:
 
 
 def _off_policy_updates(config: RunConfig) -> Iterator[str]:
-    name, num_updates = config.objective.loss, config.trainer.num_minibatches
-    loss = LOSSES.get(name or "")
-    if loss is not None and loss.anchor == "none" and num_updates > 1 and config.backend.name != "sim":
-        yield (
-            f"trainer.loss={name} with trainer.num_minibatches={num_updates}: all updates of a step but the "
-            "first learn from tokens of an older policy as if the current one had sampled them. trainer.loss=ppo has a "
-            "ratio for it; trainer.num_minibatches=1 needs none."
-        )
+    loss = LOSSES.get(config.objective.loss or "")
+    has_ratio = loss is None or loss.anchor != "none"  # one's own is asked when it is tried
+    if not has_ratio and config.trainer.num_minibatches > 1 and config.backend.name != "sim":
+        yield off_policy_updates(config)

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 
 from rollpacker.config.keys import legal_keys, nearest
 from rollpacker.config.mistakes import combined
+from rollpacker.config.names_in_slurm import key_for_job
 from rollpacker.config.roots import conf_dir
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import Count, Flag, PositiveSeconds, Section
@@ -29,22 +30,6 @@ LAUNCHER = "hydra_plugins.rollpacker_slurm.launcher.SlurmLauncher"
 """The class that this file names."""
 
 _PREFIX = "hydra.launcher."
-_KEYS_OF_CLUSTER = {
-    "timeout_min": "time_limit_min",
-    "time": "time_limit_min",
-    "nodes": "num_nodes",
-    "cpus_per_task": "cpus_per_node",
-    "mem_gb": "memory_gb_per_node",
-    "mem": "memory_gb_per_node",
-    "gres": "gpus_per_node",
-    "additional_parameters": "sbatch",
-    "comment": "sbatch.comment",
-    "exclude": "sbatch.exclude",
-    "nodelist": "sbatch.nodelist",
-    "reservation": "sbatch.reservation",
-    "signal_delay_s": "signal_lead_s",
-}
-"""Keys of submitit's own launchers, and their names in `cluster`."""
 
 
 class LauncherSettings(Section):
@@ -133,7 +118,7 @@ def _unknown_key(leaf: str) -> ConfigError:
     cluster_keys = {
         name.removeprefix("cluster."): name for name in legal_keys(RunConfig) if name.startswith("cluster.")
     }
-    name = f"cluster.{_KEYS_OF_CLUSTER[leaf]}" if leaf in _KEYS_OF_CLUSTER else cluster_keys.get(leaf)
+    name = key_for_job(leaf) or cluster_keys.get(leaf)
     if name is None and not nearest(leaf, fields) and (close := nearest(leaf, cluster_keys)):
         name = cluster_keys[close[0]]
     if name is not None:

@@ -28,10 +28,11 @@ from rollpacker.config.compose import (
     compose_in,
     hydra_session,
     parse_overrides,
+    readable,
     translated_errors,
     validate,
-    without_plus,
 )
+from rollpacker.config.entry_names import unescaped_names
 from rollpacker.config.given_file import refuse_file
 from rollpacker.config.launching import LAUNCHER, LauncherSettings, is_chosen, launcher_mistakes, validate_launcher
 from rollpacker.config.mistakes import SeveralMistakes, collected, raise_mistakes
@@ -79,7 +80,7 @@ class Sweep:
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """List the overrides of every point that a multirun would run, in Hydra's order; does not validate their values."""
     with hydra_session() as session:
-        base = _base(session, with_defaults_of_deleted(TRAIN, without_plus(TRAIN, overrides)))
+        base = _base(session, with_defaults_of_deleted(TRAIN, readable(TRAIN, overrides)))
         return _expand(base, _choices(session, base))
 
 
@@ -87,7 +88,8 @@ def point_names(points: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """The name of each point: those of its overrides that not all points have, without its folder."""
     shared = set.intersection(*(set(overrides) for overrides in points))
     return tuple(
-        " ".join(each for each in overrides if each not in shared and key_of(each) != "run.dir") for overrides in points
+        unescaped_names(" ".join(each for each in overrides if each not in shared and key_of(each) != "run.dir"))
+        for overrides in points
     )
 
 
@@ -139,7 +141,7 @@ def compose_sweep(
     refuse_file(overrides)
     started_at = datetime.now().astimezone()
     overrides = [_NOW.sub(lambda found: started_at.strftime(found[1]), word) for word in overrides]
-    overrides = with_defaults_of_deleted(TRAIN, without_plus(TRAIN, overrides))
+    overrides = with_defaults_of_deleted(TRAIN, readable(TRAIN, overrides))
     with hydra_session() as session:
         base = _base(session, overrides)
         launcher = _launcher(base)

@@ -16,7 +16,8 @@ class ScoreConfig(Section):
     """What `rollpacker score` takes: the reward of given responses, to try it before training."""
 
     responses: Path
-    """JSON lines, Parquet, Arrow or CSV; each row has `id` and `response`. An id may come several times."""
+    """JSON lines, Parquet, Arrow or CSV; each row is {"id": ID, "response": TEXT}, with the `id` of the prompt. An id
+    may come several times. Prompts without `id` have made ids; the error of a row that names no prompt shows one."""
     out: Path
     """The JSONL file to write; each line has `id`, `reward` and `reason`, and `parts` where the reward has some."""
     data: ScoredDataSection

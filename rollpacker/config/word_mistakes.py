@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.errors import HydraException
 
+from rollpacker.config.entry_names import unescaped_names
 from rollpacker.config.keys import Key, legal_keys, nearest, section_names
 from rollpacker.config.names_elsewhere import key_for
+from rollpacker.config.names_in_slurm import key_for_job, key_of_option
 from rollpacker.config.roots import Root, groups
 from rollpacker.config.words import in_quotes, key_of, shown
 from rollpacker.core.errors import ConfigError, UserError
@@ -27,6 +29,9 @@ _ERRORS_OF_SWEEPS = (HydraException, ValueError, ArithmeticError)
 _MOST_CHOICES = 100
 """Far more than any group has options."""
 
+_JOB = "cluster"
+"""The section of what a Slurm job asks for."""
+
 KEYS_LISTED = "`rollpacker {command} --help` lists every group and key."
 
 
@@ -35,11 +40,12 @@ def name_mistakes(root: Root[BaseModel], parsed: Sequence[Override]) -> Iterator
     keys, sections, known_groups = legal_keys(root.schema), section_names(root.schema), groups(root)
     names = {override.key_or_group for override in parsed}
     has_searchpath = "hydra.searchpath" in names  # only Hydra knows the options then
+    of_hydra = _KEYS_OF_HYDRA if root.command == "train" else _KEYS_OF_HYDRA[:1]  # no other root has multiruns
     for override in parsed:
         name = override.key_or_group
         if re.match(r"hydra\b", name):  # Hydra's own keys, which Hydra validates
-            if not name.startswith(_KEYS_OF_HYDRA):
-                yield _useless_key_of_hydra(name)
+            if not name.startswith(of_hydra):
+                yield _useless_key_of_hydra(name, of_hydra)
             elif re.match(r"hydra\.launcher\b", name) and "hydra/launcher" not in names and not has_searchpath:
                 yield _key_without_launcher(name)
             continue
@@ -57,10 +63,10 @@ def name_mistakes(root: Root[BaseModel], parsed: Sequence[Override]) -> Iterator
             yield unknown_key(root, name)
 
 
-def _useless_key_of_hydra(name: str) -> ConfigError:
+def _useless_key_of_hydra(name: str, useful: Sequence[str]) -> ConfigError:
     return ConfigError(
         f"`{name}` has no effect: Hydra only composes the configuration and runs the points of a multirun.",
-        f"Of Hydra's own keys, {', '.join(_KEYS_OF_HYDRA)} count.",
+        f"Hydra's own keys that have one: {', '.join(useful)}.",
         "Leave it out; run.dir says where a run writes.",
     )
 
@@ -104,7 +110,7 @@ def sweep_values(override: Override, most: int) -> list[str]:
         values = list(itertools.islice(override.sweep_string_iterator(), most))
     except _ERRORS_OF_SWEEPS as error:
         raise ConfigError(
-            f"`{override.input_line}` has no countable values: {error}.",
+            f"`{unescaped_names(str(override.input_line))}` has no countable values: {error}.",
             "A multirun takes a,b,c or range(start,stop,step).",
         ) from error
     if not values:
@@ -124,37 +130,54 @@ def _is_below_mapping(name: str, keys: Mapping[str, Key]) -> bool:
 def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
     """A key that the schema does not have."""
     keys = legal_keys(root.schema)
-    if (ours := key_for(name)) and ours in keys:
-        return ConfigError(
-            f"`{name}` is not a key of the configuration.",
-            f"The key of this name in other tools is `{ours}` here: {keys[ours].doc}",
-            f"Write {ours}=...",
-        )
     section, _, leaf = name.rpartition(".")
+    problem = f"`{name}` is not a key of the configuration."
+    of_job = key_for_job(leaf) if section in {"", _JOB} else None
+    ours = key_for(name) or of_job
+    if ours and (key := keys.get(ours, keys.get(f"{_JOB}.sbatch"))):
+        return ConfigError(
+            problem, f"The key of this name in other tools is `{ours}` here: {key.doc}", f"Write {ours}=..."
+        )
+    if section and of_job is not None:
+        return ConfigError(problem, "RollPacker sets this option of sbatch itself.", "Leave it out.")
     # By the name of a section alone, all of its keys would be near: the last part decides.
     legal = [key for key in keys if nearest(leaf, [key.rpartition(".")[2]])] if section else [*keys, *groups(root)]
     close = nearest(name, legal)
     topic = f" {section}" if not close and section in section_names(root.schema) else ""
+    listed = f"`rollpacker {root.command} --help{topic}` lists {'its keys' if topic else 'every key'}."
+    is_of_job = topic and section == _JOB
     return ConfigError(
-        f"`{name}` is not a key of the configuration.",
+        problem,
         f"The nearest legal key is `{close[0]}`." if close else "",
-        f"`rollpacker {root.command} --help{topic}` lists {'its keys' if topic else 'every key'}.",
+        f"Write {key_of_option(leaf)}=... if it is an option of sbatch; {listed}" if is_of_job else listed,
     )
 
 
 def unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigError:
     """An option that the group does not have."""
     close = nearest(choice, options)
+    remedy = f"Write {group}={close[0]}." if close else "Choose one of them."
+    if group == "reward" and re.search(r"\.py|:", choice):
+        remedy = f"Write {_key_of_check(choice)}"
     return ConfigError(
         f"`{choice}` is not an option of the group `{group}`.",
         f"Its options are {', '.join(options)}." if options else "The group has no options.",
-        f"Write {group}={close[0]}." if close else f"Choose one of them: {group}={next(iter(options), '...')}.",
+        remedy,
     )
+
+
+def _key_of_check(text: str) -> str:
+    """The word that chooses a reward of the user's own."""
+    if "://" in text:
+        return f"reward.url={text}"
+    return f"reward.function={text}" + ("" if ":" in text else ":NAME")
 
 
 _NAME = re.compile(r"[+~]{0,2}\w+([./@]\w+)*", re.ASCII)
 """The name of a key or a group, with Hydra's prefix that adds or deletes it."""
 
+
+_CLOSING = {"{": "}", "[": "]", "(": ")", '"': '"', "'": "'"}
 
 _NEAREST_OPTION = 0.8
 """There are many: a word as unlike them as another key may be is hardly meant for one."""
@@ -171,6 +194,7 @@ def grammar_mistake(root: Root[BaseModel], text: str) -> ConfigError:
     name, _, value = text.partition("=")
     if not _NAME.fullmatch(name):
         near = nearest(name, [*legal_keys(root.schema), *groups(root)])
+        value = value.removesuffix(_CLOSING.get(name[:1], ""))
         return ConfigError(
             f"`{name}` in `{text}` is not the name of a key.",
             "A name is letters, digits and _, in parts with one dot between them.",
@@ -200,7 +224,7 @@ def sweep_mistakes(override: Override) -> Iterator[UserError]:
     """Several values in a single run."""
     if override.is_sweep_override():
         yield ConfigError(
-            f"`{override.input_line}` gives several values to one run.",
+            f"`{unescaped_names(str(override.input_line))}` gives several values to one run.",
             "A single run takes one value; a list is written in brackets.",
-            "Add -m to run once per value.",
+            "Write KEY=[A,B] for a list; `rollpacker train -m` runs once per value.",
         )

@@ -23,7 +23,9 @@ from typing import Any, ClassVar
 
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.errors import DataError
+from rollpacker.data.file_listing import data_files
 from rollpacker.data.jsonl import JsonLine, shown
+from rollpacker.data.prompts import as_given
 from rollpacker.data.rows import read_rows
 from rollpacker.data.test_cases import is_filled
 
@@ -63,31 +65,50 @@ def _first(row: JsonLine, *names: str) -> Any:
     """The first of these fields that is filled: copies of a set call them differently."""
     found = next((row.fields[name] for name in names if is_filled(row.fields.get(name))), None)
     if found is None:
-        raise row.missing(names, "Give the folder of the data set that `rollpacker data list` names")
+        raise row.missing(names, remedy="Give the folder of the data set that `rollpacker data list` names")
     return found
+
+
+def _text(row: JsonLine, *names: str) -> str:
+    """The first of these fields that is filled, a text or a number, as text."""
+    value = _first(row, *names)
+    return _as_text(row, next(name for name in names if row.fields.get(name) is value), value)
+
+
+def _as_text(row: JsonLine, name: str, value: object) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # AMC's answers are numbers with a point
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number and not (isinstance(value, str) and value.strip()):
+        raise row.error(
+            f"`{name}` is {shown(value)}",
+            "Allowed: a text that is not blank, or a finite number",
+            "Give the folder of the data set that `rollpacker data list` names",
+        )
+    return str(value)
 
 
 def _answered(*questions: str, answers: tuple[str, ...] = ("answer",)) -> Callable[[JsonLine], Fields]:
     """Questions with one answer, in columns of these names."""
 
     def convert(row: JsonLine) -> Fields:
-        answer = _first(row, *answers)
-        if isinstance(answer, float) and answer.is_integer():
-            answer = int(answer)  # AMC's are numbers with a point
-        boxes = _BOXED.findall(str(answer))
-        text = str(_first(row, *questions)).strip()
-        return {"messages": _chat(f"{text}\n\n{INSTRUCTION}"), "ground_truth": boxes[-1] if boxes else str(answer)}
+        answer = _text(row, *answers)
+        boxes = _BOXED.findall(answer)
+        text = _text(row, *questions).strip()
+        return {"messages": _chat(f"{text}\n\n{INSTRUCTION}"), "ground_truth": boxes[-1] if boxes else answer}
 
     return convert
 
 
 def _gsm8k(row: JsonLine) -> Fields:
-    _, mark, answer = str(_first(row, "answer")).rpartition("####")
-    if not mark:
+    _, mark, answer = _text(row, "answer").rpartition("####")
+    if not mark or not answer.strip():
         raise row.error(
-            "`answer` has no ####", "Allowed: a solution that ends with #### and a number", "Take openai/gsm8k"
+            "`answer` has nothing after ####" if mark else "`answer` has no ####",
+            "Allowed: a solution that ends with #### and a number",
+            "Take openai/gsm8k",
         )
-    question = str(_first(row, "question"))
+    question = _text(row, "question")
     return {"messages": _chat(f"{question}\n\n{INSTRUCTION}"), "ground_truth": answer.strip().replace(",", "")}
 
 
@@ -96,21 +117,25 @@ def _dapo(row: JsonLine) -> Fields:
     text = prompt[0].get("content") if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict) else prompt
     model = row.fields.get("reward_model")
     answer = model.get("ground_truth") if isinstance(model, dict) else None
-    if not isinstance(text, str):
+    if not isinstance(text, str) or not text.strip():
         raise row.error(
             f"`prompt` is {shown(prompt)}", "Allowed: a text, or messages", "Take BytedTsinghua-SIA/DAPO-Math-17k"
         )
     question = text.removeprefix(_BEFORE_DAPO).removesuffix(_AFTER_DAPO).strip()
     return {
         "messages": _chat(f"{question}\n\n{INSTRUCTION}"),
-        "ground_truth": str(answer if is_filled(answer) else _first(row, "solution", "answer")),
+        "ground_truth": (
+            _as_text(row, "reward_model.ground_truth", answer)
+            if is_filled(answer)
+            else _text(row, "solution", "answer")
+        ),
     }
 
 
 def _gpqa(row: JsonLine) -> Fields:
     """The choices in an order that depends on nothing but their texts."""
-    question, right = str(_first(row, "Question")).strip(), str(_first(row, "Correct Answer")).strip()
-    wrong = [str(_first(row, f"Incorrect Answer {number}")).strip() for number in (1, 2, 3)]
+    question, right = _text(row, "Question").strip(), _text(row, "Correct Answer").strip()
+    wrong = [_text(row, f"Incorrect Answer {number}").strip() for number in (1, 2, 3)]
     choices = sorted([right, *wrong], key=lambda text: hashlib.blake2b(f"{question}\n{text}".encode()).digest())
     listed = "\n".join(f"{letter}) {choice}" for letter, choice in zip("ABCD", choices, strict=True))
     instruction = r"Please reason step by step, and put the letter of the right choice within \boxed{}."
@@ -121,13 +146,12 @@ def _livecodebench(row: JsonLine) -> Fields:
     metadata = _json(row, "metadata") if is_filled(row.fields.get("metadata")) else {}
     entry_point = metadata.get("func_name") if isinstance(metadata, dict) else None
     cases = [*_json(row, "public_test_cases"), *_private_cases(row)]
-    starter = row.fields.get("starter_code")
     form = (
-        f"Complete this code:\n\n```python\n{starter}\n```"
-        if is_filled(starter)
+        f"Complete this code:\n\n```python\n{_text(row, 'starter_code')}\n```"
+        if is_filled(row.fields.get("starter_code"))
         else "Write a program in Python that reads from standard input and writes to standard output."
     )
-    text = f"{_first(row, 'question_content')}\n\n{form}\n\nGive the whole program in one ```python block."
+    text = f"{_text(row, 'question_content')}\n\n{form}\n\nGive the whole program in one ```python block."
     return {
         "messages": _chat(text),
         "test_cases": cases,
@@ -170,7 +194,8 @@ def _private_cases(row: JsonLine) -> list[Any]:
 
 
 def _as_it_is(row: JsonLine) -> Fields:
-    return dict(row.fields)
+    """All fields, without the nulls with which a table fills the objects of messages and tools."""
+    return row.fields | {name: as_given(row, name) for name in ("messages", "prompt", "tools") if name in row.fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,14 +258,7 @@ def convert_rows(converter: Converter, path: Path, split: str | None, counts: Co
     Raises:
         DataError: The folder is not that of the data set, or a row is wrong.
     """
-    given = _DataSet(path=path)
-    folder = given.location / converter.inside
-    if converter.inside and folder.is_dir():
-        given = _DataSet(path=folder)
-    if given.location.is_dir():
-        given = given.model_copy(update={"split": split or converter.split})
-    elif split is not None and given.location.exists():
-        raise DataError(f"split={split}, and {path} is no folder", "Allowed: a split of a folder", "Leave out split")
+    given = _given(converter, path, split)
     answers: dict[bytes, bytes] = {}
     for number, row in enumerate(read_rows(given, kind="data set"), start=1):
         fields = converter.convert(row)
@@ -254,6 +272,23 @@ def convert_rows(converter: Converter, path: Path, split: str | None, counts: Co
             fields = {"id": f"{converter.name}-{number}", "domain": converter.domain, **fields}
         counts.num_rows += 1
         yield _line(row, fields)
+
+
+def files_read(converter: Converter, path: Path, split: str | None) -> tuple[Path, ...]:
+    """The files that `convert_rows` reads, given the same."""
+    return data_files(_given(converter, path, split))
+
+
+def _given(converter: Converter, path: Path, split: str | None) -> _DataSet:
+    given = _DataSet(path=path)
+    folder = given.location / converter.inside
+    if converter.inside and folder.is_dir():
+        given = _DataSet(path=folder)
+    if given.location.is_dir():
+        given = given.model_copy(update={"split": split or converter.split})
+    elif split is not None and given.location.exists():
+        raise DataError(f"split={split}, and {path} is no folder", "Allowed: a split of a folder", "Leave out split")
+    return given
 
 
 def _line(row: JsonLine, fields: Fields) -> bytes:

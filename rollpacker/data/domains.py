@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from rollpacker.config.entry_names import key_below
 from rollpacker.config.keys import nearest
 from rollpacker.core.errors import ConfigError
 
@@ -26,5 +27,5 @@ def refuse_unknown_domains(key: str, named: Iterable[str], domains: Collection[s
             raise ConfigError(
                 f"{key} names `{name}`, which no prompt in {source} has as its domain.",
                 f"Its domains are {', '.join(domains)}.",
-                f"Write {key}.{close[0]}." if close else f"Leave out {key}.{name}.",
+                f"Write {key_below(key, close[0])}." if close else f"Leave out {key_below(key, name)}.",
             )

@@ -13,15 +13,20 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollpacker.config.keys import nearest
+from rollpacker.config.sections.data import PROMPT_FIELDS
 from rollpacker.config.sections.evaluation import HeldOutFile
+from rollpacker.config.words import in_hydra
 from rollpacker.core.errors import DataError
-from rollpacker.paths import special_kind
+from rollpacker.paths import nearest_beside, special_kind
 from rollpacker.protocols.references import FileLine, Place
 
 if TYPE_CHECKING:
@@ -46,7 +51,16 @@ _BYTE_ORDERS = {
 }
 """The first bytes of texts; those of UTF-32 may begin as those of UTF-16 do."""
 _MAX_SHOWN_CHARS = 60
-"""How much of a wrong value a message repeats."""
+"""How much of a wrong value or of a name a message repeats."""
+_MOST_LISTED = 20
+"""Names of fields in a message; published data sets have some ten."""
+_USUAL_NAMES = {
+    "prompt": ("question", "problem", "instruction", "query"),
+    "ground_truth": ("answer", "solution", "final_answer", "expected_answer"),
+}
+"""What published data sets call our fields, the likeliest first."""
+_REFERENCES = ("ground_truth", "test_cases", "rubric", "reference_answer")
+"""What responses are scored by."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,12 +88,17 @@ class JsonLine:
         Args:
             columns: Our name and the file's, in which dots lead into a field.
 
+        Of `prompt` and `messages`, the one that is named counts: the file's other one is dropped.
+
         Raises:
             DataError: The file has no such column.
         """
+        named = {name: self._find(name, column) for name, column in columns.items()}
         taken = set(columns.values()) - set(columns)
-        fields = {name: value for name, value in self.fields.items() if name not in taken}
-        fields |= {name: self._find(name, column) for name, column in columns.items()}
+        texts = {"prompt", "messages"}
+        if any(named.get(name) is not None for name in texts):
+            taken |= texts - set(columns)
+        fields = {name: value for name, value in self.fields.items() if name not in taken} | named
         line = replace(self.line, columns=tuple(columns.items())) if isinstance(self.line, FileLine) else self.line
         return replace(self, line=line, fields=fields, columns=columns)
 
@@ -87,24 +106,37 @@ class JsonLine:
         if column in self.fields:
             return self.fields[column]
         found: object = self.fields
-        for part in column.split("."):
+        parts = column.split(".")
+        for depth, part in enumerate(parts):
             if found is None:
                 return None
             if not isinstance(found, dict) or part not in found:
-                nearest = difflib.get_close_matches(column, self.fields, n=1)
-                raise self.error(
-                    f"there is no column `{column}`, which is to be `{name}`",
-                    f"Columns: {', '.join(f'`{each}`' for each in self.fields) or 'none'}",
-                    f"Write {{{name}: {nearest[0]}}}" if nearest else "Correct `columns`",
-                )
+                raise self._no_column(name, column, ".".join(parts[:depth]), found)
             found = found[part]
         return found
 
-    def setting(self, key: str, value: str) -> str:
-        """Write a setting of its file as a user does; what `data` has is not of held-out files."""
+    def _no_column(self, name: str, column: str, above: str, found: object) -> DataError:
+        """Make the error of a column that is not there; `found` is what `above`, the part of its path that is, has."""
+        problem = f"there is no column `{column}`, which is to be `{name}`"
+        if not isinstance(found, dict):
+            return self.error(
+                f"{problem}: `{above}` is {shown(found)}",
+                "Allowed: a dot that leads into an object",
+                f"Write `{above}` as an object, or name another column",
+            )
+        close = nearest(column.removeprefix(f"{above}."), found)
+        path = f"{above}.{close[0]}" if above and close else "".join(close)
+        return self.error(
+            f"{problem}{f': `{above}` has no such field' if above else ''}",
+            f"{'Fields' if above else 'Columns'}: {_listed(found)}",
+            f"Write {{{name}: {path}}}" if close else "Correct `columns`",
+        )
+
+    def advice(self, key: str, value: object) -> str:
+        """Say how a setting of its file is made; what `data` has is not of held-out files."""
         if isinstance(self.file, HeldOutFile):
-            return f"evaluation.path=[{{path: {self.file.written}, {key}: {value}}}]"
-        return f"data.{key}={value}"
+            return f"Add `{key}: {in_hydra(value)}` to the entry of {self.file.written} in evaluation.path"
+        return f"Set {shlex.quote(f'data.{key}={in_hydra(value)}')}"
 
     def identifier(self) -> str:
         """Take the field `id`: a non-empty string, or a number, which becomes a string."""
@@ -133,26 +165,65 @@ class JsonLine:
             raise self.missing([name])
         return self.fields[name]
 
-    def missing(self, names: Sequence[str], remedy: str = "") -> DataError:
-        """Make the error of a line that has none of these fields."""
-        missing = " or ".join(f"`{name}`" for name in names)
-        present = ", ".join(f"`{name}`" for name in self.fields if name not in self.made) or "none"
-        if not remedy:
-            remedy = f"Add {missing} to every line"
-            if self.file is not None:
-                columns = self.setting("columns", f"{{{names[0]}: COLUMN}}")
-                remedy = f"{remedy}, or name the column that has it: {columns}"
+    def missing(self, *wanted: Sequence[str], remedy: str = "") -> DataError:
+        """Make the error of a line that has none of some fields.
+
+        Args:
+            wanted: Of each of these the line needs one field.
+            remedy: Where another one than the names of fields is meant.
+        """
+        problems = []
+        for names in wanted:
+            blank = "".join(f"; `{name}` is {shown(self.fields[name])}" for name in names if name in self.fields)
+            problems.append(f"the field {_either(names)} is missing{blank}")
+        present = [name for name in self.fields if name not in self.made]
+        allowed = f"Fields of this line: {_listed(present)}"
+        if len(present) > _MOST_LISTED and isinstance(self.line, FileLine):
+            allowed += "; a file that is one object of all its rows has to be rewritten as one object per line"
+        return self.error("; ".join(problems), allowed, remedy or self._remedy(wanted))
+
+    def _remedy(self, wanted: Sequence[Sequence[str]]) -> str:
+        remedies, columns, changes = list[str](), dict[str, str](), list[str]()
+        for names in wanted:
+            name, column = self._likely_column(names)
+            if name == "domain" and column is None and self.file is not None:
+                remedies.append(f"{self.advice('domain', 'math')} (or another name), for rows without one")
+                continue
+            columns[name] = column or "COLUMN"
+            changes.append(f"rename `{column}` to `{name}`" if column else f"add {_either(names)}")
+        if self.file is None:
+            change = " and ".join(changes)
+            return f"{change[0].upper()}{change[1:]} in every line"
+        if columns.keys() & {"prompt", "messages"} and not self.fields.keys() & set(_REFERENCES):
+            name, column = self._likely_column(["ground_truth"])
+            columns |= {name: column} if column else {}
+        if columns:
+            remedies.append(f"{self.advice('columns', {**self.columns, **columns})}, or {' and '.join(changes)}")
+        return ". ".join(remedies)
+
+    def _likely_column(self, names: Sequence[str]) -> tuple[str, str | None]:
+        """One of these fields, and what the line calls it by its name and its value; None where nothing is like it."""
+        for name in names:
+            if usual := [each for each in _USUAL_NAMES.get(name, ()) if each in self.fields]:
+                return name, usual[0]
         if misspelt := self.misspelt(names, similarity=0.6):
-            remedy = f"Rename `{misspelt[0]}` to `{misspelt[1]}` in every line"
-        blank = "".join(f"; `{name}` is {shown(self.fields[name])}" for name in names if name in self.fields)
-        return self.error(f"the field {missing} is missing{blank}", f"Fields of this line: {present}", remedy)
+            return misspelt[1], misspelt[0]
+        others = {name: value for name, value in self.fields.items() if name not in {*PROMPT_FIELDS, *self.made}}
+        if "prompt" in names:
+            for name, value in others.items():
+                if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+                    return "messages", name
+            if texts := [name for name, value in others.items() if isinstance(value, str) and value]:
+                return "prompt", texts[0]
+            return "prompt", None
+        return names[0], None
 
     def misspelt(self, names: Sequence[str], similarity: float) -> tuple[str, str] | None:
         """Find a field that is called almost as one of these, and the name that was meant."""
         others = [each for each in self.fields if each not in names]
         for name in names:
-            if nearest := difflib.get_close_matches(name, others, n=1, cutoff=similarity):
-                return nearest[0], name
+            if close := difflib.get_close_matches(name, others, n=1, cutoff=similarity):
+                return close[0], name
         return None
 
     def parse_text(self, name: str, text: str, allowed: str, remedy: str) -> object:
@@ -175,6 +246,16 @@ class JsonLine:
                 "Allowed: complete Unicode characters",
                 "Write the file again with whole characters",
             ) from None
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(f"`{name}`" for name in names)
+
+
+def _listed(names: Collection[str]) -> str:
+    """The first names, and how many more there are."""
+    shown_names = ", ".join(f"`{_cut(name)}`" for name in islice(names, _MOST_LISTED)) or "none"
+    return shown_names + (f" and {len(names) - _MOST_LISTED:,} more" if len(names) > _MOST_LISTED else "")
 
 
 def read_json_lines(path: Path, *, kind: str) -> Iterator[JsonLine]:
@@ -227,7 +308,10 @@ def read_line_again(line: FileLine) -> JsonLine:
 
 def shown(value: object) -> str:
     """Show a JSON value in a message, cut when long."""
-    text = json.dumps(value, ensure_ascii=False)
+    return _cut(json.dumps(value, ensure_ascii=False))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 3] + "..."
 
 
@@ -269,15 +353,13 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 
 
 def _nearest_name(path: Path) -> str:
+    if of_hub := re.match(r"https?:/+huggingface\.co/datasets/([\w.-]+/[\w.-]+)", str(path)):
+        return f"Name a data set of the Hub by hf://{of_hub[1]}, or by the folder to which it was downloaded"
     if not path.parent.is_dir():
         named = f"; a data set of the Hub is hf://{path}" if re.fullmatch(r"[\w-]+/[\w-]+", str(path)) else ""
         return f"Check the path: the directory {path.parent} does not exist either{named}"
-    try:
-        names = [entry.name for entry in path.parent.iterdir()]
-    except OSError:
-        return "Check the path"
-    nearest = difflib.get_close_matches(path.name, names, n=1)
-    return f"Did you mean {path.parent / nearest[0]}?" if nearest else f"Check the path; {path.parent} has no such name"
+    meant = nearest_beside(path)
+    return f"Did you mean {meant}?" if meant else f"Check the path; {path.parent} has no such name"
 
 
 def _parse_line(raw_line: bytes, line: FileLine) -> JsonLine:

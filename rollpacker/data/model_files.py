@@ -7,7 +7,6 @@ transformers is asked, which takes seconds (`rollpacker.data.skeleton`); about a
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
@@ -19,7 +18,7 @@ from rollpacker.data.json_files import decoder_of, read_object
 from rollpacker.data.skeleton import ask_transformers, refuse_difference
 from rollpacker.data.tokenizer_files import check_tokenizer_files, special_tokens
 from rollpacker.data.weight_files import TRAINABLE, StoredTensor, check_numbers, read_tensors
-from rollpacker.paths import special_kind
+from rollpacker.paths import nearest_beside, special_kind
 
 _ALLOWED = "Allowed: a local directory in Hugging Face format: config.json, weights (*.safetensors) and a tokenizer"
 
@@ -87,10 +86,8 @@ def _what_instead(path: Path) -> str:
 def _where_to_get(path: Path) -> str:
     if path.is_file() and (path.parent / "config.json").is_file():
         return f"Name the directory: {path.parent}"
-    if path.parent.is_dir():
-        names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
-        if nearest := difflib.get_close_matches(path.name, names, n=1):
-            return f"Did you mean {path.parent / nearest[0]}?"
+    if meant := nearest_beside(path, Path.is_dir):
+        return f"Did you mean {meant}?"
     return "Check the path; a model of the Hugging Face Hub is named ORG/NAME: `hf download ORG/NAME`"
 
 

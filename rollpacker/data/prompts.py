@@ -99,18 +99,22 @@ def _place(place: Place | None, here: Place) -> str:
 
 def _read_prompt(line: JsonLine, default_domain: str | None, suffix: str | None) -> Prompt:
     key = line.identifier()
+    has_messages = is_filled(line.fields.get("messages"))
+    wanted: list[tuple[str, ...]] = []
+    if not has_messages and "prompt" not in line.fields:
+        wanted.append(("messages", "prompt"))
     if default_domain is None and "domain" not in line.fields:
-        raise line.missing(["domain"], f"Set {line.setting('domain', 'math')}, or another name, for rows without one")
+        wanted.append(("domain",))
+    if wanted:
+        raise line.missing(*wanted)
     has_domain = default_domain is None or is_filled(line.fields.get("domain"))
     domain = _read_text(line, "domain") if has_domain else str(default_domain)
     line.refuse_unprintable("domain", domain)
     text = None
-    if is_filled(line.fields.get("messages")):
+    if has_messages:
         messages = _read_messages(line)
-    elif "prompt" not in line.fields:
-        raise line.missing(["messages", "prompt"])
     else:
-        text = _read_text(line, "prompt")
+        text = _read_text(line, "prompt", " or a list of messages")
         messages = ({"role": "user", "content": text},)
     if suffix is not None:
         text = None if text is None else f"{text}\n{suffix}"
@@ -138,11 +142,16 @@ def _with_suffix(messages: tuple[dict[str, Any], ...], suffix: str) -> tuple[dic
     return (*messages[:last], longer, *messages[last + 1 :])
 
 
-def _read_text(line: JsonLine, name: str) -> str:
+def _read_text(line: JsonLine, name: str, others: str = "") -> str:
+    """Take a text; `others` are values besides that are legal, in words."""
     value = line.require(name)
     if isinstance(value, str) and value and not value.isspace():
         return value
-    raise line.error(f"`{name}` is {shown(value)}", "Allowed: a text that is not blank", f"Fill in `{name}`")
+    raise line.error(
+        f"`{name}` is {shown(value)}",
+        f"Allowed: a text that is not blank{others}",
+        f"Fill in `{name}`" if not is_filled(value) else f"Write `{name}` as text",
+    )
 
 
 def _read_reference(line: JsonLine) -> Reference:
@@ -200,7 +209,7 @@ def _read_ground_truth(line: JsonLine) -> str:
 
 
 def _read_messages(line: JsonLine) -> tuple[dict[str, Any], ...]:
-    value = _as_given(line, "messages")
+    value, name = as_given(line, "messages"), _messages_field(line)
     if isinstance(value, str):
         value = line.parse_text(
             "messages",
@@ -210,24 +219,29 @@ def _read_messages(line: JsonLine) -> tuple[dict[str, Any], ...]:
         )
     if not isinstance(value, list) or not value:
         raise line.error(
-            f"`messages` is {shown(value)}",
+            f"`{name}` is {shown(value)}",
             "Allowed: a list of at least one message",
             'Write it as [{"role": "user", "content": "..."}]',
         )
     messages = tuple(_read_message(line, message, index) for index, message in enumerate(value))
     if messages[-1]["role"] == "assistant":
         raise line.error(
-            "`messages` ends with an answer of the assistant",
+            f"`{name}` ends with an answer of the assistant",
             "Allowed: a last message of the user, the system or a tool, which the policy then answers",
             "Delete the last message; the expected answer belongs in `ground_truth`",
         )
     return messages
 
 
+def _messages_field(line: JsonLine) -> str:
+    """What the file calls the messages: a `prompt` may hold them."""
+    return "prompt" if "messages" in line.made else "messages"
+
+
 def _read_tools(line: JsonLine) -> list[Any]:
     """What the chat template tells the model of the functions that it may call."""
     allowed, remedy = "Allowed: a list of functions as JSON schemas", "Correct `tools`, or call the field otherwise"
-    value = _as_given(line, "tools")
+    value = as_given(line, "tools")
     if isinstance(value, str):
         value = line.parse_text("tools", value, allowed, remedy)
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
@@ -235,7 +249,7 @@ def _read_tools(line: JsonLine) -> list[Any]:
     return value
 
 
-def _as_given(line: JsonLine, name: str) -> object:
+def as_given(line: JsonLine, name: str) -> object:
     """Take a field without what a table adds: each of its objects has the fields of all others, filled with null."""
     value = line.fields[name]
     return _without_nulls(value) if isinstance(line.line, TableRow) else value
@@ -256,7 +270,7 @@ def _read_message(line: JsonLine, message: object, index: int) -> dict[str, Any]
 
     Lines that were written from a table may have null in the place of fields that a message lacks.
     """
-    where = f"`messages[{index}]`"
+    where = f"`{_messages_field(line)}[{index}]`"
     if not isinstance(message, dict) or "role" not in message or not message.keys() & {"content", "tool_calls"}:
         raise line.error(
             f"{where} is {shown(message)}",

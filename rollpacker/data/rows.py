@@ -98,7 +98,7 @@ def _answer(line: JsonLine, mark: str) -> str:
     _, found, answer = str(value).rpartition(mark)
     if not found or not answer.strip():
         raise line.error(
-            f"`ground_truth` is {shown(value)}, with nothing after {line.setting('answer_after', repr(mark))}",
+            f"`ground_truth` is {shown(value)}, with nothing after the mark answer_after={mark!r}",
             "Allowed: a text that ends with the mark and the answer",
             "Correct the row or the mark, or leave out `answer_after`",
         )

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config.sections.model import ModelSection, ShapeSection
-from rollpacker.core.errors import ModelError
+from rollpacker.core.errors import ConfigError, ModelError
 from rollpacker.data.json_files import decoder_of, read_object
+from rollpacker.data.model_files import check_directory
 from rollpacker.data.weight_files import read_tensors
 
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -103,10 +104,37 @@ def transformer_of(model: ModelSection) -> Transformer:
     number = _BYTES[model.dtype]
     if model.shape is not None:
         return Transformer(shape=model.shape, bytes_per_number=number)
+    check_directory(model.directory)
     description = read_object(model.directory / "config.json")
     return Transformer(
         shape=_shape_of(model.directory, description), bytes_per_number=number, caps_scores=caps_scores(description)
     )
+
+
+def check_shape(model: ModelSection) -> None:
+    """Refuse a shape that is not that of the model's directory, as far as `config.json` is here and tells.
+
+    Whether the embeddings are tied is not compared: `config.json` may leave it out.
+
+    Raises:
+        ConfigError: A size differs.
+    """
+    if model.shape is None or model.path is None:
+        return
+    try:
+        found = transformer_of(model.model_copy(update={"shape": None})).shape
+    except ModelError:  # the check of the directory tells of it; a modelled run needs none
+        return
+    given = model.shape.model_dump(exclude={"has_tied_embeddings"})
+    if differing := {name: size for name, size in given.items() if size != getattr(found, name)}:
+        raise ConfigError(
+            f"model.path={model.path} has another shape than "
+            + (f"model.name={model.name}: " if model.name else "model.shape: ")
+            + ", ".join(f"{name} {getattr(found, name):,} instead of {size:,}" for name, size in differing.items())
+            + ".",
+            "A shape beside a path is that of the same model.",
+            "Choose model=huggingface, which reads the shape from the directory, or correct model.path.",
+        )
 
 
 def caps_scores(description: Mapping[str, Any]) -> bool:

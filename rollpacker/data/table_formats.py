@@ -1,8 +1,9 @@
 """Reads the rows of tables: Parquet, Arrow (as `datasets` saves it) and CSV.
 
 Invariant: a row is an object of JSON values, so that prompts and rewards see the same whatever the file was. Times and
-decimals become texts; bytes, such as images, become null; 0.1 is 0.1 in a column of float32, too. Every failure is a
-`DataError` that names the file, and the row where there is one.
+decimals become texts; bytes, such as images, become null; 0.1 is 0.1 in a column of float32, too, also in lists, maps
+and objects (but not in dictionary-encoded columns and list views). Every failure is a `DataError` that names the file,
+and the row where there is one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _BEGINNINGS = {b"PAR1": "Parquet", b"ARRO": "Arrow"}
 """The first bytes of files that are called otherwise."""
 _BATCH_ROWS = 1024
 """Rows that are Python objects at a time."""
+_COMMAS = "Allowed: in each row as many values as the first line has names, separated by commas"
+_OTHER_SEPARATORS = ";\t|"
 _MAX_FIELD_CHARS = MAX_LINE_BYTES
 """Of a field of CSV: as much as a line of JSON may have."""
 
@@ -52,6 +55,8 @@ def read_table(path: Path, *, kind: str) -> Iterator[JsonLine]:
                     "Allowed: shorter ones, since each is held as a whole",
                     "Shorten it; or close its quotation mark, if one is left open",
                 ) from error
+            if isinstance(error, csv.Error):
+                raise _ragged(TableRow(path=path, number=number + 1), str(error)) from error
             problem = f"cannot be read as {form}{f' after row {number}' if number else ''}: {error}"
             if form == "CSV" and isinstance(error, UnicodeDecodeError):
                 raise DataError(f"The {kind} {path} {problem}", "Allowed: text in UTF-8", remedy_of(error)) from error
@@ -83,11 +88,27 @@ def _csv_rows(path: Path) -> Iterator[dict[str, object]]:
     csv.field_size_limit(_MAX_FIELD_CHARS)  # of this process
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, strict=True)
-        _refuse_repeated(path, reader.fieldnames or ())
-        for row in reader:
+        names = reader.fieldnames or ()
+        _refuse_repeated(path, names)
+        if len(names) == 1 and (separators := set(names[0]) & set(_OTHER_SEPARATORS)):
+            raise DataError(
+                f"{path} has one column, {names[0]!r}, whose name has {min(separators)!r}",
+                _COMMAS,
+                "Save it with commas",
+            )
+        for number, row in enumerate(reader, start=1):
             if None in row or None in row.values():
-                raise ValueError("a row has more or fewer values than there are columns")
+                raise _ragged(
+                    TableRow(path=path, number=number),
+                    f"the row has {'more' if None in row else 'fewer'} values than the {len(names)} columns",
+                )
             yield dict(row)
+
+
+def _ragged(row: TableRow, problem: str) -> DataError:
+    return DataError(
+        f"{row}: {problem}", _COMMAS, "Quote values that have commas or line breaks; double the quotes in such values"
+    )
 
 
 def _arrow_rows(path: Path, form: str | None) -> Iterator[dict[str, Any]]:

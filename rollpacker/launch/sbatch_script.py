@@ -24,44 +24,6 @@ from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.launch.shape import JobShape
 from rollpacker.runtime.job.allocation import END_TIME_VARIABLE, GRACE_VARIABLE, REQUEUE_FILE_VARIABLE
 
-OWN_OPTIONS = {
-    "account": "cluster.account",
-    "constraint": "cluster.constraint",
-    "cpus-per-gpu": "cluster.cpus_per_node",
-    "cpus-per-task": "cluster.cpus_per_node",
-    "exclusive": "cluster.exclusive",
-    "gpus": "cluster.gpus_per_node",
-    "gpus-per-node": "cluster.gpus_per_node",
-    "gpus-per-socket": "cluster.gpus_per_node",
-    "gpus-per-task": "cluster.gpus_per_node",
-    "mem": "cluster.memory_gb_per_node",
-    "mem-per-cpu": "cluster.memory_gb_per_node",
-    "mem-per-gpu": "cluster.memory_gb_per_node",
-    "no-requeue": "cluster.requeue",
-    "nodes": "cluster.num_nodes",
-    "partition": "cluster.partition",
-    "qos": "cluster.qos",
-    "requeue": "cluster.requeue",
-    "signal": "cluster.signal",
-    "time": "cluster.time_limit_min",
-    "tres-per-task": "cluster.gpus_per_node",
-    "array": "",
-    "chdir": "",
-    "error": "",
-    "job-name": "",
-    "ntasks": "",
-    "ntasks-per-gpu": "",
-    "ntasks-per-node": "",
-    "open-mode": "",
-    "output": "",
-    "tasks-per-node": "",
-    "test-only": "",
-    "wait": "",
-    "wrap": "",
-}
-"""Options of sbatch that are not for `cluster.sbatch`, and the key of each; empty for those that cannot be set.
-`gres` is for it, also for GPUs: see `gpus_in_gres`."""
-
 ENVIRONMENTS_LOG_SUFFIX = "_environments.out"
 """Of the log of a rank that runs environments alone: `<job>_<node><suffix>`. Slurm numbers ranks of a second component
 otherwise in names of files."""

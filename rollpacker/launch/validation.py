@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rollpacker.config.mistakes import collected, raise_mistakes
 from rollpacker.config.multirun import Sweep, mistakes_of_points
+from rollpacker.config.names_in_slurm import OWN_OPTIONS
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError, UserError, WorldError
@@ -24,7 +25,7 @@ from rollpacker.launch.container import check_container
 from rollpacker.launch.elastic_script import OWN_OPTIONS_OF_WORKERS
 from rollpacker.launch.file_systems import FileSystem, file_system_of
 from rollpacker.launch.points import Point, points_of
-from rollpacker.launch.sbatch_script import OWN_OPTIONS, gpus_in_gres
+from rollpacker.launch.sbatch_script import gpus_in_gres
 from rollpacker.launch.shape import JobShape, job_shape, ray_size, workers_shape
 from rollpacker.launch.site import Site, read_site
 from rollpacker.launch.site_mistakes import site_mistakes

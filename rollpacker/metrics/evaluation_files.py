@@ -12,6 +12,7 @@ from rollpacker.core.errors import DataError
 from rollpacker.metrics.outputs import open_output
 from rollpacker.metrics.schemas import EVALUATION_RESPONSES
 from rollpacker.metrics.tables import read_table
+from rollpacker.paths import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _COMPARED = ("step", "set", "prompt", "sample", "reward")
 """What a comparison needs."""
+_SCHEMA = pa.schema([EVALUATION_RESPONSES.to_arrow().field(name) for name in _COMPARED])
+_SOURCES = "It is the run.dir of a run with evaluations, or a file that `rollpacker evaluate out=FILE` wrote"
 
 
 def write_responses(out: Path, run_dirs: Mapping[int, Path]) -> None:
@@ -43,22 +46,29 @@ def read_newest_responses(source: Path) -> list[Row]:
     """Read the responses of the newest evaluation of a run, or of such a file: set, prompt, sample and reward.
 
     Raises:
-        DataError: It is neither, or has no evaluation.
+        DataError: It is neither, has no evaluation, or values of another type, nulls or NaN.
     """
+    if not source.exists():
+        raise DataError(f"{source} does not exist", _SOURCES, "Correct the path")
     if source.is_dir():
-        table = read_table(source, EVALUATION_RESPONSES.name)
+        table = read_table(source, EVALUATION_RESPONSES.name).select(list(_COMPARED))
     else:
         try:
-            table = pq.read_table(source, columns=list(_COMPARED))
-        except (OSError, pa.ArrowException) as error:
+            table = pq.read_table(source, columns=list(_COMPARED)).select(list(_COMPARED)).cast(_SCHEMA)
+        except (OSError, ValueError, KeyError, NotImplementedError) as error:  # pyarrow's own are among them
+            reason = reason_of(error).partition("\n")[0]
             raise DataError(
-                f"{source} cannot be read as held-out responses: {error}",
-                "It is the run.dir of a run with evaluations, or a file that `rollpacker evaluate out=FILE` wrote",
-                "Correct the path",
+                f"{source} cannot be read as held-out responses: {reason}", _SOURCES, "Correct the path"
             ) from error
+    if pc.any(pc.is_nan(table["reward"])).as_py():
+        raise DataError(
+            f"{source} has rewards that are NaN",
+            "The reward of a held-out response is a number",
+            "Take those rows out, or evaluate once more",
+        )
     if len(table):
         table = table.filter(pc.equal(table["step"], pc.max(table["step"])))
-    rows: list[Row] = table.select(list(_COMPARED)).to_pylist()
+    rows: list[Row] = table.to_pylist()
     if not rows:
         raise DataError(f"{source} has no held-out responses", "It has at least one evaluation", "Name another one")
     return rows

@@ -37,5 +37,6 @@ async def in_daemon_thread(call: Callable[[], Result]) -> Result:
         with suppress(RuntimeError):  # the loop is closed: there is no caller any more
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, name=f"blocking: {call!r}", daemon=True).start()
+    name = getattr(call, "__qualname__", type(call).__name__)  # the repr of a partial would have its arguments
+    threading.Thread(target=run, name=f"blocking: {name}", daemon=True).start()
     return await answer

@@ -6,6 +6,7 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
+from rollpacker.config.entry_names import word_below
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain
 from rollpacker.data.jsonl import shown
@@ -91,7 +92,7 @@ def _check_reference(section: RewardSection, name: CheckKind, prompt: Prompt) ->
         _check_packages(section, prompt, reference)
         _check_sizes(section.sandbox, prompt, reference)
     if not isinstance(reference, usable):
-        described, remedy = _described(reference, f"reward.domains.{prompt.domain}")
+        described, remedy = _described(reference, prompt.domain)
         raise DataError(
             f"{prompt.line}: the prompt {prompt.key!r} has {described}, which the reward of its domain "
             f"`{prompt.domain}`, {name}, cannot use",
@@ -197,13 +198,14 @@ _USABLE: dict[CheckKind, tuple[tuple[type[Reference], ...], str]] = {
 """The references that a check can use, as classes and in words."""
 
 
-def _described(reference: Reference, key: str) -> tuple[str, str]:
-    """A reference in words, and what to do where the reward of its domain, set by this key, cannot use it."""
+def _described(reference: Reference, domain: Domain) -> tuple[str, str]:
+    """A reference in words, and what to do where the reward of its domain cannot use it."""
     match reference:
         case AnswerReference():
-            return "an answer", f"Set {key}=math, walk or judge, or correct the line"
+            words, check, others = "an answer", "math", ", walk or judge, or correct the line"
         case CodeReference():
-            return "test cases", f"Set {key}=sandbox, or leave these prompts out"
+            words, check, others = "test cases", "sandbox", ", or leave these prompts out"
         case JudgeReference():
-            remedy = f"Set {key}=judge and reward.judge.model.path, or leave these prompts out"
-            return "a rubric or a reference answer", remedy
+            words, check = "a rubric or a reference answer", "judge"
+            others = " and reward.judge.model.path, or leave these prompts out"
+    return words, f"Set {word_below('reward.domains', domain, check)}{others}"

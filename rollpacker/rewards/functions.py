@@ -7,7 +7,8 @@ A function takes any of these parameters, by name:
 
 * `prompt`: the line's messages, a list of {role, content}, or its text where it has a plain `prompt`;
 * `response`: the text, decoded without special tokens;
-* `ground_truth`: the line's answer as text; empty where it has none;
+* `ground_truth`: the line's answer as text; empty where it has none. If no line has one, a function that names it
+  without a default is refused;
 * `row`: the line's other fields, a dict;
 * `is_truncated`: whether the response was cut, at the length limit or in its environment.
 
@@ -25,6 +26,7 @@ import inspect
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import Parameter
 from numbers import Real
 from typing import Any
 
@@ -62,6 +64,12 @@ class RewardFunction:
         self._function = function
         self._names = parameters_of(function, PARAMETERS)
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Those of `PARAMETERS` that it names without a default."""
+        parameters = inspect.signature(self._function).parameters
+        return tuple(name for name in self._names if name in parameters and parameters[name].default is Parameter.empty)
 
     def __call__(self, arguments: Mapping[str, Any]) -> Outcome:
         """Score one response; `arguments` has a value for each of `PARAMETERS`. May never return."""

@@ -27,7 +27,6 @@ import logging
 import time
 import urllib.error
 import urllib.request
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rollpacker.config.words import counted
@@ -91,7 +90,7 @@ class UrlRewardWorker(QueueRewardWorker):
         for pause_s in (0.0, *self._pauses_s):
             await asyncio.sleep(pause_s)
             try:
-                outcomes = await in_daemon_thread(partial(ask, self._url, batch, self._timeout_s))
+                outcomes = await in_daemon_thread(lambda: ask(self._url, batch, self._timeout_s))
             except ServerUnreachable as error:
                 problem = str(error)
                 _log.warning("%s: %s", self._url, problem)
@@ -115,7 +114,7 @@ def ask(url: str, requests: Sequence[ScoringRequest], timeout_s: float) -> list[
     question = {
         "query": [request.prompt_text + request.response_text for request in requests],
         "prompts": [request.prompt_text for request in requests],
-        "labels": [ground_truth_of(request) for request in requests],
+        "labels": [ground_truth_of(request.reference) for request in requests],
     }
     limit_s = timeout_s * len(requests)
     post = urllib.request.Request(  # noqa: S310 the configuration takes http and https only

@@ -19,11 +19,12 @@ from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.data.domains import refuse_unknown_domains
 from rollpacker.data.file_listing import data_files
 from rollpacker.data.jsonl import shown
-from rollpacker.data.prompts import load_prompts
+from rollpacker.data.prompts import read_prompts
 from rollpacker.data.rows import read_rows
 from rollpacker.metrics.outputs import check_output, open_output
 from rollpacker.paths import real_path
 from rollpacker.protocols.reward import ScoringRequest
+from rollpacker.protocols.rollout import Prompt
 from rollpacker.rewards.factory import check_references, make_reward_worker
 from rollpacker.rewards.judge.reading import check_rubrics, dialogue
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
@@ -37,7 +38,10 @@ if TYPE_CHECKING:
     from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.config.sections.reward import RewardSection
     from rollpacker.protocols.reward import RewardWorker
-    from rollpacker.protocols.rollout import Prompt, Verdict
+    from rollpacker.protocols.rollout import Verdict
+
+
+_OTHER_FILE = "Delete the line, or name the prompt file it belongs to"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +88,13 @@ def score_file(
         )
     _refuse_inputs(out_path, *(each for file in files for each in data_files(file)), responses_path)
     check_output(out_path, can_replace=can_replace)
-    prompts = {prompt.key: prompt for prompt in load_prompts(files)}
     data_names = ", ".join(file.written for file in files)
+    prompts, legal_ids, remedy = dict[str, Prompt](), f"an id from {data_names}", _OTHER_FILE
+    for line, prompt in read_prompts(files):
+        if "id" in line.made and remedy == _OTHER_FILE:
+            legal_ids += f"; rows without `id` have made ones, such as {prompt.key!r} of {prompt.line}"
+            remedy = "Give the prompts a field `id`, or name them by their made ids"
+        prompts[prompt.key] = prompt
     domains = list(dict.fromkeys(prompt.domain for prompt in prompts.values()))
     refuse_unknown_domains("reward.domains", reward.domains, domains, data_names)
     check_references(reward, prompts.values())
@@ -93,7 +102,7 @@ def score_file(
     if "sandbox" in reward.names:
         check_sandbox(reward.sandbox)
     check_rubrics(reward, prompts.values())
-    requests = _read_responses(reward, responses_path, prompts, data_names)
+    requests = _read_responses(reward, responses_path, prompts, f"Allowed: {legal_ids}", remedy)
     verdicts = asyncio.run(_score(reward, requests, on_progress or _ignore_progress, open_judge))
     lines = [
         json.dumps(
@@ -136,7 +145,7 @@ async def _score(
 
 
 def _read_responses(
-    reward: RewardSection, path: Path, prompts: Mapping[str, Prompt], data_names: str
+    reward: RewardSection, path: Path, prompts: Mapping[str, Prompt], legal_ids: str, remedy: str
 ) -> list[ScoringRequest]:
     requests: list[ScoringRequest] = []
     for line in read_rows(PromptFile(path=path), kind="response file"):
@@ -146,10 +155,8 @@ def _read_responses(
             nearest = difflib.get_close_matches(key, prompts, n=1)
             raise line.error(
                 f"the id {key!r} is not in the prompt file",
-                f"Allowed: an id from {data_names}",
-                f"Did you mean {nearest[0]!r}?"
-                if nearest
-                else "Delete the line, or name the prompt file it belongs to",
+                legal_ids,
+                f"Did you mean {nearest[0]!r}?" if nearest else remedy,
             )
         response = line.require("response")
         if not isinstance(response, str):

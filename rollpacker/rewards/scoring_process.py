@@ -19,8 +19,9 @@ What a function and the programs that it starts print, on standard output or err
 supervisor, which writes the first `_MOST_PRINTED_BYTES` to its own standard error: the log of the reward.
 
 Both sides speak JSON lines: requests are the arguments of `functions.PARAMETERS`, responses `{reward, reason, parts,
-problem, time_s}`. The supervisor first sends `{"is_ready": true}`, or `{"failure": ...}` and ends. A process that a
-function or its import forks, and that raises or returns into this module, sends nothing and exits there.
+problem, time_s}`. The supervisor first sends `{"is_ready": true, "needed": [...]}`, with the parameters that the
+function names without a default, or `{"failure": ...}` and ends. A process that a function or its import forks, and
+that raises or returns into this module, sends nothing and exits there.
 
 Run as `python -m rollpacker.rewards.scoring_process FUNCTION TIMEOUT_S PARENT_PID`, with the socket as standard input.
 """
@@ -89,7 +90,7 @@ def main(arguments: list[str]) -> int:
         send_line(requests, {"failure": str(error)})
         return 1
     gc.freeze()  # or every garbage collection of a scorer would copy the supervisor's memory
-    send_line(requests, {"is_ready": True})
+    send_line(requests, {"is_ready": True, "needed": function.needed})
     _Supervisor(requests, function, float(timeout_s)).serve()
     kill_descendants()
     return 0

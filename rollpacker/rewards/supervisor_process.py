@@ -73,6 +73,8 @@ class SupervisorProcess:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._socket: socket.socket
+        self.greeting: dict[str, Any] = {}
+        """What it first sent, once `start_failure` has waited for it."""
         self._start()
 
     @property
@@ -135,7 +137,8 @@ class SupervisorProcess:
                 line = lines.readline()
             except TimeoutError:
                 return f"not ready after {self._start_limit_s:g} s"
-        failure = json.loads(line).get("failure") if line else "the process ended"
+        self.greeting = json.loads(line) if line else {"failure": "the process ended"}
+        failure = self.greeting.get("failure")
         self._is_ready = failure is None
         return None if failure is None else str(failure)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from dataclasses import replace
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config.mistakes import collected, raise_mistakes
-from rollpacker.core.errors import ConfigError, UserError
+from rollpacker.core.errors import ConfigError, DataError, UserError
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.functions import PARAMETERS
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from rollpacker.protocols.rollout import Prompt
 
 
-def try_checks(section: RewardSection, prompts: Sequence[Prompt], *, can_reach: bool = True) -> None:
+def try_checks(section: RewardSection, prompts: Sequence[Prompt], *, can_reach: bool = True) -> tuple[str, ...]:
     """Have each function and server score one made-up response to the first prompt that it is for.
 
     Args:
@@ -31,74 +32,121 @@ def try_checks(section: RewardSection, prompts: Sequence[Prompt], *, can_reach: 
         prompts: All of them.
         can_reach: Whether servers are reached from this machine, as they are from those of the run.
 
+    Returns:
+        A note for each check that takes `ground_truth`, where prompts have none.
+
     Raises:
         ConfigError: One cannot be imported or reached, takes other parameters, raises, hangs, or returns no score.
+        DataError: A function names `ground_truth` without a default, and no prompt that it is for has one.
     """
-    first_of_domain: dict[str, Prompt] = {}
+    prompts_of_check: dict[Check, list[Prompt]] = {}
+    scorings = functools.cache(section.scoring_of)
     for prompt in prompts:
-        first_of_domain.setdefault(prompt.domain, prompt)
-    first_of_check: dict[Check, Prompt] = {}
-    for domain, prompt in first_of_domain.items():
-        for each in section.scoring_of(domain):
-            first_of_check.setdefault(each.check, prompt)
+        for each in scorings(prompt.domain):
+            prompts_of_check.setdefault(each.check, []).append(prompt)
     mistakes: list[UserError] = []
-    for check, prompt in first_of_check.items():
-        if check.kind == "function" or (check.kind == "url" and can_reach):
+    notes: list[str] = []
+    for check, those in prompts_of_check.items():
+        with collected(mistakes):
+            if check.kind == "function":
+                notes += _try_function(check, those, section.timeout_s)
+            elif check.kind == "url":
+                if can_reach:
+                    _try_server(check, those[0], section.timeout_s)
+                notes += _note_on_answers(check, those)
+    raise_mistakes(mistakes)
+    return tuple(notes)
+
+
+def check_functions(section: RewardSection) -> None:
+    """Import each function, as far as can be told without prompts; raises `ConfigError` where one cannot be used."""
+    mistakes: list[UserError] = []
+    for check in dict.fromkeys(each.check for scoring in section.scorings for each in scoring):
+        if check.kind == "function":
             with collected(mistakes):
-                _try(check, prompt, section.timeout_s)
+                _process_of(check, section.timeout_s).close()
     raise_mistakes(mistakes)
 
 
-def _try(check: Check, prompt: Prompt, timeout_s: float) -> None:
-    request = _request(prompt)
-    if check.kind == "url":
-        try:
-            [outcome] = ask(check.source, [request], timeout_s)
-        except ServerUnreachable as error:
-            raise ConfigError(
-                f"{check.key}={check}: no score comes from there: {error}.",
-                "Before a run starts, its reward server scores a made-up response.",
-                "Start the server, or correct the URL.",
-            ) from error
-        problem = outcome.problem
-    else:
-        problem = _call(check, request, timeout_s)
+def _try_server(check: Check, prompt: Prompt, timeout_s: float) -> None:
+    try:
+        [outcome] = ask(check.source, [_request(prompt)], timeout_s)
+    except ServerUnreachable as error:
+        raise ConfigError(
+            f"{check.key}={check}: no score comes from there: {error}.",
+            "Before a run starts, its reward server scores a made-up response.",
+            "Start the server, or correct the URL.",
+        ) from error
+    _refuse(check, prompt, outcome.problem, 'A server answers {"rewards": [NUMBER, ...]}, one for each response.')
+
+
+def _try_function(check: Check, prompts: Sequence[Prompt], timeout_s: float) -> Sequence[str]:
+    """Call a function in a process of its own; gives a note as `_note_on_answers` does."""
+    with closing(_process_of(check, timeout_s)) as process:
+        notes: Sequence[str] = ()
+        if "ground_truth" in process.greeting["needed"]:
+            _refuse_without_answers(check, prompts)
+            notes = _note_on_answers(check, prompts)
+        request = json.dumps(arguments_of(_request(prompts[0])))
+        answer: dict[str, Any] = process.ask(request, timeout_s + SUPERVISOR_GRACE_S)
+    allowed = "A function returns a finite number, a pair of a number and a reason, or a dict with `score`."
+    _refuse(check, prompts[0], str(answer["problem"]), allowed)
+    return notes
+
+
+def _process_of(check: Check, timeout_s: float) -> SupervisorProcess:
+    """Start the process that calls a function, and wait until it has imported it."""
+    process = SupervisorProcess(SCORING_PROCESS, [check.source, str(timeout_s)])
+    if failure := process.start_failure():
+        process.close()
+        raise ConfigError(
+            f"{check.key}={check} cannot be used: {failure}.",
+            f"It names a function FILE.py:NAME or PACKAGE.MODULE:NAME of any of {', '.join(PARAMETERS)}.",
+            "Correct the name or the function.",
+        )
+    return process
+
+
+def _refuse(check: Check, prompt: Prompt, problem: str, allowed: str) -> None:
     if problem:
         raise ConfigError(
             f"{check.key}={check}: on the first prompt, {prompt.key!r}, {problem}.",
-            'A server answers {"rewards": [NUMBER, ...]}, one for each response.'
-            if check.kind == "url"
-            else "A function returns a finite number, a pair of a number and a reason, or a dict with `score`.",
+            allowed,
             "Correct it, or raise reward.timeout_s where it takes long.",
         )
 
 
-def _call(check: Check, request: ScoringRequest, timeout_s: float) -> str:
-    """Call a function in a process of its own; give what was wrong with it, or nothing."""
-    process = SupervisorProcess(SCORING_PROCESS, [check.source, str(timeout_s)])
-    try:
-        if failure := process.start_failure():
-            raise ConfigError(
-                f"{check.key}={check} cannot be used: {failure}.",
-                f"It names a function FILE.py:NAME or PACKAGE.MODULE:NAME of any of {', '.join(PARAMETERS)}.",
-                "Correct the name or the function.",
-            )
-        answer: dict[str, Any] = process.ask(json.dumps(arguments_of(request)), timeout_s + SUPERVISOR_GRACE_S)
-        return str(answer["problem"])
-    finally:
-        process.close()
+def _refuse_without_answers(check: Check, prompts: Sequence[Prompt]) -> None:
+    if any(ground_truth_of(prompt.reference) for prompt in prompts):
+        return
+    first = prompts[0]
+    others = ", ".join(f"`{name}`" for name in first.row) or "none"
+    raise DataError(
+        f"{first.line}: neither the prompt {first.key!r} nor any other that {check.key}={check} scores has a "
+        "`ground_truth`, which that function takes",
+        f"Other fields of this line: {others}",
+        "Name the column that has it ({path: FILE, columns: {ground_truth: COLUMN}}), or give the parameter a default",
+    )
+
+
+def _note_on_answers(check: Check, prompts: Sequence[Prompt]) -> Sequence[str]:
+    """A note where prompts have no answer; empty otherwise."""
+    without = [prompt for prompt in prompts if not ground_truth_of(prompt.reference)]
+    if not without:
+        return ()
+    number = f"{len(without):,} of the {len(prompts):,} prompts"
+    return (f"{check.key}={check}: {number} that it scores have no ground_truth, the first in {without[0].line}.",)
 
 
 def _request(prompt: Prompt) -> ScoringRequest:
     """A response that says the answer."""
-    request = ScoringRequest(
+    return ScoringRequest(
         request=RequestId(round=0, prompt=PromptId(epoch=0, key=prompt.key), sample=0),
         domain=prompt.domain,
         prompt_text="\n".join(message["content"] for message in prompt.messages),
-        response_text="",
+        response_text=f"The answer is {ground_truth_of(prompt.reference)}.",
         is_truncated=False,
         reference=prompt.reference,
         row=prompt.row,
         prompt=prompt.as_written,
     )
-    return replace(request, response_text=f"The answer is {ground_truth_of(request)}.")

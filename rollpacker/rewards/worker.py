@@ -23,6 +23,7 @@ from rollpacker.rewards.supervisor_process import ProcessDied, SupervisorProcess
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rollpacker.protocols.references import Reference
     from rollpacker.protocols.reward import ScoringRequest
     from rollpacker.protocols.rollout import Verdict
 
@@ -194,15 +195,15 @@ def arguments_of(request: ScoringRequest) -> dict[str, Any]:
     return {
         "prompt": request.prompt,
         "response": request.response_text,
-        "ground_truth": ground_truth_of(request),
+        "ground_truth": ground_truth_of(request.reference),
         "row": dict(request.row),
         "is_truncated": request.is_truncated,
     }
 
 
-def ground_truth_of(request: ScoringRequest) -> str:
+def ground_truth_of(reference: Reference) -> str:
     """The answer to compare with; empty where the line has none."""
-    match request.reference:
+    match reference:
         case AnswerReference(text=text):
             return text
         case JudgeReference(answer=str() as answer):

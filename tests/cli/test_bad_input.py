@@ -39,6 +39,7 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
     "value with special characters": ([*RUN, "run.dir=a;b"], ["quoted", "Write 'run.dir=\"a;b\"'"]),
     "value with quotes": ([*RUN, 'run.dir=";'], ['Write \'run.dir="\\";"\'']),
     "two dots in a name": ([*RUN, "run..seed=1"], ["`run..seed`", "is not the name of a key", "Write run.seed=1"]),
+    "a word in braces": ([*RUN, "{run.dir=x}"], ["`{run.dir`", "is not the name of a key", "Write run.dir=x\n"]),
     "group without an option": ([*RUN, "system=null"], ["`null` is not an option of the group `system`", "verl"]),
     "group that is a number": ([*RUN, "hardware=8"], ["`8` is not an option of the group `hardware`", "h800"]),
     "a key of a group that nobody chose": (
@@ -174,7 +175,7 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
         [*RUN, "placement.engine=0-1", "placement.trainer=0", "backend.num_gpus=4", "engine.num_engines=4"],
         ["placement.engine=0-1 holds 2 engines", "Set engine.num_engines=2"],
     ),
-    "several values in one run": ([*RUN, "system=verl,rollpacker"], ["several values", "Add -m"]),
+    "several values in one run": ([*RUN, "system=verl,rollpacker"], ["several values", "rollpacker train -m"]),
     "interpolation of nothing": ([*RUN, "run.dir=${systm.name}"], ["run.dir", "systm.name"]),
     "unknown domain": ([*RUN, "data.domain_weights.mth=1"], ["`mth`", "data.domain_weights.math"]),
     "unknown domain of a reward": ([*RUN, "reward.domains.mth=walk"], ["`mth`", "reward.domains.math"]),
@@ -379,6 +380,10 @@ BAD_WORDS: dict[str, tuple[list[str], list[str]]] = {
     "replay of nothing that is there": (["replay", "nowhere"], ["nowhere does not exist"]),
     "replay of a file": (["replay", "prompts.jsonl"], ["prompts.jsonl is a file"]),
     "score without its files": (["score", "reward=math"], ["`responses`", "`out`", "`data.path`"]),
+    "score with a launcher": (
+        ["score", "hydra/launcher=slurm", "reward=math", "data.path=prompts.jsonl", "responses=a.jsonl", "out=s.jsonl"],
+        ["`hydra/launcher` has no effect", "have one: hydra.searchpath.\n", "Leave it out"],
+    ),
     "score with a key of train": (
         ["score", "data.path=prompts.jsonl", "run.seed=1"],
         ["`run.seed` is not a key", "score --help"],

@@ -173,6 +173,51 @@ def test_a_server_of_another_kind_is_refused(folder: Path, capsys: pytest.Captur
     assert "its answer has no list `rewards` of 1" in message
 
 
+def test_a_function_that_takes_answers_is_refused_where_no_prompt_has_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "q.jsonl").write_text('{"question": "1 + 1 =", "answer": "2"}\n' * 3)
+    words = ["check", RUN[0], "data.path=q.jsonl", "data.domain=mine", "reward.function=mine.py:score"]
+    message = refused(folder, capsys, [*words, "data.columns={prompt: question}", "rollout.num_prompts=1"])
+    assert "q.jsonl, line 1: neither the prompt" in message
+    assert "that reward.function=mine.py:score scores has a `ground_truth`, which that function takes" in message
+    assert "Other fields of this line: `answer`" in message
+    assert "Name the column that has it ({path: FILE, columns: {ground_truth: COLUMN}})" in message
+
+
+def test_a_function_with_a_default_takes_prompts_without_answers(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "lax.py").write_text("def score(response, ground_truth=''):\n    return len(response + ground_truth)")
+    (folder / "q.jsonl").write_text('{"prompt": "1 + 1 =", "domain": "mine"}\n')
+    for source in ("lax.py:score", "mine.py:is_short"):
+        words = ["check", RUN[0], "data.path=q.jsonl", "rollout.num_prompts=1", f"reward.function={source}"]
+        assert main(words) == 0
+        assert "ground_truth" not in capsys.readouterr().out
+
+
+def test_a_note_says_how_many_prompts_have_no_answer_for_a_function_or_a_server(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"id": str(number), "prompt": "?", "ground_truth": "1" if number % 2 else ""} for number in range(5)]
+    (folder / "q.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = ["check", RUN[0], "data.path=q.jsonl", "data.domain=mine", "rollout.num_prompts=1"]
+    with reward_server(lambda question: (200, {"rewards": [1.0] * len(question["query"])})) as (url, _):
+        for check in ("function=mine.py:score", f"url={url}"):
+            assert main([*words, f"reward.{check}"]) == 0
+            text = " ".join(capsys.readouterr().out.split())
+            assert f"reward.{check}: 3 of the 5 prompts that it scores have no ground_truth, the first in q.js" in text
+
+
+def test_a_function_that_cannot_be_imported_is_told_with_the_mistakes_of_the_prompts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refused(folder, capsys, ["check", RUN[0], "data.path=nothing.jsonl", "reward.function=mine.py:scoer"])
+    assert "2 mistakes" in message
+    assert "nothing.jsonl" in message
+    assert "reward.function=mine.py:scoer cannot be used: mine.py has no `scoer`; it has `score`" in message
+
+
 def test_check_says_what_scores(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = "reward.parts={accuracy: {function: mine.py:score}, format: {function: mine.py:is_short, weight: 0.2}}"
     before = tree_of(folder)

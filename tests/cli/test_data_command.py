@@ -1,9 +1,11 @@
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from rollpacker.cli.main import main
+from rollpacker.config.compose import compose
 from tests.data.files import write_cached, write_parquet
 
 ROWS = [{"question": f"What is {number} x 7?", "answer": f"#### {number * 7}"} for number in range(40)]
@@ -22,6 +24,20 @@ def test_a_data_set_is_converted_and_says_what_came_of_it(gsm8k, capsys):
     for words in ("rows", "40", "reward=math", "data.path=gsm8k.jsonl"):
         assert words in printed
     assert json.loads(Path("gsm8k.jsonl").read_text().splitlines()[1])["ground_truth"] == "7"
+
+
+def test_the_next_command_is_one_that_a_shell_and_the_configuration_read(gsm8k, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["data", "gsm8k", "from=set", "split=train", "out=my rows, all.jsonl"]) == 0
+    following = capsys.readouterr().out.partition("next")[2].strip()
+    words = [word for word in shlex.split(following) if word.startswith("data.path")]
+    config = compose(["model.path=model", *words])
+    assert config.data.path[0].path == Path("my rows, all.jsonl")
+
+
+def test_rows_of_any_table_name_no_next_command_since_their_reward_is_not_known(gsm8k, capsys):
+    assert main(["data", "rows", "from=set/main", "split=test", "out=rows.jsonl"]) == 0
+    assert "rollpacker check" not in capsys.readouterr().out
 
 
 def test_what_a_stream_carried_is_no_file_to_go_on_with(gsm8k, capsys):
@@ -49,7 +65,11 @@ def test_list_names_every_set_with_its_repository(capsys):
         (["gsm8k", "from=nowhere", "out=x", "split=train"], "nowhere does not exist"),
         (["gsm8k", "from=set", "out=x"], "several splits, and none is chosen Its splits: test, train Write split=test"),
         (["gsm8k", "from=set", "out=x", "split=dev"], "no split dev Its splits: test, train Write split=test"),
-        (["gsm8k", "from=set", "out=set"], "out=set is"),
+        (["gsm8k", "from=set", "split=test", "out=set"], "out=set is also read"),
+        (
+            ["gsm8k", "from=set", "split=test", "out=set/main/test-00000-of-00001.parquet", "overwrite=true"],
+            "out=set/main/test-00000-of-00001.parquet is also read",
+        ),
         (["gsm8k", "from=set", "out=x", "splits=dev"], "split"),
     ],
 )

@@ -8,15 +8,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from rollpacker.cli.evaluate import Requirement, _folder, parse_requirements
+from rollpacker.cli.evaluate import Requirement, _compose, _folder, _require, parse_requirements
 from rollpacker.cli.main import main
 from rollpacker.cli.scores import score_table
 from rollpacker.config.compose import compose
 from rollpacker.config.record import to_yaml
 from rollpacker.config.schema import RunConfig
-from rollpacker.core.errors import CheckpointError, ConfigError, ModelError
+from rollpacker.core.errors import CheckpointError, ConfigError, DataError, ModelError, WorldError
 from rollpacker.evaluation.comparison import differences_by_prompt, rewards_by_set
 from rollpacker.metrics.evaluation_files import read_newest_responses, write_responses
 from rollpacker.metrics.schemas import EVALUATION_TABLES
@@ -116,7 +118,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["runs/x", SET, "require=aime24>0.3"], "`aime24>0.3` cannot be read"),
         (["runs/x", SET, "require=aime24>=high"], "For example: require='aime24>=0.3,math500>=0.8'"),
         (["runs/x", SET, "reqire=aime24>=0.3"], "Write require=..."),
-        (["runs/x", SET, "against=nothing.parquet"], "nothing.parquet cannot be read as held-out responses"),
+        (["runs/x", SET, "against=nothing.parquet"], "nothing.parquet does not exist"),
         (["runs/x", SET, "against=prompts.jsonl"], "prompts.jsonl cannot be read as held-out responses"),
         (["runs/x", SET, "against=other"], "against=other has the sets math500, and this evaluation aime24"),
         (["runs/x", SET, "out=runs"], "out=runs is a folder"),
@@ -292,6 +294,25 @@ def test_the_file_of_an_evaluation_is_read_as_a_run_is(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "words"),
+    [
+        ("reward", ["high"], "Failed to parse string: 'high'"),
+        ("reward", [None], "Casting field 'reward' with null values"),
+        ("reward", [[1.0]], "Unsupported cast"),
+        ("reward", [float("nan")], "has rewards that are NaN"),
+        ("step", [None], "Casting field 'step' with null values"),
+    ],
+)
+def test_responses_of_other_types_or_without_a_reward_are_refused(
+    tmp_path: Path, column: str, values: list[object], words: str
+) -> None:
+    table = {"step": [1], "set": ["aime24"], "prompt": ["p"], "sample": [0], "reward": [1.0], column: values}
+    pq.write_table(pa.table(table), tmp_path / "e.parquet")
+    with pytest.raises(DataError, match=words):
+        read_newest_responses(tmp_path / "e.parquet")
+
+
 def test_a_mistake_is_answered_without_torch_or_ray(run_dir: Path) -> None:
     script = (
         "import sys; from rollpacker.cli.main import main; code = main(sys.argv[1:]); "
@@ -300,6 +321,28 @@ def test_a_mistake_is_answered_without_torch_or_ray(run_dir: Path) -> None:
     words = ["evaluate", "runs/x", SET, "require=aime25>=0.3"]
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
     assert done.stdout == "2 set()\n"
+
+
+def test_prompts_of_training_that_are_gone_are_left_out_with_a_note(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def composed(*words: str) -> RunConfig:
+        return _compose(run_dir, {0: None}, [SET, *words], run_dir / "e")[0]
+
+    assert composed().data.path is not None
+    assert not capsys.readouterr().err
+    Path("prompts.jsonl").rename("moved.jsonl")
+    assert composed().data.path is None
+    assert "prompts.jsonl, which the run was trained on, cannot be found" in capsys.readouterr().err
+    assert composed("data.path=moved.jsonl").data.path is not None
+
+
+def test_a_requirement_names_the_step_of_each_policy_that_fails_where_there_are_several() -> None:
+    requirements = parse_requirements("unseen>=0.5")
+    with pytest.raises(WorldError, match=r"unseen after step 0 is 0\.000, below 0\.5\. unseen after step 4 is 0\.250"):
+        _require(requirements, {(0, "unseen"): 0.0, (4, "unseen"): 0.25, (6, "unseen"): 0.75})
+    with pytest.raises(WorldError, match=r"unseen is 0\.000, below 0\.5"):
+        _require(requirements, {(0, "unseen"): 0.0})
 
 
 def test_scores_are_shown_also_where_the_file_for_them_can_no_longer_be_written(
@@ -341,7 +384,7 @@ def test_a_folder_that_is_named_with_a_prefix_of_hydra_stays() -> None:
 def test_check_describes_a_run_of_no_steps(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", *MODEL, SET, "data.path=null", "run.num_steps=0"]) == 0
     text = capsys.readouterr().out
-    assert "aime24 1 x 1: 1 responses, once; nothing is trained" in text
+    assert "aime24 1 x 1: 1 response, once; nothing is trained" in text
     assert "trainer" not in text[text.index("actors") : text.index("writes")]
     described = text[text.index("What it will do") :]
     assert "batch " not in described

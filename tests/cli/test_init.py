@@ -93,6 +93,7 @@ def test_an_environment_keeps_the_reward_that_it_chooses(workdir, capsys):
         ([], "has no model"),
         (["model=model"], "has no data"),
         (["model=model", "data=nothing.jsonl"], "nothing.jsonl"),
+        (["model=model", "data=a,b.jsonl"], "Write KEY=[A,B] for a list; `rollpacker train -m` runs once per value."),
         (["model=model", "data=gsm8"], "recipe of the group `experiment`: gsm8k, dapo-math.\nWrite data=gsm8k\n"),
         (["model=model", "data=prompts.jsonl", "rollout.num_promts=8"], "rollout.num_prompts"),
         (

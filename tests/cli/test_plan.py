@@ -39,7 +39,7 @@ def test_a_small_plan_prints_an_answer_and_writes_what_it_is_made_of(workdir, ca
     words = ["plan", *SMALL, f"workload.lengths={lengths}", "workload.domain=null", "seeds=2", "workers=1", "out=plan"]
     assert main([*words, "engine.tensor_parallel=1", "systems=verl,rollpacker"]) == 0
     printed = " ".join(capsys.readouterr().out.split())  # as if lines were not broken
-    assert "MODELLED, not measured" in printed
+    assert "MODELLED, not measured: Qwen2.5-7B on 4 h800, 4 x 2 responses" in printed
     assert "fitted to what the paper reports" in printed
     assert "100 responses, the longest 3,000 tokens" in printed
     assert "So few say little of the tail: its top 1 % is 1 responses." in printed
@@ -102,6 +102,13 @@ def test_a_system_with_a_length_history_is_modelled_beyond_its_first_epoch_or_th
         ([*SMALL, "hardware=h80"], "Write hardware=h800"),
         ([*SMALL, "system=rollpacker"], "Write systems=verl,rollpacker"),
         ([*SMALL, "engine.num_engines=8"], "Write gpus=N"),
+        ([*SMALL, "hardware.num_nodes=1"], "Write gpus=N"),
+        ([*SMALL, "placement=separate"], "Write nothing: engines and trainer take turns on all GPUs"),
+        ([*SMALL, "placement.engine=rest", "placement.trainer=4-7"], "`placement.trainer=4-7` with `rollpacker plan`"),
+        ([*SMALL, "setup=flash"], "placement.engine=rest and placement.trainer=6-7 with `rollpacker plan`"),
+        ([*SMALL, "experiment=elastic-workers"], "Write elastic=none"),
+        ([*SMALL, "elastic=sim"], "Write elastic=none"),
+        ([*SMALL, "engine.tensor_parallel=3"], "Leave out engine.tensor_parallel, or choose another."),
         ([*SMALL, "systems=verl,rolpacker"], "Write rollpacker"),
         ([*SMALL, "systems=verl"], "compares nothing"),
         ([*SMALL, "systems=rollpacker,verl"], "does not compare plain with tail batching"),
@@ -109,7 +116,13 @@ def test_a_system_with_a_length_history_is_modelled_beyond_its_first_epoch_or_th
         ([*SMALL, "trainer.tensor_parallel=3"], "trainer.tensor_parallel=3 does not divide the model's"),
         (replaced(SMALL, ["model=qwen2.5-32b", "hardware=a100-40g", "gpus=1"]), "gpus=1 with a trainer of 8 GPUs"),
         ([*SMALL, "workload.lengths=missing.csv"], "missing.csv"),
-        ([*SMALL, "out=prompts.jsonl"], "out=prompts.jsonl exists"),
+        ([*SMALL, "out=prompts.jsonl"], "out=prompts.jsonl is a file"),
+        ([*SMALL, "out=/proc/x"], "Choose another out"),
+        ([*SMALL, "out=a$b"], "out=a$b would be taken literally"),
+        ([*SMALL, f"out={'x' * 300}"], "Choose a shorter out"),
+        ([*SMALL, "out=a,b {c}", "trainer.tensor_parallel=3"], "trainer.tensor_parallel=3 does not divide the model's"),
+        ([*SMALL, "out=a\nb"], "Choose another out"),
+        ([*SMALL, "model.path=model"], "model.path=model has another shape than model.name=Qwen2.5-7B: num_layers 2"),
         ([*SMALL, "out=model"], "Choose another out"),
         (["gpus=4"], "Add model=qwen2.5-14b"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ def test_every_option_of_every_group_composes_and_our_experiments_set_no_key_wit
     assert (getattr(section, "name", None) or option).lower() == option
     if group == "experiment":
         assert keys_without_effect(config) == ()
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda option: option)
+def test_a_comment_of_a_whole_line_stands_at_the_top_where_it_describes_the_option(group: str, option: str) -> None:
+    lines = (conf_dir() / group / f"{option}.yaml").read_text().splitlines()
+    settings = itertools.dropwhile(lambda line: not line or line.startswith("#"), lines)
+    assert group == "hardware" or not any(line.startswith("#") for line in settings)  # it has the tables of its fit
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda option: option)

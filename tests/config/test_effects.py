@@ -60,6 +60,10 @@ def test_a_warm_up_that_ends_with_the_run_has_its_effect() -> None:
         (["reward.sandbox.max_case_s=3"], "reward.sandbox.max_case_s=3.0"),
         (["reward.overlong_penalty=3"], "reward.overlong_penalty=3.0"),
         (["weight_sync.transport=object_store", "weight_sync.bucket_mb=9"], "weight_sync.bucket_mb=9"),
+        (
+            ["elastic.max_workers=2", "weight_sync.transport=handles", "weight_sync.bucket_mb=9"],
+            "weight_sync.bucket_mb=9",
+        ),
         ([*SIM, "backend.num_cpus=9"], "backend.num_cpus=9"),
         ([*SIM, "engine.num_threads=9"], "engine.num_threads=9"),
         ([*SIM, "weight_sync.timeout_s=9"], "weight_sync.timeout_s=9.0"),

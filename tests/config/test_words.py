@@ -11,6 +11,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rollpacker.config.compose import compose
+from rollpacker.config.entry_names import word_below
+from rollpacker.config.multirun import expand_sweep, point_names
 from rollpacker.config.words import in_hydra, key_of, quoted
 from rollpacker.core.errors import ConfigError
 
@@ -79,3 +81,42 @@ def test_a_list_that_cannot_be_read_is_not_advised_to_become_a_text() -> None:
 
 def test_the_key_of_a_word_has_no_prefix_of_hydra() -> None:
     assert [key_of(word) for word in ("run.dir=x", "+run.dir=x", "++run.dir=x", "~run.dir")] == ["run.dir"] * 4
+
+
+DOMAINS = [
+    "math",
+    "openai/gsm8k",
+    "Counting & Probability",
+    "é",
+    "a.b",
+    "a=b",
+    "it's",
+    r"a\b",
+    'say "x"',
+    "a${x}",
+    "1x",
+]
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_a_domain_of_any_signs_is_set_by_the_word_that_messages_advise(name: str) -> None:
+    (word,) = shlex.split(word_below("data.domain_weights", name, "2"))
+    assert compose([*INPUTS, word]).data.domain_weights == {name: 2}
+
+
+def test_a_domain_without_an_equals_sign_needs_no_quotes_of_its_own() -> None:
+    words = ["data.domain_weights.openai/gsm8k=2", "reward=math", "reward.domains.Counting & Probability=math"]
+    config = compose([*INPUTS, *words])
+    assert config.data.domain_weights == {"openai/gsm8k": 2}
+    assert config.reward.domains == {"Counting & Probability": "math"}
+
+
+@pytest.mark.parametrize("value", ["x", "1,2", "a b", "]"])
+def test_a_wrong_value_of_a_domain_is_refused_with_the_name_as_it_was_given(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.domain_weights\.openai/gsm8k="):
+        compose([*INPUTS, f"data.domain_weights.openai/gsm8k={value}"])
+
+
+def test_points_of_a_multirun_name_a_domain_as_it_was_given() -> None:
+    points = expand_sweep([*INPUTS, "data.domain_weights.openai/gsm8k=1,2"])
+    assert point_names(points) == ("data.domain_weights.openai/gsm8k=1", "data.domain_weights.openai/gsm8k=2")

@@ -49,3 +49,9 @@ def write_cached(cache: Path, kind: str, repository: str, files: dict[str, Path 
     (folder / "refs").mkdir(exist_ok=True)
     (folder / "refs" / "main").write_text(commit)
     return folder / "snapshots" / commit
+
+
+def write_arrow(path: Path, table: pa.Table) -> Path:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
+        file.write_table(table)
+    return path

@@ -208,3 +208,34 @@ def test_a_number_that_json_does_not_have_is_refused_with_its_row_and_column(tmp
     path.write_text(json.dumps({"id": "a", "score": 0.5}) + "\n" + json.dumps({"id": "b", "score": value}) + "\n")
     with pytest.raises(DataError, match="line 2: `score` holds NaN or an infinite number"):
         list(convert_rows(CONVERTERS["rows"], path, None, Converted()))
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "words"),
+    [
+        ("aime24", {"problem": "1 + 1?", "answer": True}, "`answer` is true"),
+        ("aime24", {"problem": "1 + 1?", "answer": ["1"]}, '`answer` is ["1"]'),
+        ("aime24", {"problem": {"text": "1 + 1?"}, "answer": 2}, "`problem` is {"),
+        ("aime24", {"problem": "1 + 1?", "answer": float("inf")}, "`answer` is Infinity"),
+        ("gsm8k", {"question": "1 + 1?", "answer": "It is 2 #### "}, "`answer` has nothing after ####"),
+        ("gsm8k", {"question": ["1 + 1?"], "answer": "#### 2"}, '`question` is ["1'),
+        ("dapo-17k", dapo(["2"]), '`reward_model.ground_truth` is ["2"]'),
+        ("dapo-17k", {**dapo("2"), "prompt": " "}, "`prompt` is"),
+        ("gpqa", {"Question": "1 + 1?", "Correct Answer": [2]}, "`Correct Answer` is [2]"),
+        ("livecodebench", livecodebench(question_content={"text": "Double"}), "`question_content` is {"),
+    ],
+)
+def test_what_is_no_text_and_no_number_is_refused_with_its_row(tmp_path, name, row, words):
+    write_lines(tmp_path / "set" / "gpqa_diamond.jsonl", row)
+    with pytest.raises(DataError) as caught:
+        convert(name, tmp_path / "set")
+    assert words in caught.value.problem
+    assert "line 1" in caught.value.problem
+
+
+def test_nulls_with_which_a_table_fills_tools_and_messages_are_not_written(tmp_path):
+    tools = [{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {"b": 2}}]
+    row = {"id": 1, "domain": "d", "prompt": "hi", "tools": tools, "extra": None}
+    write_parquet(tmp_path / "set" / "x.parquet", [row])
+    (line,) = convert_rows(CONVERTERS["rows"], tmp_path / "set", None, Converted())
+    assert json.loads(line) == row

@@ -116,21 +116,36 @@ def with_messages(messages):
         ("[" * 100_000, ["cannot be read"]),
         (without("id"), ["the field `id` is missing", "`domain`, `prompt`, `ground_truth`"]),
         (without("domain"), ["the field `domain` is missing"]),
-        ({**without("ground_truth"), "groundtruth": "2"}, ["Rename `groundtruth` to `ground_truth`"]),
+        ({**without("ground_truth"), "groundtruth": "2"}, ["rename `groundtruth` to `ground_truth`"]),
         (without("prompt"), ["the field `messages` or `prompt` is missing"]),
         (
             {**without("prompt"), "messages": None},
-            ["the field `messages` or `prompt` is missing; `messages` is null", "Add `messages` or `prompt`"],
+            ["the field `messages` or `prompt` is missing; `messages` is null", "add `messages` or `prompt`"],
         ),
-        ({**without("prompt"), "messages": None, "message": []}, ["Rename `message` to `messages`"]),
-        ({**without("prompt"), "message": []}, ["Rename `message` to `messages`"]),
+        ({**without("prompt"), "messages": None, "message": []}, ["rename `message` to `messages`"]),
+        ({**without("prompt"), "message": []}, ["rename `message` to `messages`"]),
+        (
+            {"id": "a", "question": "1 + 1", "answer": "2"},
+            [
+                "the field `messages` or `prompt` is missing; the field `domain` is missing",
+                "Set data.domain=math",
+                "Set 'data.columns={prompt:question,ground_truth:answer}'",
+            ],
+        ),
+        (
+            {**without("prompt"), "source": 3, "my task": "1 + 1"},
+            ["Set 'data.columns={prompt:\"my task\"}', or rename `my task` to `prompt`"],
+        ),
+        ({**without("prompt"), "chat": [USER]}, ["Set 'data.columns={messages:chat}'"]),
         ({**GOOD, "id": ""}, ['`id` is ""']),
         ({**GOOD, "id": None}, ["`id` is null"]),
         ({**GOOD, "id": True}, ["`id` is true"]),
         ({**GOOD, "id": ["a"]}, ['`id` is ["a"]']),
         ('{"id": NaN}', ["`id` is NaN"]),
         ({**GOOD, "domain": 3}, ["`domain` is 3"]),
-        ({**GOOD, "prompt": ["a"]}, ['`prompt` is ["a"]']),
+        ({**GOOD, "prompt": ["a"]}, ['`prompt` is ["a"]', "or a list of messages"]),
+        ({**GOOD, "prompt": []}, ["`prompt` is []", "a list of at least one message"]),
+        ({**GOOD, "prompt": [{"role": "user"}]}, ["`prompt[0]` is"]),
         ({**GOOD, "prompt": ""}, ['`prompt` is ""', "not blank"]),
         ({**GOOD, "prompt": " \n"}, ["`prompt` is"]),
         ({**GOOD, "prompt": "x" * 30 + "\ud800"}, ["`prompt`", "surrogate"]),
@@ -212,3 +227,14 @@ def test_a_missing_directory_is_named(tmp_path):
 def test_a_directory_without_data_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("# A data set whose files were not copied")
     assert "holds no data" in error_of(tmp_path)
+
+
+def test_a_file_that_is_one_object_is_named_so_and_not_printed_whole(tmp_path):
+    said = error_of(write(tmp_path / "p.json", {f"row-{number}": GOOD for number in range(5000)}))
+    assert "`row-19` and 4,980 more; a file that is one object of all its rows" in said
+    assert len(said) < 1000
+
+
+def test_the_address_of_a_data_set_of_the_hub_is_answered_with_its_name():
+    with pytest.raises(DataError, match="by hf://openai/gsm8k, or"):
+        load_prompts("https://huggingface.co/datasets/openai/gsm8k/tree/main")

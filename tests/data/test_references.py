@@ -180,7 +180,7 @@ STDIN = {"input": "1", "output": "2"}
     [
         (
             {"test_case": []},
-            ["`ground_truth` or `test_cases` or `rubric` is missing", "Rename `test_case` to `test_cases`"],
+            ["`ground_truth` or `test_cases` or `rubric` is missing", "rename `test_case` to `test_cases`"],
         ),
         ({"test_cases": []}, ["`test_cases` holds no test case"]),
         ({"test_cases": {}}, ["`test_cases` is {}", "a list of test cases"]),

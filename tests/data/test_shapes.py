@@ -7,8 +7,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from rollpacker.config.compose import compose
-from rollpacker.core.errors import ModelError
-from rollpacker.data.shapes import num_experts_of, transformer_of
+from rollpacker.core.errors import ConfigError, ModelError
+from rollpacker.data.shapes import check_shape, num_experts_of, transformer_of
 
 SIZES = {
     "num_hidden_layers": 1,
@@ -77,3 +77,27 @@ def test_experts_that_are_listed_are_experts_whose_sizes_are_refused(shape_of):
     assert num_experts_of({"moe_num_experts": []}) == num_experts_of({"num_experts": ["64"]}) == 0
     with pytest.raises(ModelError, match="num_experts"):
         shape_of(moe_num_experts=[64, 32], moe_k=6)
+
+
+def model_of(folder, **shape):
+    words = [f"model.shape.{name}={size}" for name, size in shape.items()]
+    return compose([f"model.path={folder}", *words, "backend=sim", "run.dir=x"]).model
+
+
+def test_a_shape_that_is_not_that_of_the_directory_is_refused(shape_of, tmp_path):
+    shape = shape_of().model_dump()
+    check_shape(model_of(tmp_path, **shape))
+    check_shape(model_of(tmp_path, **shape | {"has_tied_embeddings": True}))
+    check_shape(model_of(tmp_path / "nowhere", **shape))
+    with pytest.raises(
+        ConfigError, match=r"has another shape than model\.shape: vocab_size 16 instead of 1,024\."
+    ) as at:
+        check_shape(model_of(tmp_path, **shape | {"vocab_size": 1024}))
+    assert "Choose model=huggingface" in at.value.remedy
+
+
+def test_a_model_directory_that_is_not_there_is_no_damaged_download(tmp_path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ModelError, match="mode does not exist") as at:
+        transformer_of(compose([f"model.path={tmp_path}/mode", "backend=sim", "run.dir=x"]).model)
+    assert at.value.remedy == f"Did you mean {tmp_path}/model?"

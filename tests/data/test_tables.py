@@ -9,7 +9,7 @@ import pytest
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.errors import DataError
 from rollpacker.data.prompts import load_prompts
-from tests.data.files import write_parquet
+from tests.data.files import write_arrow, write_parquet
 
 
 def function(name, **parameters):
@@ -74,3 +74,38 @@ def test_a_text_that_is_not_utf_8_is_refused_with_how_it_becomes_that(tmp_path, 
     with pytest.raises(DataError) as caught:
         load_prompts([PromptFile(path=tmp_path / name)])
     assert remedy in caught.value.remedy
+
+
+def test_numbers_of_float32_are_the_decimals_that_were_written(tmp_path):
+    numbers = pa.array([0.1, 1e-05, 16777216, None], pa.float32())
+    nested = pa.StructArray.from_arrays([numbers, pa.array([[0.3]] * 4, pa.list_(pa.float32()))], ["score", "scores"])
+    columns = {"prompt": ["a", "b", "c", "d"], "domain": ["math"] * 4, "ground_truth": numbers, "extra": nested}
+    pq.write_table(pa.table(columns).slice(0, 3), tmp_path / "x.parquet")
+    prompts = load_prompts([PromptFile(path=tmp_path / "x.parquet")])
+    assert [prompt.reference.text for prompt in prompts] == ["0.1", "0.00001", "16777216.0"]
+    assert prompts[0].row == {"extra": {"score": 0.1, "scores": [0.3]}}
+    assert load_prompts([PromptFile(path=tmp_path / "x.parquet", columns={"ground_truth": "extra.score"})])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "read"),
+    [
+        (pa.large_list(pa.float32()), [0.1], [0.1]),
+        (pa.list_(pa.float32(), 2), [0.1, 0.2], [0.1, 0.2]),
+        (pa.map_(pa.string(), pa.float32()), {"a": 0.1}, [["a", 0.1]]),
+        (pa.large_list(pa.list_(pa.map_(pa.float32(), pa.int8()), 1)), [[{0.1: 1}]], [[[[0.1, 1]]]]),
+    ],
+    ids=str,
+)
+def test_numbers_of_float32_are_decimals_in_lists_and_maps_of_every_kind(tmp_path, kind, value, read):
+    columns = {"prompt": ["a", "b"], "domain": ["math"] * 2, "ground_truth": ["1"] * 2}
+    path = write_arrow(tmp_path / "x.arrow", pa.table(columns | {"extra": pa.array([value, None], kind)}))
+    assert [prompt.row for prompt in load_prompts([PromptFile(path=path)])] == [{"extra": read}, {"extra": None}]
+
+
+def test_a_field_of_csv_may_be_as_long_as_a_line_of_json(tmp_path):
+    problem = "x" * 200_000
+    path = tmp_path / "x.csv"
+    path.write_text(f'id,domain,prompt,ground_truth\n1,math,"{problem}",42\n')
+    [prompt] = load_prompts([PromptFile(path=path)])
+    assert prompt.text == problem

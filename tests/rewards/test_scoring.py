@@ -59,7 +59,8 @@ def test_each_response_gets_a_line_in_the_order_of_the_input(tmp_path, prompts):
     [
         ({"id": "walk-2", "response": ""}, ["line 2", "'walk-2' is not in the prompt file", "Did you mean 'walk-1'?"]),
         ({"id": "walk-1"}, ["line 2", "`response` is missing"]),
-        ({"id": "walk-1", "answer": ""}, ["line 2", "`response` is missing"]),
+        ({"id": "walk-1", "answer": ""}, ["line 2", "`response` is missing", "Add `response` in every line"]),
+        ({"id": "walk-1", "Response": ""}, ["Rename `Response` to `response` in every line"]),
         ({"id": "walk-1", "response": 5}, ["line 2", "`response` is 5"]),
         ({"response": "+2 5"}, ["line 2", "`id` is missing"]),
     ],
@@ -72,6 +73,20 @@ def test_a_wrong_response_line_is_named_and_nothing_is_written(tmp_path, prompts
         assert word in str(caught.value)
     assert "data." not in str(caught.value)
     assert not (tmp_path / "scores.jsonl").exists()
+
+
+def test_ids_that_are_made_are_named_where_a_response_has_another_one(tmp_path):
+    prompts = write(tmp_path / "p.jsonl", [{"domain": "walk", "prompt": "3 5 :", "ground_truth": "3 5"}])
+    responses = write(tmp_path / "answers.jsonl", [{"id": 1, "response": "+2 5"}])
+    with pytest.raises(
+        DataError, match=r"rows without `id` have made ones, such as '\w{16}' of .*p\.jsonl, line 1"
+    ) as at:
+        score_file(WALK, [PromptFile(path=prompts)], responses, tmp_path / "scores.jsonl")
+    assert at.value.remedy == "Give the prompts a field `id`, or name them by their made ids"
+    made = at.value.allowed.split("'")[1]
+    write(responses, [{"id": made, "response": "+2 5"}])
+    score_file(WALK, [PromptFile(path=prompts)], responses, tmp_path / "scores.jsonl")
+    assert read(tmp_path / "scores.jsonl")[0]["reason"] == "correct"
 
 
 def test_responses_are_read_from_a_table_as_prompts_are(tmp_path, prompts):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker.cli.run_words.rollout import num_steps_of
 from rollpacker.protocols.backend import ModelledCluster
-from rollpacker.report.words import digits
+from rollpacker.report.words import digits, plural
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -23,19 +23,19 @@ def evaluation_words(config: RunConfig, resolved: ResolvedRun) -> str:
     steps = {*turns, *([0] if section.at_start else []), *([num_steps] if section.at_end else [])}
     when = [
         *(["before the first step"] if section.at_start else []),
-        *([f"every {section.every_steps} steps"] if section.every_steps else []),
+        *([f"every {plural(section.every_steps, 'step')}"] if section.every_steps else []),
         *(["after the last one"] if section.at_end else []),
     ]
     per_step = config.rollout.num_prompts * config.rollout.num_responses
     listed = ", ".join(f"{name} {prompts:,} x {samples}" for name, (prompts, samples) in sizes.items())
     if not config.trains:
-        return f"{listed}: {num_responses:,} responses, once; nothing is trained"
+        return f"{listed}: {plural(num_responses, 'response')}, once; nothing is trained"
     if not steps:
         return f"{listed}: never, by evaluation.every_steps, at_start and at_end"
     return (
-        f"{listed}: {num_responses:,} responses, {' and '.join(when)}\n"
-        f"{len(steps):,} evaluations, {len(steps) * num_responses:,} responses in all, where training has "
-        f"{num_steps * per_step:,}\n{_cost(config, resolved.cluster)}"
+        f"{listed}: {plural(num_responses, 'response')}, {' and '.join(when)}\n"
+        f"{plural(len(steps), 'evaluation')}, {plural(len(steps) * num_responses, 'response')} in all, where training "
+        f"has {num_steps * per_step:,}\n{_cost(config, resolved.cluster)}"
     )
 
 

@@ -14,6 +14,8 @@ def model_words(config: RunConfig, model: ModelFacts) -> str:
     """Give architecture, size, precision and place of the policy's model."""
     parameters = "" if model.num_parameters is None else f", {model.num_parameters:,} parameters"
     source = f", from {config.model.path}" if config.model.path else ""
+    if config.backend.name == "sim" and config.model.shape:
+        source = f", the shape of {config.model.name}" if config.model.name else ", by model.shape"
     return (
         f"{model.architecture}{parameters}, {_bytes(model.num_weight_bytes)} of weights\n"
         f"computed in {config.model.dtype}{source}"

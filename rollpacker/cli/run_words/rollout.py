@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def batch_words(config: RunConfig, settings: SchedulerSettings) -> str:
     """Give prompts and responses of a step, of each domain, and the updates that they are trained in."""
     num_prompts, num_responses = settings.num_prompts, settings.num_responses
-    text = f"{num_prompts} prompts x {num_responses} responses = {num_prompts * num_responses:,} responses per step"
+    per_step = plural(num_prompts * num_responses, "response")
+    text = f"{plural(num_prompts, 'prompt')} x {plural(num_responses, 'response')} = {per_step} per step"
     quotas = apportion(num_prompts, dict(settings.domain_weights))
     if len(quotas) > 1:
         text += "\nof each domain: " + ", ".join(f"{domain} {quota}" for domain, quota in quotas.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +16,7 @@ Word = Annotated[str, Field(coerce_numbers_to_str=True)]
 def _variables(variables: dict[str, str]) -> dict[str, str]:
     """Refuse what bash cannot export: it would complain in the job's log, and go on without."""
     for name in variables:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        if not (name.isascii() and name.isidentifier()):
             raise ValueError(
                 f"cluster.environment names no variable by {name!r}.\n"
                 "A name has ASCII letters, digits and _, and begins with no digit.\nCorrect it."
@@ -127,8 +126,9 @@ class ClusterSection(Section):
     """A job that is preempted, reaches its limit or loses a node that its run needs is requeued, and the run resumes
     from its checkpoint; see `max_attempts_without_progress`."""
     signal: Literal["URG", "USR2", "TERM"] = "URG"
-    """What Slurm sends before the time limit and, where it is set up so, at preemption. USR2 and TERM end Ray and
-    mounted images unless they are shielded; URG does not."""
+    """What Slurm sends to every process of a job before the time limit and, where it is set up so, at preemption. USR2
+    and TERM end Ray and images that are mounted without root (squashfuse) unless they are shielded; URG does not. Where
+    preemption always sends TERM, use an unpacked image, which needs no mount: slurm/build_image.sh FOLDER."""
     signal_lead_s: Count = Field(120, ge=1)
     """How long before the time limit; Slurm may be a minute early."""
     max_attempts_without_progress: Count = Field(2, ge=1)

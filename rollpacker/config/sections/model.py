@@ -84,6 +84,11 @@ class ModelSection(Section):
         return None if name is None or is_here else name
 
     @property
+    def label(self) -> str:
+        """What people call it: its name, or that of its directory; empty for a shape alone."""
+        return self.name or (self.path.name if self.path else "")
+
+    @property
     def directory(self) -> Path:
         """Where the model lies, which every real run has; of a name that the cache lacks, the name as a path."""
         assert self.path is not None

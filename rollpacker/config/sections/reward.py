@@ -51,9 +51,9 @@ class RewardSection(Section):
     """Your own check, in the place of `name`: my_reward.py:score, or package.module:score. It takes any of the
     parameters prompt, response, ground_truth, row (the line's other fields) and is_truncated, by name, and returns a
     number, a number and a reason, or a dict of `score`, perhaps a `reason`, and other numbers, which are logged as
-    parts. It may be async. It runs in processes that are killed after `timeout_s`; a response for which it raises
-    scores 0 with a reason. What it prints as it scores is in reward.log below run.dir/logs, the first 64 KiB of each
-    process."""
+    parts. ground_truth is empty where a line has none; if no line has one, the parameter needs a default. It may be
+    async. It runs in processes that are killed after `timeout_s`; a response for which it raises scores 0 with a
+    reason. What it prints as it scores is in reward.log below run.dir/logs, the first 64 KiB of each process."""
     url: str | None = None
     """A server that scores, in the place of `name`. It gets POST requests with JSON lists of up to 64 texts, {query:
     prompts with responses, prompts: [...], labels: ground truths}, and answers {rewards: [...]}, as OpenRLHF's remote
@@ -68,7 +68,8 @@ class RewardSection(Section):
         dict[str, str],
         Kind("a mapping of each domain to math, walk, sandbox, judge, FILE.py:NAME, MODULE:NAME or a URL"),
     ] = Field(default_factory=dict)
-    """The check of domains that the others do not score, such as {code: sandbox, poems: my.py:rhymes}."""
+    """The check of domains that the others do not score, such as {code: sandbox, poems: my.py:rhymes}. A name of other
+    signs than letters is in quotes of its own: 'reward.domains."openai/gsm8k"=math'."""
     overlong_buffer_tokens: Count | None = Field(None, ge=1)
     """Over-long reward shaping (DAPO): the reward of a response falls linearly over so many tokens below
     the length limit, down to `overlong_penalty` less at the limit. null: not at all. What dynamic sampling goes by is

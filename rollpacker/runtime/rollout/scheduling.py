@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from rollpacker.config.entry_names import key_below, word_below
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
 from rollpacker.config.sections.elastic import ElasticSection
@@ -197,7 +198,7 @@ def supplied_settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, 
         raise ConfigError(
             f"data.domain_weights has no weight for {', '.join(unweighted)}, so these prompts would never be trained.",
             f"Every domain in {_source(config)} has a weight, or none has.",
-            f"Add data.domain_weights.{unweighted[0]}=..., or remove its prompts from the file.",
+            f"Add {word_below('data.domain_weights', unweighted[0], '...')}, or remove its prompts from the file.",
         )
     is_real = config.backend.name == "ray"
     degrees = degrees_of(config) if is_real else (config.engine.tensor_parallel,)
@@ -208,7 +209,8 @@ def supplied_settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, 
                 f"Domain `{domain}` has {counted(num_prompts_by_domain[domain], 'prompt')}, but fills {quota} places "
                 "of every batch.",
                 "A prompt is in a batch once per epoch.",
-                f"Add prompts of the domain, or lower data.domain_weights.{domain} or rollout.num_prompts.",
+                f"Add prompts of the domain, or lower {key_below('data.domain_weights', domain)} or "
+                "rollout.num_prompts.",
             )
     return settings
 
@@ -221,7 +223,8 @@ def _check_places(num_prompts: int, weights: Mapping[Domain, Fraction]) -> None:
                 f"Domain {domain!r} gets no place in a batch of rollout.num_prompts={num_prompts}: its share is "
                 f"{float(weights[domain] / sum(weights.values())):.2%}.",
                 "Each domain has at least one place in every batch, or its prompts would never be trained.",
-                f"Raise rollout.num_prompts or data.domain_weights.{domain}, or remove the domain's prompts.",
+                f"Raise rollout.num_prompts or {key_below('data.domain_weights', domain)}, or remove the domain's "
+                "prompts.",
             )
 
 

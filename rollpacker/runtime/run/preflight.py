@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rollpacker.config.effects import keys_without_effect
+from rollpacker.config.effects import keys_without_effect, off_policy_updates
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.schema import MOST_RESPONSES, RunConfig
 from rollpacker.core.errors import ConfigError, ModelError, UserError
@@ -26,7 +26,7 @@ from rollpacker.data.held_out import check_apart, load_held_out, notes_of_suffix
 from rollpacker.data.json_files import decoder_of, read_object
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.order import other_prompts
-from rollpacker.data.shapes import caps_scores
+from rollpacker.data.shapes import caps_scores, check_shape
 from rollpacker.data.weight_files import read_tensors, weight_files
 from rollpacker.engines.vllm.installed import check_drafter, check_vllm, check_vllm_installed
 from rollpacker.environments.prompts import prompts_to_train
@@ -37,7 +37,7 @@ from rollpacker.protocols.rollout import Prompt
 from rollpacker.rewards.factory import check_references
 from rollpacker.rewards.judge.reading import check_rubrics
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
-from rollpacker.rewards.trial import try_checks
+from rollpacker.rewards.trial import check_functions, try_checks
 from rollpacker.runtime.job.allocation import current_allocation, surrounding_images
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.model_fit import ModelFit, validate_fit
@@ -86,6 +86,7 @@ class RealRunFacts:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
+        self._notes_on_answers: list[str] = []
 
     def model(self) -> ModelFacts:
         return _model_facts(self._config)
@@ -120,7 +121,7 @@ class RealRunFacts:
         check_rubrics(self._config.reward, prompts, can_ask=_runs_in_this_environment(self._config))
         check_chat(self._config.data, self._config.model.directory, prompts)
         if _runs_in_this_environment(self._config):
-            try_checks(self._config.reward, prompts, can_reach=self.is_here)
+            self._notes_on_answers += try_checks(self._config.reward, prompts, can_reach=self.is_here)
             if self._config.environment and prompts:
                 try_environment(self._config, prompts[0])
 
@@ -134,7 +135,8 @@ class RealRunFacts:
 
     def notes(self) -> tuple[str, ...]:
         cluster = self._config.cluster
-        notes = notes_of_suffixes(self._config.evaluation, self._config.data)
+        suffixes = notes_of_suffixes(self._config.evaluation, self._config.data)
+        notes = (*suffixes, *dict.fromkeys(self._notes_on_answers))
         if cluster is None or not self.is_here or current_allocation(os.environ) is not None:
             return notes
         return (
@@ -160,6 +162,7 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
             return None
 
     model = look(run_facts.model)
+    look(lambda: check_shape(config.model))
     num_prompts_by_domain = look(lambda: enough_prompts(config, run_facts.num_prompts_by_domain()))
     num_held_out = look(lambda: _few_enough(config, run_facts.num_held_out()))
     settings = None
@@ -178,7 +181,7 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
         look(lambda: _check_kept_requests(config, cluster))
     look(lambda: _check_engine(config))
     look(lambda: _check_trainer(config))
-    look(lambda: _check_reward(config))
+    look(lambda: _check_reward(config, are_prompts_known=num_prompts_by_domain is not None))
     look(lambda: _check_judge(config))
     look(lambda: _check_input_files(config))
     look(lambda: check_run_dir(config))
@@ -202,7 +205,7 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
         cluster=cluster,
         fit=fit,
         finished_steps=newest.meta.step if newest else 0,
-        notes=(*run_facts.notes(), *keys_without_effect(config), *_uncorrected_loss(config, loss_reads)),
+        notes=(*run_facts.notes(), *keys_without_effect(config), *_notes_on_own_loss(config, loss_reads)),
     )
 
 
@@ -311,8 +314,13 @@ def _check_trainer(config: RunConfig) -> None:
         check_megatron()
 
 
-def _check_reward(config: RunConfig) -> None:
-    if _runs_in_this_environment(config) and config.backend.name == "ray" and "sandbox" in config.reward.names:
+def _check_reward(config: RunConfig, *, are_prompts_known: bool) -> None:
+    """Check the sandbox, and the functions that were not tried on prompts, since these have mistakes."""
+    if not _runs_in_this_environment(config):
+        return
+    if not are_prompts_known:
+        check_functions(config.reward)
+    if "sandbox" in config.reward.names:
         check_sandbox(config.reward.sandbox)
 
 
@@ -331,16 +339,17 @@ def _check_judge(config: RunConfig) -> None:
         )
 
 
-def _uncorrected_loss(config: RunConfig, reads: Sequence[str] | None) -> tuple[str, ...]:
-    """A note where nothing corrects the gap between engine and trainer; `reads` is None without an own loss."""
-    is_chosen = config.trainer.mismatch is not None
-    if reads is None or "behaviour" in reads or config.engine.name != "vllm" or is_chosen or not config.trains:
-        return ()
-    note = (
-        f"trainer.loss={config.trainer.loss} does not read `behaviour`, the log-probabilities of vLLM, which differ a "
-        "little from the trainer's: nothing corrects the gap. trainer.mismatch=token_truncate would."
-    )
-    return (note,)
+def _notes_on_own_loss(config: RunConfig, reads: Sequence[str] | None) -> Iterator[str]:
+    """Where nothing corrects for what sampled the tokens: vLLM, or an older policy; `reads` is None without such."""
+    if reads is None or "behaviour" in reads or not config.trains:
+        return
+    if config.engine.name == "vllm" and config.trainer.mismatch is None:
+        yield (
+            f"trainer.loss={config.trainer.loss} does not read `behaviour`, the log-probabilities of vLLM, which "
+            "differ a little from the trainer's: nothing corrects the gap. trainer.mismatch=token_truncate would."
+        )
+    if "proximal" not in reads and config.trainer.num_minibatches > 1:
+        yield off_policy_updates(config)
 
 
 def _check_callbacks(config: RunConfig) -> None:

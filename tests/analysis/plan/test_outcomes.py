@@ -3,8 +3,9 @@
 import pandas as pd
 import pytest
 
-from rollpacker.analysis.plan.outcomes import kv_peak_share, outcome_of
+from rollpacker.analysis.plan.outcomes import attempt, kv_peak_share, outcome_of
 from rollpacker.analysis.plan.trials import Setting, Trial
+from tests.sim.composed import config_of, small
 
 TRIAL = Trial(Setting("rollpacker", eta=1.25, tensor_parallel=2, num_gpus=4, rho=0.3), seed=0, num_steps=4)
 
@@ -153,3 +154,9 @@ def test_after_its_environment_failed_a_response_begins_with_an_empty_cache():
     before = (0, "engine-0", "turn", 0, 5, 500), (0, "engine-0", "failed", 6, 7, 0)
     assert peak_share(again, *before) == pytest.approx((10 + 500 + 10 + 90 * 7 / 25) / 1000)
     assert peak_share(again, before[1]) == pytest.approx((10 + 45 + 100) / 1000)
+
+
+def test_a_trial_of_hardware_slower_than_every_default_deadline_is_modelled_to_its_end(tmp_path):
+    slow = ("workload.reward_time_s=2000", "hardware.rollout_start_s=3000")
+    base = config_of(tmp_path, small("system=rollpacker", "rollout.num_prompts=4", "rollout.num_responses=2", *slow))
+    assert attempt((base, TRIAL._replace(num_steps=1), tmp_path))["step_time_s"] > 3000

@@ -27,14 +27,14 @@ LENGTHS = LengthFacts(
 )
 
 
-def shown(width: int, *trials: pd.DataFrame) -> str:
+def shown(width: int, *trials: pd.DataFrame, num_gpus: int = 32) -> str:
     """What is printed of made-up outcomes."""
     found = add_speedups(pd.concat(trials, ignore_index=True), "verl")
     words = ["backend=sim", "model=qwen2.5-7b", "hardware=h800", "run.dir=x"]
     space = Space(
         bases={system: compose([*words, f"system={system}"]) for system in found["system"].unique()},
-        num_gpus=32,
-        degrees_by_gpus={32: (2,)},
+        num_gpus=num_gpus,
+        degrees_by_gpus={num_gpus: (2,)},
         rho=0.3,
         varies_rho=True,
         num_seeds=2,
@@ -76,3 +76,8 @@ def test_gpus_of_a_judge_beyond_those_asked_for_are_told():
     text = " ".join(shown(200, verl, outcomes("rollpacker", 100, 105, eta=1.25)).split())
     assert "judge verl: with 1 GPU more, for the judge; GPU·h count it." in text
     assert "for the judge" not in shown(200, outcomes("verl", 200, 210), outcomes("rollpacker", 100, 105, eta=1.25))
+
+
+def test_a_single_gpu_is_one_gpu():
+    trials = (outcomes("verl", 12.5, num_gpus=1), outcomes("rollpacker", 10.5, eta=1.25, num_gpus=1))
+    assert "On 1 GPU, per step" in shown(80, *trials, num_gpus=1)

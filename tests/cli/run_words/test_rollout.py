@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollpacker.cli.run_words.rollout import rollout_words
+from rollpacker.cli.run_words.rollout import batch_words, rollout_words
 from rollpacker.config.compose import compose
 from rollpacker.core.ids import Domain
 from rollpacker.runtime.rollout.scheduling import supplied_settings
@@ -24,3 +24,9 @@ REAL = ["model.path=m", "data.path=d", "run.dir=r"]
 def test_one_deferred_prompt_is_one(words: list[str], deferred: str) -> None:
     config = compose([*REAL, *words])
     assert deferred in rollout_words(config, supplied_settings(config, {Domain("math"): 400}))
+
+
+def test_a_batch_of_one_prompt_has_one_prompt() -> None:
+    config = compose([*REAL, "system=verl", "rollout.num_prompts=1", "rollout.num_responses=2"])
+    text = batch_words(config, supplied_settings(config, {Domain("math"): 400}))
+    assert text == "1 prompt x 2 responses = 2 responses per step"

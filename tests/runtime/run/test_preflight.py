@@ -117,6 +117,17 @@ def test_every_domain_of_the_file_needs_a_weight_or_none_has_one(inputs: list[st
         validate(compose([*inputs, "data.domain_weights.math=1"]))
 
 
+def test_a_weight_that_is_missing_is_advised_in_quotes_where_the_domain_needs_them(
+    inputs: list[str], tmp_path: Path
+) -> None:
+    row = {"prompt": "1 + 1 =", "ground_truth": "2"}
+    lines = [json.dumps({**row, "domain": domain}) for domain in ("math", "A & B")]
+    (tmp_path / "two.jsonl").write_text("\n".join(lines))
+    words = replaced(inputs, [f"data.path={tmp_path / 'two.jsonl'}", "rollout.num_prompts=2"])
+    with pytest.raises(ConfigError, match=r"""Add 'data\.domain_weights\."A & B"=\.\.\.'"""):
+        validate(compose([*words, "data.domain_weights.math=1"]))
+
+
 def test_a_domain_has_enough_prompts_for_its_places_in_a_batch(inputs: list[str]) -> None:
     weights = "data.domain_weights={math: 1, code: 1}"
     assert validate(compose([*inputs, weights, "rollout.num_prompts=20"]))
@@ -279,6 +290,25 @@ def test_a_loss_of_ones_own_that_leaves_the_gap_to_vllm_uncorrected_is_noted(
     (folder / "mine.py").write_text(f"def loss({parameters}):\n    return -current * advantages\n")
     notes = validate(compose([*inputs, f"trainer.loss={folder}/mine.py:loss", *words])).notes
     assert ["trainer.mismatch=token_truncate" in note for note in notes] == [True] * is_noted
+
+
+@pytest.mark.parametrize(
+    ("parameters", "num_updates", "is_noted"),
+    [
+        ("current, advantages", 2, True),
+        ("current, advantages", 1, False),
+        ("current, proximal, advantages", 2, False),
+        ("current, behaviour, advantages", 2, False),
+    ],
+)
+def test_a_loss_of_ones_own_that_takes_later_updates_for_the_first_is_noted(
+    inputs: list[str], parameters: str, num_updates: int, is_noted: bool
+) -> None:
+    folder = Path(inputs[0].removeprefix("model.path=")).parent
+    (folder / "mine.py").write_text(f"def loss({parameters}):\n    return -current * advantages\n")
+    words = ["system=verl", f"trainer.num_minibatches={num_updates}", f"trainer.loss={folder}/mine.py:loss"]
+    notes = validate(compose([*inputs, *words])).notes
+    assert ["all updates of a step but the first" in note for note in notes] == [True] * is_noted
 
 
 def test_an_advantage_of_ones_own_gets_equal_rewards_where_such_groups_are_trained(inputs: list[str]) -> None:
