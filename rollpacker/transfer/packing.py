@@ -77,16 +77,14 @@ class PackedPolicy:
 
     def __init__(self) -> None:
         self._buffers: list[HostBuffer] = []
-        self._bucket_bytes = 0
         self.buckets: Sequence[Bucket] = ()
 
     def pack(self, tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> None:
-        """Take a copy of the tensors, in the place of those before; nobody reads them any more."""
+        """Take a copy of the tensors, in the place of those before, which nobody reads any more.
+
+        `bucket_bytes` is the same at each call.
+        """
         self.buckets = ()
-        if bucket_bytes != self._bucket_bytes:
-            for each in self._buffers:
-                each.close()
-            self._buffers, self._bucket_bytes = [], bucket_bytes
         unused = iter(self._buffers)
 
         def next_buffer() -> HostBuffer:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors, combined_checksum, num_bytes_of_tensors
+from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors, num_bytes_of_tensors
 from rollpacker.transfer.offers import SendingOptions
 from rollpacker.transfer.packing import PackedPolicy
 from rollpacker.transfer.sender import WeightSender
@@ -82,14 +82,6 @@ def test_a_policy_that_was_packed_ahead_travels_as_it_lies_and_the_next_one_take
         assert {each.held for each in received} == {delivery.checksum} == {checksum_of_tensors(packed)}
     assert memory[0] == memory[1]
     assert len(memory[0]) > 2
-
-
-def test_a_policy_in_buckets_of_another_size_has_memory_of_that_size(policy):
-    ahead = PackedPolicy()
-    for num_pieces in (1, 3, 1):
-        ahead.pack(iter(policy.items()), num_pieces * PIECE_BYTES)
-        assert {bucket.buffer.data.numel() for bucket in ahead.buckets} == {num_pieces * PIECE_BYTES}
-        assert combined_checksum(bucket.note.checksum for bucket in ahead.buckets) == checksum_of_tensors(policy)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -18,11 +18,17 @@ class WeightSyncSection(Section):
     the trainer's node open its buckets where they lie (CUDA IPC, else shared memory). `auto` takes `object_store` where
     the trainer has no GPU: a copy in the host's memory is then all that a sync is. With a GPU that copy would be its
     slowest part, so `auto` takes `handles` for workers on the trainer's node, also where NCCL does not go, as on the
-    trainer's own GPU, and `broadcast` for all others. With rollout workers (`elastic.max_workers`) the trainer copies
-    its policy to the host's memory once, for all engines: `handles` is then shared memory, and `broadcast` gloo."""
-    bucket_mb: Annotated[Count, OnlyWith("weight_sync.transport", "auto", "broadcast", "handles")] = Field(256, ge=1)
+    trainer's own GPU, and `broadcast` for all others. With rollout workers (`elastic.max_workers`) and another
+    transport than `object_store` the trainer copies its policy to the host's memory once, for all engines: `handles` is
+    then shared memory, and `broadcast` gloo."""
+    bucket_mb: Annotated[
+        Count,
+        OnlyWith("weight_sync.transport", "auto", "broadcast", "handles"),
+        OnlyWith("elastic.max_workers", "0"),
+    ] = Field(256, ge=1)
     """Of each of the two buffers that a policy passes through, MiB, in the memory that it passes through. Not used by
     `object_store`, nor with rollout workers, for which `elastic.bucket_mb` says the size."""
     timeout_s: PositiveSeconds = 60.0
     """An engine that does not hold the version so long after half of the engines do is replaced; so is one that started
-    later and still loads the last version so long after the next one is due."""
+    later and still loads the last version so long after the next one is due. A run that trains nothing takes half of
+    `backend.deadlines.weight_sync_s` instead: its engines read the model's files."""

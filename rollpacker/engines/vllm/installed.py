@@ -35,6 +35,7 @@ _SET_BY_KEY = {
 
 _SET_BY_ENGINE = frozenset(
     {
+        "data_parallel_backend",
         "disable_log_stats",
         "enable_chunked_prefill",
         "distributed_executor_backend",

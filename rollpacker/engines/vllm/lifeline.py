@@ -4,7 +4,7 @@
 
 vLLM's workers notice the death of the EngineCore, but nothing notices that the engine's process was killed: the
 EngineCore would wait for requests without end, with the GPU's memory, or while it starts for minutes. So a thread of
-each of them looks once per second, from the moment at which the process reads what it is to do:
+each of them looks once per second, from the moment at which the process reads its configuration, after vLLM's import:
 
 * the engine's process is gone: end this one;
 * the EngineCore is gone: give vLLM's own way `GRACE_S`, then end this one.

@@ -1,7 +1,7 @@
 """What runs inside vLLM's processes: our weight-transfer backend, and calls that our engine makes of a worker.
 
-vLLM starts every process with its configuration, of which `PolicyTransfer` is a part: reading it imports this module,
-which registers the backend, and ties the process's life to the engine's before vLLM does anything there.
+EngineCore and workers are started with vLLM's configuration, read after vLLM's import. `PolicyTransfer` is a part of
+it: reading it imports this module, which registers the backend, and ties the process's life to the engine's.
 
 Weights come by `receiving`; of vLLM's own verbs for weight updates none is used. An update that broke off is undone by
 the next one; until then the model holds neither policy.

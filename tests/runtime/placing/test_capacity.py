@@ -26,6 +26,7 @@ SMALL = Capacity(where="this machine", num_nodes=1, num_cores=2, memory_bytes=8 
         (["reward=sandbox", "reward.sandbox.num_workers=1000"], "reward.sandbox.num_workers=1000"),
         (["backend.object_store_mb=1000000000"], "backend.object_store_mb=1000000000"),
         (["weight_sync.bucket_mb=5000"], "weight_sync.bucket_mb=5000, of which there are 2"),
+        (["elastic.max_workers=2", "elastic.bucket_mb=9000"], "elastic.bucket_mb=9000 would"),
         (["reward=sandbox", "reward.sandbox.memory_mb=9000"], "reward.sandbox.memory_mb=9000"),
         (["reward=sandbox", "reward.sandbox.files_mb=9000"], "reward.sandbox.files_mb=9000"),
     ],

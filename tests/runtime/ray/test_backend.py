@@ -1,12 +1,14 @@
 """What the real backend says of its start, without a Ray."""
 
+import asyncio
+
 import pytest
 
 from rollpacker.config.compose import compose
 from rollpacker.core.ids import EngineId
 from rollpacker.runtime.ray.backend import _actors_in_words, _weight_sync
 from rollpacker.sim.virtual_time import run_in_virtual_time
-from tests.runtime.scripted import ScriptedEngine, never_confirm
+from tests.runtime.scripted import ScriptedEngine, confirm, never_confirm
 
 GYM = ("environment=gym", "environment.env=my.py:Maze")
 EVALUATION = ("run.num_steps=0", "evaluation.path=e")
@@ -31,14 +33,18 @@ def test_the_start_names_the_actors_that_the_run_has(words, started):
     assert _actors_in_words(config) == started
 
 
-def test_an_engine_that_never_reads_its_model_is_lost_while_an_evaluation_can_still_replace_it():
+def test_an_evaluation_waits_for_a_slow_disk_and_not_for_an_engine_that_never_reads_its_model():
     config = compose(["run.dir=r", "model.path=m", "data.path=d", "placement=none", "reward=math", *EVALUATION])
-    sync = _weight_sync(config, None)
+    deadline_s = config.backend.deadlines.weight_sync_s
+
+    async def read_slowly(weights):
+        await asyncio.sleep(deadline_s / 3)
+        return weights.checksum
+
+    readings = {"first": confirm, "second": confirm, "slow": read_slowly, "hangs": never_confirm}
     engines = {
-        EngineId("reads"): ScriptedEngine("reads", lambda _: None),
-        EngineId("hangs"): ScriptedEngine("hangs", lambda _: None, on_weights=never_confirm),
+        EngineId(name): ScriptedEngine(name, lambda _: None, on_weights=reading) for name, reading in readings.items()
     }
-    published = run_in_virtual_time(sync.publish(engines))
+    published = run_in_virtual_time(_weight_sync(config, None).publish(engines))
     assert published.lost.keys() == {"hangs"}
-    assert published.time_s == pytest.approx(config.weight_sync.timeout_s)
-    assert published.time_s < config.backend.deadlines.weight_sync_s
+    assert published.time_s < deadline_s

@@ -7,13 +7,15 @@ import asyncio
 import pytest
 import torch
 
-from rollpacker.protocols.tensors import PIECE_BYTES
+from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors
 from rollpacker.protocols.weights import Weights
 from rollpacker.runtime.ray.shelved_sync import ShelvedSync
 from rollpacker.runtime.ray.trainer_group import TrainerGroup
 from rollpacker.runtime.ray.weight_sync import OfferSync
-from rollpacker.transfer.offers import SendingOptions
-from tests.transfer.receivers import ANSWER_S
+from rollpacker.transfer.offers import ReceiverName, SendingOptions
+from rollpacker.transfer.receiver import receive_weights
+from tests.runtime.scripted import ScriptedEngine
+from tests.transfer.receivers import ANSWER_S, Shelf
 from tests.transfer.shards import ranks_of
 
 
@@ -56,13 +58,23 @@ def test_a_member_that_asks_for_what_a_newer_policy_replaces_gets_nothing() -> N
     assert asyncio.run(_while_it_is_filled(1, 0)) is None
 
 
+async def _fetch(weights: Weights) -> str:
+    """Take the policy from the trainer, as an engine of one worker does."""
+    name, loader = ReceiverName(engine="engine-0", rank=0, num_ranks=1), Shelf("", keeps_tensors=False)
+    return await asyncio.to_thread(receive_weights, weights.payload, name, loader, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("prepares", [True, False], ids=["shared GPUs", "own GPUs"])
 async def test_members_and_local_engines_are_served_from_the_same_buckets_of_the_shelfs_size(prepares: bool) -> None:
-    ranks = ranks_of({"weight": torch.ones(3, 5)})
+    tensors = {"weight": torch.ones(3, 5)}
+    ranks = ranks_of(tensors)
     group = TrainerGroup(ranks, share=lambda groups: groups)
     options = SendingOptions(transport="handles", bucket_bytes=PIECE_BYTES, timeout_s=ANSWER_S, deadline_s=ANSWER_S)
     sync = ShelvedSync(OfferSync(ranks[0], group, options), group, bucket_mb=1)
     if prepares:
         await sync.prepare()
     await sync.lay_out()
+    engine = ScriptedEngine("engine-0", lambda _: None, on_weights=_fetch)
+    published = await sync.publish({engine.engine: engine})
+    assert (published.checksum, published.lost) == (checksum_of_tensors(tensors), {})
     assert (ranks[0].bucket_sizes, [rank.num_gathers for rank in ranks]) == ({1 << 20}, [1, 1])
