@@ -40,8 +40,9 @@ those of `ProfileFacts` and `Point`. What a point's `num_items` and `num_tokens`
     first_train      the same of a trainer's step    0                               0
     kv_cache         nothing: it is a size            0                               tokens that fit
 
-`sandbox_start` and `program` are there if responses had programs that a sandbox ran, all others always; those of an
-engine alone for each degree of tensor parallelism.
+`sandbox_start` and `program` are there if responses had programs that a sandbox ran. Those of an engine alone
+(`ENGINE_MEASUREMENTS`) are there for each degree of tensor parallelism; only `ending` is missing where a round had more
+sequences than `engine.max_num_seqs`, or did not fit in the KV cache: no run is modelled with engines of that degree.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ MEASUREMENTS = {
 }
 """The label of each in a table; a size, which takes no time, has none."""
 
-_OF_ENGINES = ("prefill", "decode", "ending", "weight_sync", "kv_cache")
-"""Measured for each degree."""
+ENGINE_MEASUREMENTS = ("prefill", "decode", "ending", "weight_sync", "kv_cache")
+"""Those of each degree of tensor parallelism, which a reader that needs one degree checks of that one alone."""
 
 _OPTIONAL = ("sandbox_start", "program", "train_lengths")
 """Those of programs, and one that no cost is computed from."""
@@ -170,7 +171,8 @@ def read_profile(path: Path) -> Profile:
     """Read a profile.
 
     Raises:
-        DataError: It is missing, of another kind or version, incomplete, or holds what cannot have been measured.
+        DataError: It is missing, of another kind or version, holds what cannot have been measured, or lacks a
+            measurement that is not of a degree.
     """
     try:
         plain = from_json(read_bytes(path))
@@ -196,12 +198,8 @@ def _mistakes(profile: Profile) -> Iterator[str]:
     for point in profile.points:
         if not _is_possible(point):
             yield f"it has the impossible point {point}"
-    for degree in sorted({point.tensor_parallel for point in profile.of("decode")}):
-        for measurement in _OF_ENGINES:
-            if not profile.of(measurement, degree):
-                yield f"it has no measurement `{measurement}` of engines of degree {degree}"
     for measurement in MEASUREMENTS:
-        if measurement not in _OPTIONAL and not profile.of(measurement):
+        if measurement not in {*ENGINE_MEASUREMENTS, *_OPTIONAL} and not profile.of(measurement):
             yield f"it has no measurement `{measurement}`"
 
 

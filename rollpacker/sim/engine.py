@@ -84,6 +84,7 @@ class ModelledEngine:
         """That request has come, or no start is to come."""
         self._started_at_s = 0.0
         """When the start that it waits for is over."""
+        self._start_timer: asyncio.TimerHandle | None = None
         self._is_loading = False
         self._length_of = length_of
         self._keeps_requests = keeps_requests
@@ -101,16 +102,15 @@ class ModelledEngine:
         require_policy(self._engine, self._policy_version)
         for request in requests:
             check_begun(self._engine, request, self._policy_version)
-        now, is_first = self._loop.time(), not self._has_started
-        if is_first:
+        now = self._loop.time()
+        if not self._has_started:
             self._has_started, self._started_at_s = True, now + self._first_wait_s
             self._decoder.pause(now)
+            self._start_timer = self._loop.call_at(self._started_at_s, self._go_on)
         self._decoder.add([self._generation(request, now) for request in requests], now)
         self._arm()
-        if is_first or now < self._started_at_s:
+        if now < self._started_at_s:
             await asyncio.sleep(self._started_at_s - now)
-        if is_first:
-            self._go_on()
 
     def _generation(self, request: GenerationRequest, now: float) -> Generation:
         length = self._length_of(request)
@@ -229,8 +229,9 @@ class ModelledEngine:
         )
 
     async def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._start_timer):
+            if timer is not None:
+                timer.cancel()
         self._arrivals.close()
 
     def _arm(self) -> None:

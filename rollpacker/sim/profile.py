@@ -18,7 +18,7 @@ from rollpacker.metrics.profile_fits import (
     fit_items_and_tokens,
     fit_prefill,
 )
-from rollpacker.metrics.profiles import Point, read_profile
+from rollpacker.metrics.profiles import ENGINE_MEASUREMENTS, Point, read_profile
 from rollpacker.sim.costs import KV_BLOCK_TOKENS
 from rollpacker.sim.lengths import Quantiles
 
@@ -173,14 +173,19 @@ class ProfiledCluster:
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """Of tensor parallelism, ascending."""
-        return tuple(sorted({point.tensor_parallel for point in self._profile.of("decode")}))
+        """Of tensor parallelism, ascending: those of which all is measured that engines need."""
+        measured = sorted({point.tensor_parallel for point in self._profile.of("decode")})
+        return tuple(degree for degree in measured if not self._missing(degree))
+
+    def _missing(self, tensor_parallel: int) -> list[str]:
+        """Measurements of engines that a degree lacks."""
+        return [name for name in ENGINE_MEASUREMENTS if not self._profile.of(name, tensor_parallel)]
 
     def engine(self, tensor_parallel: int, key: str = "engine.tensor_parallel") -> ProfiledEngineCosts:
-        """An engine of the degree that a key names; raises `ConfigError` when none was measured."""
-        if tensor_parallel not in self.degrees:
+        """An engine of the degree that a key names; raises `ConfigError` where a measurement of it is missing."""
+        if missing := self._missing(tensor_parallel):
             raise ConfigError(
-                f"{key}={tensor_parallel} with hardware.profile={self._path}.",
+                f"{key}={tensor_parallel} with hardware.profile={self._path}, which lacks {', '.join(missing)} of it.",
                 f"The profile has engines of degree {', '.join(map(str, self.degrees)) or 'none at all'}.",
                 "Choose one of these, or measure a profile of such engines.",
             )

@@ -168,7 +168,7 @@ def test_a_value_may_refer_to_a_default_of_a_section_that_may_be_absent() -> Non
 
 def test_what_is_deleted_is_absent_or_has_its_default() -> None:
     modelled = ["backend=sim", "model=qwen2.5-7b", "workload=agents"]
-    for word in ("~elastic.job", "~engine.resources"):
+    for word in ("~elastic.job", "~backend.deadlines"):
         assert compose([*modelled, word, "run.dir=x"]) == compose([*modelled, "run.dir=x"])
     assert compose([*modelled, "~reward.judge"]).reward.judge.model.shape is None
     assert compose([*modelled, "~workload.environment"]).modelled_environment is None

@@ -67,9 +67,8 @@ _EXPLAINS: dict[type[RollpackerError], frozenset[FaultKind]] = {
     WeightSyncFailed: frozenset({FaultKind.TORN_WEIGHTS}),
     StorageFailed: frozenset({FaultKind.FULL_DISK}),
     Preempted: frozenset({FaultKind.PREEMPTION_NOTICE}),
-    EngineFailed: frozenset({FaultKind.CLOCK_JUMP}),  # engines are lost whose sleep or wake it made too long
 }
-"""Which faults may end an attempt by which error; `EngineFailed` may follow from which workers crashed, too."""
+"""Which faults may end an attempt by which error; `EngineFailed` depends on which workers were lost."""
 
 _MUST_END = {FaultKind.FULL_DISK: StorageFailed}
 """Faults after which an attempt must not go on, and the error that it ends by."""
@@ -244,15 +243,24 @@ class _Session:
             has_given_up = history is not None and history.reference.has_given_up
             require(has_given_up or has_nothing, "a run gives up when it is told to, or its data has ended for nothing")
         elif isinstance(error, RollpackerError):
-            is_short = isinstance(error, EngineFailed) and self._injector.is_short_of_workers(
-                can_lend=self.world.stream, max_restarts=self.world.max_restarts
+            is_explained = (
+                self._has_lost_engines(faults)
+                if isinstance(error, EngineFailed)
+                else bool(kinds & _EXPLAINS.get(type(error), frozenset()))
             )
-            if not is_short and not kinds & _EXPLAINS.get(type(error), frozenset()):
+            if not is_explained:
                 raise error
         require(error is not None or not has_nothing, "a run whose data has ended without a batch says so")
         for kind, ending in _MUST_END.items():
             if kind in kinds and error is None:
                 raise InvariantViolated(f"after {kind} a run ends by {ending.__name__}")
+
+    def _has_lost_engines(self, faults: list[Fault]) -> bool:
+        """True when too many workers crashed, or the clock jumped past the deadline of an engine's sleep or wake."""
+        longest_s = self._config.backend.deadlines.engine_call_s
+        return any(fault.kind is FaultKind.CLOCK_JUMP and fault.amount > longest_s for fault in faults) or (
+            self._injector.is_short_of_workers(can_lend=self.world.stream, max_restarts=self.world.max_restarts)
+        )
 
     def _check_end(self) -> None:
         """Check the run as a whole, and what it left on the disk."""

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from rollpacker import pipeline
+from rollpacker.core.errors import EngineFailed
 from rollpacker.metrics.tables import read_table
 from tests.fuzz.bugs import BUGS
 from tests.fuzz.bugs.harness import first_failure, with_bug
@@ -57,6 +59,20 @@ def outcome_of(tmp_path, *faults: Fault, world: World = CALM):
     outcome = run_world(replace(world, faults=faults), tmp_path)
     assert outcome.violation is None, outcome.violation
     return outcome
+
+
+@pytest.mark.parametrize(("amount", "is_explained"), [(1, False), (150, True)])
+def test_only_a_jump_beyond_the_deadline_of_an_engine_explains_its_loss(tmp_path, monkeypatch, amount, is_explained):
+    train, losses = pipeline.train, iter([EngineFailed("An engine was lost.", "", "")])
+
+    async def lose_an_engine_once(*arguments):
+        await train(*arguments)
+        for loss in losses:
+            raise loss
+
+    monkeypatch.setattr(pipeline, "train", lose_an_engine_once)
+    jump = Fault(kind=FaultKind.CLOCK_JUMP, at_event=MIDDLE, amount=amount)
+    assert (run_world(replace(CALM, faults=(jump,)), tmp_path).violation is None) == is_explained
 
 
 def test_twenty_worlds_hold():

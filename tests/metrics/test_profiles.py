@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.profiles import Point, Profile, ProfileFacts, read_profile, write_profile
+from rollpacker.metrics.profiles import ENGINE_MEASUREMENTS, Point, Profile, ProfileFacts, read_profile, write_profile
 
 
 def point(**changes) -> Point:
@@ -168,19 +168,11 @@ def test_facts_that_cannot_be_are_refused(tmp_path, changes, fault):
         read_profile(path)
 
 
-@pytest.mark.parametrize("measurement", sorted({each.measurement for each in profile().points}))
+@pytest.mark.parametrize(
+    "measurement", sorted({each.measurement for each in profile().points} - {*ENGINE_MEASUREMENTS})
+)
 def test_a_profile_that_lacks_a_measurement_is_refused(tmp_path, measurement):
     path, whole = tmp_path / "profile.json", profile()
     write_profile(path, replace(whole, points=tuple(set(whole.points) - {*whole.of(measurement)})))
     with pytest.raises(DataError, match=f"no measurement `{measurement}`"):
         read_profile(path)
-
-
-def test_engines_of_each_degree_are_measured_alone(tmp_path):
-    path = tmp_path / "profile.json"
-    write_profile(path, profile(point(tensor_parallel=2)))
-    with pytest.raises(DataError, match="no measurement `prefill` of engines of degree 2"):
-        read_profile(path)
-    alone = [point(measurement=each, tensor_parallel=2) for each in ("prefill", "ending", "weight_sync", "kv_cache")]
-    write_profile(path, profile(point(tensor_parallel=2), *alone))
-    assert read_profile(path)

@@ -9,6 +9,7 @@ import pytest
 from rollpacker import pipeline
 from rollpacker.config.fingerprint import defining_values
 from rollpacker.core.errors import CheckpointError, ConfigError
+from rollpacker.metrics.schemas import TABLES
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.run.preflight import validate
 from rollpacker.runtime.run.run_folder import find_resumable, free_keys
@@ -41,9 +42,9 @@ def run_dir(trained, tmp_path):
 
 
 def rows_of(run_dir: Path) -> dict[str, list[dict[str, object]]]:
-    """Those of all tables, without checkpoints: a run that goes on from one does not write it again."""
-    rows = {name: read_table(run_dir, name).to_pylist() for name in ("steps", "domains", "responses", "intervals")}
-    rows["intervals"] = [row for row in rows["intervals"] if row["activity"] != "checkpoint"]
+    """Those of all tables, without the checkpoint of step 2: a run that goes on from it does not write it again."""
+    rows = {name: read_table(run_dir, name).to_pylist() for name in TABLES}
+    rows["intervals"] = [row for row in rows["intervals"] if (row["activity"], row["step"]) != ("checkpoint", 2)]
     return rows
 
 

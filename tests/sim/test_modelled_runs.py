@@ -193,11 +193,6 @@ def test_what_a_recorded_runs_limit_ended_is_noted_where_the_limit_is_higher(tmp
     assert cut > 0
 
 
-def test_hardware_that_is_slower_than_every_default_deadline_is_modelled_to_the_end(tmp_path):
-    folder = train(tmp_path / "run", "run.num_steps=1", "workload.reward_time_s=2000", "hardware.rollout_start_s=3000")
-    assert read_frame(folder, "steps")["step_time_s"].min() > 3000
-
-
 def test_a_rollout_that_stalls_ends_at_its_deadline_in_virtual_time(tmp_path):
     with pytest.raises(DeadlineExceeded, match=r"Waited 0\.5 s for"):
         train(tmp_path / "run", "backend.deadlines.rollout_stall_s=0.5")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.profile_fits import fit_decode, fit_ending, fit_items, fit_items_and_tokens, fit_prefill
-from rollpacker.metrics.profiles import Point, Profile, ProfileFacts, write_profile
+from rollpacker.metrics.profiles import ENGINE_MEASUREMENTS, Point, Profile, ProfileFacts, write_profile
 from rollpacker.sim.costs import KV_BLOCK_TOKENS
 from rollpacker.sim.decoder import Decoder
 from rollpacker.sim.profile import ProfiledCluster
@@ -249,6 +249,20 @@ def test_each_degree_has_its_own_times(tmp_path):
     assert cluster.engine(2).pass_s(4) == pytest.approx(cluster.engine(1).pass_s(4) / 2)
     assert cluster.weight_transfer_s(2) == pytest.approx(cluster.weight_transfer_s(1) / 2)
     assert cluster.trainer(1).passes_s([100]) == pytest.approx(0.01 + 0.001 + 1e-3)
+
+
+@pytest.mark.parametrize("measurement", ENGINE_MEASUREMENTS)
+def test_a_degree_that_lacks_a_measurement_is_refused_and_another_one_is_not(tmp_path, measurement):
+    one = profile()
+    doubled = [replace(each, tensor_parallel=2) for each in one.points if each.measurement in ENGINE_MEASUREMENTS]
+    path = tmp_path / "part.json"
+    write_profile(path, replace(one, points=(*(set(one.points) - {*one.of(measurement)}), *doubled)))
+    cluster = ProfiledCluster(path, SMALL, "bfloat16")
+    assert cluster.degrees == (2,)
+    assert cluster.engine(2).pass_s(4) > 0
+    assert "decoding" in cluster.describe_fit()
+    with pytest.raises(ConfigError, match=f"engine.tensor_parallel=1 .* lacks {measurement} of it"):
+        cluster.engine(1)
 
 
 def test_a_profile_knows_the_gpus_that_were_measured_and_says_when_a_run_has_others(tmp_path):

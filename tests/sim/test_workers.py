@@ -237,6 +237,32 @@ async def test_every_request_waits_for_the_start_and_can_be_aborted_meanwhile():
 
 
 @in_virtual_time
+async def test_a_start_goes_on_when_the_call_that_began_it_is_cancelled():
+    engine, now = make_engine(start_s=4.0), asyncio.get_running_loop().time
+    await engine.load_weights(weights())
+    starts_at_s = now() + 4.0
+    first = asyncio.create_task(engine.generate([asked(0)]))
+    await asyncio.sleep(1)
+    first.cancel()
+    await engine.generate([asked(1)])
+    assert now() == starts_at_s
+    ended = await collect(engine, 2)
+    assert {each.request for each in ended} == {request(0), request(1)}
+
+
+@in_virtual_time
+async def test_an_engine_that_is_closed_during_its_start_generates_nothing():
+    engine = make_engine(start_s=4.0)
+    await engine.load_weights(weights())
+    generating = asyncio.create_task(engine.generate([asked(0)]))
+    await asyncio.sleep(1)
+    await engine.close()
+    await generating
+    await asyncio.sleep(1000)
+    assert (await engine.stats()).num_generated_tokens == 0
+
+
+@in_virtual_time
 async def test_weights_that_come_during_a_start_do_not_shorten_it():
     engine, now = make_engine(start_s=4.0, weight_transfer_s=1.0, keeps_requests=True), asyncio.get_running_loop().time
     await engine.load_weights(weights(3))
