@@ -38,10 +38,9 @@ CPU_PASS_TOKENS = 96
 per position (2-layer Qwen2 of width 64, one CPU thread)."""
 ACCELERATOR_PASS_TOKENS = 300
 """The same on an accelerator; estimated, not measured. Weights and gradients cross its memory once more: per parameter
-14 bytes at 3.3e12 B/s, against 6 flop per parameter and position at 4e14 flop/s; the number of parameters cancels."""
-GATHERING_PASS_TOKENS = 1300
-"""The same where accelerators gather the parameters for every pass; estimated, not measured. Twice 2 bytes per
-parameter at 2e11 B/s (NVLink), against the same flop."""
+14 bytes at 3.3e12 B/s, against 6 flop per parameter and position at 4e14 flop/s; the number of parameters cancels.
+With FSDP2, too: a layer is gathered (twice 2 bytes per parameter at 2e11 B/s, NVLink) while another computes, which
+hides it in a pass of 1,333 positions or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,11 +126,9 @@ class MicroBatch:
         return self.target_ids_BK.shape[1]
 
 
-def padded_pass_cost(device: torch.device, ranks_per_copy: int = 1) -> int:
-    """Return what one more pass over padded rows costs, where so many ranks share a copy of the parameters."""
-    if device.type == "cpu":
-        return CPU_PASS_TOKENS
-    return ACCELERATOR_PASS_TOKENS if ranks_per_copy == 1 else GATHERING_PASS_TOKENS
+def pass_cost(device: torch.device) -> int:
+    """Return what one more pass costs beside its positions, counted in positions."""
+    return CPU_PASS_TOKENS if device.type == "cpu" else ACCELERATOR_PASS_TOKENS
 
 
 def pack(
@@ -159,9 +156,10 @@ def plan_microbatches(
 ) -> list[tuple[int, ...]]:
     """Split indices into runs of similar length at the least cost, longest first.
 
-    The cost is padded positions plus `pass_cost_tokens` per run; with None rows are not padded, and the fewest runs are
-    the cheapest. A run of several stays within `max_tokens`; a longer single one goes alone. Equal lengths keep their
-    order. Quadratic in the number of lengths, in numpy: 1 ms for 256, 10 ms for 1024.
+    The cost is padded positions plus `pass_cost_tokens` per run; with None it is the number of runs, which is right
+    where rows are not padded and no pipeline idles for want of passes. A run of several stays within `max_tokens`; a
+    longer single one goes alone. Equal lengths keep their order. Quadratic in the number of lengths, in numpy: 1 ms for
+    256, 10 ms for 1024.
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     longest = np.array([lengths[index] for index in order], dtype=np.int64)

@@ -8,17 +8,18 @@ A loss takes any of `LOSS_PARAMETERS`, by name: tensors with a number per respon
 the other, of which only `current` has a gradient; and `num_tokens`, a list of how many tokens each response has. It
 returns the loss of each token; or a pair of that and where it was clipped, true or false. It is weighted, corrected and
 summed as any other, of responses whose advantage is 0, too; it writes into no tensor that it is given; and a token's
-loss depends on nothing but its own response: which others are in one call is not for it to know. An advantage takes the
-list of a group's rewards and returns as many numbers.
+loss depends on nothing but its own response: not on the others of a call, on random numbers or on earlier calls. An
+advantage takes the list of a group's rewards and returns as many numbers.
 
-What a loss reads follows from its parameters. Run as `python -m rollpacker.trainers.own_functions LOSS ADVANTAGE`, each
-perhaps empty, it tries them on a few numbers, and prints `{"key": ..., "problem": ..., "reads": [...]}` as its last
-line: `key` is `loss` or `advantage`, the one that has the problem. A third word, `differing`, says that no group has
-equal rewards.
+What a loss reads follows from the parameters that it names; a `**rest` counts as none. Run as
+`python -m rollpacker.trainers.own_functions LOSS ADVANTAGE`, each perhaps empty, it tries them on a few numbers, and
+prints `{"key": ..., "problem": ..., "reads": [...]}` as its last line: `key` is `loss` or `advantage`, the one that has
+the problem. A third word, `differing`, says that no group has equal rewards.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -64,12 +65,15 @@ class _OwnLoss:
     def __init__(self, source: str) -> None:
         self._source = source
         self._function = load_named(source)
-        self.reads = parameters_of(self._function, LOSS_PARAMETERS)
+        self._reads = parameters_of(self._function, LOSS_PARAMETERS)
+        own = inspect.signature(self._function).parameters
+        self.names = tuple(name for name in self._reads if name in own)
+        """Without those that it gets by a `**rest`, of which it may use none."""
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         tensors = (tokens.current_N, tokens.proximal_N, tokens.behaviour_N, tokens.advantages_N)
         given = dict(zip(LOSS_PARAMETERS, (*tensors, list(tokens.num_tokens_B)), strict=True))
-        found = _call("loss", self._source, lambda: self._function(**{name: given[name] for name in self.reads}))
+        found = _call("loss", self._source, lambda: self._function(**{name: given[name] for name in self._reads}))
         parts = found if isinstance(found, tuple) else (found, torch.zeros_like(tokens.current_N, dtype=torch.bool))
         is_tensor = [isinstance(each, torch.Tensor) and each.shape == tokens.current_N.shape for each in parts]
         if is_tensor != [True, True]:
@@ -92,37 +96,58 @@ def _wrong(key: str, source: str, problem: str) -> ConfigError:
     return ConfigError(f"trainer.{key}={source}: {problem}.", legal[key], "Correct it.")
 
 
-_CURRENT = (-0.5, -2.0, -1.0, -0.1, -0.3, -1.2)
-"""Of three responses of two tokens each, on which a loss is tried; as the next two."""
-_BEHAVIOUR = (-0.7, -1.5, -1.0, -0.2, -0.4, -1.0)
-_ADVANTAGES = (1.0, 1.0, -1.0, -1.0, 0.0, 0.0)
+_NUM_TOKENS = (1, 4, 2)
+"""Of the three responses on which a loss is tried. 3 does not divide their sum, so that no view makes rows of them."""
+_CURRENT = (-0.5, -2.0, -1.0, -0.1, -0.7, -0.3, -1.2)
+"""Of their tokens; as the next two."""
+_BEHAVIOUR = (-0.7, -1.5, -1.0, -0.2, -0.9, -0.4, -1.0)
+_ADVANTAGES: tuple[float, ...] = (1.0, -1.0, -1.0, -1.0, -1.0, 0.0, 0.0)
 
 
 def _try_loss(source: str) -> tuple[str, ...]:
-    """Call a loss on three responses, one of them of advantage 0, and on each alone; returns what it reads."""
+    """Call a loss on three responses, one of them of advantage 0, and on each alone; returns what it names."""
     loss = _OwnLoss(source)
-    losses_N, gradient_N = together = _losses_and_gradient(loss, source, slice(6))
+    losses_N, gradient_N = together = _losses_and_gradient(loss, source, 0, 3)
     if not (losses_N.isfinite().all() and gradient_N.isfinite().all()):
         raise _wrong(
             "loss",
             source,
-            f"its losses are {losses_N.tolist()}, and its gradient {gradient_N.tolist()}, of tokens with the "
-            f"advantages {list(_ADVANTAGES)}; responses of advantage 0 may be among those that it gets",
+            f"its losses are {losses_N.tolist()}, and its gradient {gradient_N.tolist()}, of responses of "
+            f"{list(_NUM_TOKENS)} tokens with the advantages {list(_ADVANTAGES)}; responses of advantage 0 may be "
+            "among those that it gets, and responses of one token",
         )
-    for rows in (slice(0, 2), slice(2, 4), slice(4, 6)):
-        alone = _losses_and_gradient(loss, source, rows)
-        if not all(torch.allclose(one, other[rows], rtol=1e-4) for one, other in zip(alone, together, strict=True)):
+    if not _are_close(together, _losses_and_gradient(loss, source, 0, 3)):
+        raise _wrong("loss", source, "it gives other numbers when it is called again with the same ones")
+    for row in range(3):
+        rows = _tokens_of(row, row + 1)
+        alone, among = _losses_and_gradient(loss, source, row, row + 1), (losses_N[rows], gradient_N[rows])
+        if not _are_close(alone, among):
             raise _wrong(
                 "loss",
                 source,
-                f"the losses of a response are {alone[0].tolist()} alone and {losses_N[rows].tolist()} beside two "
+                f"the losses of a response are {alone[0].tolist()} alone and {among[0].tolist()} beside two "
                 "others, or their gradients differ; it gets whichever responses fit into one pass",
             )
-    return loss.reads
+    return loss.names
 
 
-def _losses_and_gradient(loss: _OwnLoss, source: str, rows: slice) -> tuple[Tensor, Tensor]:
-    """Those of some tokens of whole responses, [N] each; raises `ConfigError` where a loss writes into its inputs."""
+def _tokens_of(first: int, end: int) -> slice:
+    """The tokens of the responses from `first` to before `end`."""
+    return slice(sum(_NUM_TOKENS[:first]), sum(_NUM_TOKENS[:end]))
+
+
+def _are_close(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return all(torch.allclose(own, its, rtol=1e-4) for own, its in zip(one, other, strict=True))
+
+
+def _is_written(tensor: Tensor, before: Tensor) -> bool:
+    """Through `.data` no version rises; and a bound that the numbers keep changes none of them."""
+    return tensor._version > 0 or not torch.equal(tensor, before)  # noqa: SLF001  (torch has no other name for it)
+
+
+def _losses_and_gradient(loss: _OwnLoss, source: str, first: int, end: int) -> tuple[Tensor, Tensor]:
+    """Those of the tokens of some responses, [N] each; raises `ConfigError` where a loss writes into its inputs."""
+    rows = _tokens_of(first, end)
 
     def tensors() -> dict[str, Tensor]:
         values = (_CURRENT, _CURRENT, _BEHAVIOUR, _ADVANTAGES)
@@ -130,15 +155,19 @@ def _losses_and_gradient(loss: _OwnLoss, source: str, rows: slice) -> tuple[Tens
 
     given = tensors()
     current_N = given["current"].requires_grad_()
-    num_responses = len(current_N) // 2
-    losses_N, _ = loss(Tokens(**{f"{name}_N": each for name, each in given.items()}, num_tokens_B=[2] * num_responses))
-    written = [name for name, each in tensors().items() if not torch.equal(given[name], each)]
+    inputs = {f"{name}_N": each for name, each in given.items()}
+    losses_N, _ = loss(Tokens(**inputs, num_tokens_B=_NUM_TOKENS[first:end]))
+    written = [name for name, each in tensors().items() if _is_written(given[name], each)]
     if written:
         raise _wrong("loss", source, f"it writes into {', '.join(written)}")
     if not losses_N.requires_grad:
-        raise _wrong("loss", source, "what it returned has no gradient with respect to `current`")
+        raise _wrong(
+            "loss",
+            source,
+            f"what it returned for the advantages {list(_ADVANTAGES[rows])} has no gradient with respect to `current`",
+        )
     (gradient_N,) = torch.autograd.grad(losses_N.sum(), current_N)
-    return losses_N.detach(), gradient_N
+    return losses_N.detach().double(), gradient_N
 
 
 def main(words: Sequence[str]) -> None:

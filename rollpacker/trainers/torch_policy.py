@@ -32,7 +32,7 @@ from rollpacker.trainers.checkpoints import (
     write_state,
 )
 from rollpacker.trainers.giving_up import GivingUp
-from rollpacker.trainers.microbatches import padded_pass_cost
+from rollpacker.trainers.microbatches import pass_cost
 from rollpacker.trainers.models import load_model, recompute_activations, save_model
 from rollpacker.trainers.policy import Progress
 from rollpacker.trainers.scoring import score_microbatch
@@ -83,7 +83,7 @@ class TorchPolicy:
         self._dtype: torch.dtype = getattr(torch, model_dtype)
         self._temperature = temperature
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.pass_cost_tokens: int | None = padded_pass_cost(self.device)
+        self.pass_cost_tokens: int | None = pass_cost(self.device)
         self._model = load_model(model_path).to(self.device)
         if section.recompute_activations:
             recompute_activations(self._model)

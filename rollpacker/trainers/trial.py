@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rollpacker.config.sections.losses import is_own
+from rollpacker.config.sections.losses import WITHOUT_RATIO, is_own
 from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _LIMIT_S = 60.0
 def try_own_functions(
     section: TrainerSection, max_staleness: int, *, has_equal_groups: bool = True
 ) -> tuple[str, ...] | None:
-    """Have a resolved section's own functions compute a few numbers; gives what its own loss reads, None without one.
+    """Have a resolved section's own functions compute a few numbers; gives what its own loss names, None without one.
 
     Args:
         section: With the functions.
@@ -54,17 +54,18 @@ def try_own_functions(
 
 
 def _check_correction(section: TrainerSection, reads: Sequence[str], max_staleness: int) -> None:
-    """What `check_stale_tokens` refuses of a loss of ours, of one that reads this."""
-    if "behaviour" in reads and section.mismatch != "none":
+    """What `check_stale_tokens` refuses of a loss of ours, of one whose parameters are these."""
+    if "behaviour" in reads and section.mismatch not in WITHOUT_RATIO:
         raise ConfigError(
             f"trainer.mismatch={section.mismatch} with trainer.loss={section.loss}, which reads `behaviour`.",
             "These are the log-probabilities with which the engine sampled the tokens. The loss corrects for them, and "
             "trainer.mismatch would do so once more.",
-            "Leave out trainer.mismatch, or take `proximal` as a parameter in the place of `behaviour`.",
+            "Leave out trainer.mismatch, or take `proximal` as a parameter in the place of `behaviour`. A run that "
+            "began with both cannot be resumed in this version: start another.",
         )
     if max_staleness and section.mismatch == "none" and "behaviour" not in reads:
         raise ConfigError(
-            f"trainer.loss={section.loss} reads {', '.join(reads)}, with trainer.mismatch=none and "
+            f"trainer.loss={section.loss} has no parameter `behaviour`, with trainer.mismatch=none and "
             f"system.max_staleness={max_staleness}.",
             "Tokens of older policies are trained, whose log-probabilities are `behaviour`: without these the loss "
             "would learn from them as if the current policy had drawn them.",

@@ -69,6 +69,30 @@ MODULE = """
         current.detach().clamp_(min=-1)
         return -advantages * current
 
+    def bounding(current, advantages):
+        return -advantages.clamp_(-5, 5) * current
+
+    def writing_past_autograd(current, advantages):
+        current.data.mul_(2)
+        return -advantages * current
+
+    def in_rows(current, advantages, num_tokens):
+        rows = current.view(len(num_tokens), -1)
+        return (-advantages.view(rows.shape) * rows).reshape(-1)
+
+    def dropping(current, advantages):
+        return -advantages * current * torch.rand_like(current)
+
+    def silent(current, advantages):
+        return -advantages * current if advantages.any() else torch.zeros_like(current)
+
+    def of_either_precision(current, advantages):
+        losses = -advantages * current
+        return losses if len(current) > 2 else losses.double()
+
+    def with_rest(current, advantages, **rest):
+        return -advantages * current
+
     def best_of_group(rewards):
         return [reward == max(rewards) for reward in rewards]
 
@@ -132,6 +156,19 @@ def test_functions_that_can_be_used_are_found_so(source):
     assert try_own_functions(resolved(TrainerSection()), 0) is None
 
 
+def test_the_precision_of_a_loss_may_depend_on_what_it_gets(source):
+    section = resolved(TrainerSection(loss=source("of_either_precision")))
+    assert try_own_functions(section, 0) == ("current", "advantages")
+
+
+def test_what_a_loss_takes_without_naming_it_is_not_what_it_reads(source):
+    section = TrainerSection(loss=source("with_rest"))
+    corrected = resolved(section.model_copy(update={"mismatch": "token_truncate"}), max_staleness=1)
+    assert try_own_functions(corrected, 1) == ("current", "advantages")
+    with pytest.raises(ConfigError, match=r"has no parameter `behaviour`, with trainer\.mismatch=none"):
+        try_own_functions(resolved(section, max_staleness=1), 1)
+
+
 @pytest.mark.parametrize(
     ("key", "name", "says"),
     [
@@ -147,6 +184,11 @@ def test_functions_that_can_be_used_are_found_so(source):
         ("loss", "scaled_back", "or their gradients differ"),
         ("loss", "writing", "it writes into advantages"),
         ("loss", "writing_into_what_is_trained", "it writes into current"),
+        ("loss", "bounding", "it writes into advantages"),
+        ("loss", "writing_past_autograd", "it writes into current"),
+        ("loss", "in_rows", "it raised RuntimeError"),
+        ("loss", "dropping", "other numbers when it is called again"),
+        ("loss", "silent", r"for the advantages \[0.0, 0.0\] has no gradient"),
         ("advantage", "too_few", "it returned"),
         ("advantage", "of_a_spread_group", "it raised ZeroDivisionError"),
     ],
@@ -205,5 +247,13 @@ def test_a_loss_that_does_not_read_what_sampled_stale_tokens_needs_a_correction(
 @pytest.mark.parametrize("max_staleness", [0, 1])
 def test_a_loss_that_reads_what_sampled_the_tokens_is_not_corrected_for_it_once_more(source, max_staleness):
     section = TrainerSection(loss=source("ppo"), mismatch="token_truncate")
-    with pytest.raises(ConfigError, match=r"(?s)trainer.mismatch=token_truncate with .*once more.*Leave out"):
+    with pytest.raises(
+        ConfigError,
+        match=r"(?s)=token_truncate with .*once more.*Leave out.*cannot be resumed in this version",
+    ):
         try_own_functions(resolved(section, max_staleness=max_staleness), max_staleness)
+
+
+def test_far_responses_may_be_left_out_of_a_loss_that_reads_what_sampled_the_tokens(source):
+    section = TrainerSection(loss=source("ppo"), mismatch="k3_mask")
+    assert try_own_functions(resolved(section, max_staleness=1), 1) == ("current", "behaviour", "advantages")

@@ -92,6 +92,17 @@ def _bounds_words(objective: TrainerSection) -> str:
 
 def _more_terms(objective: TrainerSection) -> Iterator[str]:
     """What there is beside the policy loss, and what is left out of it."""
+    if objective.dual_clip is not None and objective.clips_ratio:
+        yield (
+            f"where the advantage is negative, the ratio counts at most {objective.dual_clip:g} "
+            f"(dual_clip={objective.dual_clip:g})"
+        )
+    if objective.loss == "topr" and objective.topr_weights != (1.0, 1.0):
+        positive, negative = objective.topr_weights
+        yield (
+            f"tokens count {positive:g} times with a positive advantage, {negative:g} times with a negative one "
+            f"(topr_weights=[{positive:g},{negative:g}])"
+        )
     if objective.kl_coefficient:
         place = "added to a token's loss" if objective.kl_in == "loss" else "taken off a token's reward"
         yield (

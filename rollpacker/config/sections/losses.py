@@ -5,7 +5,7 @@ step, `current` is the one that is differentiated. A loss is **anchored** at the
 divides by. With one update per step the proximal policy is the current one, and a ratio to it is 1 for ever: of a stale
 token a loss that is anchored there learns as if it had been drawn just now. So stale tokens (`system.max_staleness`)
 are trained by a loss that reads the behaviour policy, or with a correction that does (`trainer.mismatch`); never
-without, and never with both, which would correct twice.
+without, and never with both, which would correct twice. k3_mask only leaves responses out, so it goes with any loss.
 
 `rollpacker.trainers.policy_losses` has the formulas.
 """
@@ -88,6 +88,9 @@ TURN_ADVANTAGES: Final = ("gigpo", "step_reinforce")
 BATCH_ADVANTAGES: Final = ("batch_std", "reinforce_pp", "reinforce_pp_baseline")
 """Those that are known only with the last reward of the batch."""
 
+WITHOUT_RATIO: Final = ("none", "k3_mask")
+"""Values of `trainer.mismatch` that multiply no loss by a ratio."""
+
 
 def is_own(name: str | None) -> bool:
     """Whether a loss or an advantage is a function of the user's."""
@@ -129,7 +132,7 @@ def check_stale_tokens(section: TrainerSection, max_staleness: int) -> None:
     loss = LOSSES.get(section.loss or "", _OWN)
     if is_own(section.loss):
         return  # what it reads is known when it is tried
-    if loss.anchor == "behaviour" and section.mismatch != "none":
+    if loss.anchor == "behaviour" and section.mismatch not in WITHOUT_RATIO:
         raise ValueError(
             f"trainer.mismatch={section.mismatch} with trainer.loss={section.loss}.\n"
             "The loss divides by the probability with which the engine sampled the token; the correction would do so "

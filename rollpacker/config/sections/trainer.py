@@ -73,7 +73,7 @@ class TrainerSection(Section):
     `system.max_staleness`, where ppo and reinforce need a `mismatch`: ppo with token_truncate is decoupled PPO. A
     function of your own takes any of current, proximal, behaviour (log-probabilities), advantages (tensors, a number
     per token) and num_tokens (of each response), by name, and returns the loss of each token, and perhaps where it was
-    clipped, true or false. One that takes behaviour corrects for it itself, and has no `mismatch`."""
+    clipped, true or false. One that takes behaviour corrects for it itself, and has no `mismatch` but k3_mask."""
     clip_ratio_low: Annotated[Number | None, _CLIPPING] = Field(None, ge=0, le=1)
     """The probability ratio, or the weight, is clipped below 1 minus this; 1 is no bound. null is what a `loss` has
     in its paper: 0.2, of tis, cispo and topr 1, of gspo 0.0003. With loss=ppo and `num_minibatches` 1 the ratio is 1,

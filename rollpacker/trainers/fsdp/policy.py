@@ -61,7 +61,7 @@ from rollpacker.trainers.fsdp.sharding import (
 )
 from rollpacker.trainers.giving_up import GivingUp
 from rollpacker.trainers.host_memory import HostCopies
-from rollpacker.trainers.microbatches import Sample, pack, padded_pass_cost
+from rollpacker.trainers.microbatches import Sample, pack, pass_cost
 from rollpacker.trainers.models import make_skeleton, save_model
 from rollpacker.trainers.policy import Progress
 from rollpacker.trainers.process_group import all_reduce, leave, on_rank_0, own_device
@@ -121,7 +121,7 @@ class FsdpPolicy:
         self.rank = self.replica = dist.get_rank()
         self.num_replicas = dist.get_world_size()
         self.replicas_per_copy = section.shard_ranks or self.num_replicas
-        self.pass_cost_tokens: int | None = padded_pass_cost(self.device, self.replicas_per_copy)
+        self.pass_cost_tokens: int | None = pass_cost(self.device)
         self._mesh = _mesh(own_device(), self.num_replicas, self.replicas_per_copy, timeout_s)
         self._model_path = model_path
         self._section = section

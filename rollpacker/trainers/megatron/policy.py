@@ -58,6 +58,7 @@ from rollpacker.trainers.megatron.model import ScoringModel
 from rollpacker.trainers.megatron.optimizer import ShardedAdamW
 from rollpacker.trainers.megatron.packing import pack_rows
 from rollpacker.trainers.megatron.weight_files import check_weights, full_tensors, read_parameters
+from rollpacker.trainers.microbatches import pass_cost
 from rollpacker.trainers.policy import Progress, Scores
 from rollpacker.trainers.process_group import all_reduce, leave, on_rank_0, own_device
 
@@ -78,7 +79,6 @@ class MegatronPolicy:
     """Implements `rollpacker.trainers.policy.Policy`."""
 
     replicas_per_copy = 1
-    pass_cost_tokens: int | None = None
 
     def __init__(
         self,
@@ -104,6 +104,8 @@ class MegatronPolicy:
         architecture = read_architecture(model_path)
         config = transformer_config(architecture, section, dtype)
         self.device = own_device()
+        # Rows are not padded, so few full passes are best; but of p stages each idles for (p - 1) / m of m passes.
+        self.pass_cost_tokens = None if section.pipeline_parallel == 1 else pass_cost(self.device)
         _split_ranks(section, timeout_s)
         torch.manual_seed(seed)
         model_parallel_cuda_manual_seed(seed)

@@ -79,12 +79,25 @@ def test_it_says_which_loss_it_is_and_what_that_does(words, said):
             ["trainer.entropy_coefficient=0.001"],
             "entropy bonus: 0.001 times the entropy is taken off a token's loss (entropy_coefficient=0.001)",
         ),
+        (
+            ["trainer.loss=ppo_behaviour", "trainer.dual_clip=3"],
+            "where the advantage is negative, the ratio counts at most 3 (dual_clip=3)",
+        ),
+        (
+            ["trainer.loss=topr", "trainer.topr_weights=[0.5,2]"],
+            "0.5 times with a positive advantage, 2 times with a negative one (topr_weights=[0.5,2])",
+        ),
         (["trainer.mask_truncated=true"], "responses that were cut are left out of the loss (mask_truncated=true)"),
     ],
 )
 def test_what_is_beside_the_policy_loss_has_a_line_where_it_is_set(words, said):
-    (line,) = set(words_of(*words).splitlines()) - set(words_of().splitlines())
+    loss = [word for word in words if word.startswith("trainer.loss=")]
+    (line,) = set(words_of(*words).splitlines()) - set(words_of(*loss).splitlines())
     assert said in line
+
+
+def test_a_dual_clip_that_no_ratio_reaches_has_no_line():
+    assert words_of("system=verl", "trainer.dual_clip=3") == words_of("system=verl")
 
 
 @pytest.mark.parametrize(
