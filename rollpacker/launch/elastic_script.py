@@ -3,7 +3,8 @@
     the run's script    porter: how many workers the run wishes for ──> the array's throttle; the queue ──> slurm.txt
                         teardown: the array ends with the run, unless its job is requeued
     a worker's script   the program of a worker, as long as the run's job is alive; requeues its element if told so, and
-                        held if the run waits in the queue for long: the porter of its next attempt releases it
+                        held if the run waits in the queue for long, or its Ray cannot join: the porter of the next
+                        attempt releases it
 
 Both run outside any container, where Slurm's commands are. The array is submitted after the job whose number it depends
 on, so the run's script finds it by a file beside the script, once that exists: the array's number, the run's folder.
@@ -22,6 +23,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.launch.job_states import NOT_OVER
 from rollpacker.launch.sbatch_script import REQUEUE_WAIT_S, gpus_option, in_log_name, job_environment, memory_mb
 from rollpacker.launch.shape import workers_shape
+from rollpacker.launch.worker import ELEMENT_VARIABLE
 from rollpacker.runtime.job.elastic_folder import LEASE_WAIT_S
 
 ARRAY_SUFFIX = ".elastic"
@@ -31,7 +33,10 @@ OWN_OPTIONS_OF_WORKERS = ("dependency", "kill-on-invalid-dep", "time-min")
 """Options of sbatch that are not for `elastic.job.sbatch`, beside those that are not for `cluster.sbatch`."""
 
 _BEGIN_AGAIN_S = 5
-"""Before a worker's program is started again: it has waited `LEASE_WAIT_S` by then."""
+"""Before a worker's program is started again: it has waited `LEASE_WAIT_S` by then, or has not joined."""
+
+_MAX_FAILED_JOINS = 3
+"""On one node: a failure that passes costs no element, and one that lasts gives the node back."""
 
 
 def array_file(folder: Path, job: str) -> str:
@@ -57,7 +62,8 @@ def porter(folder: Path, job: str, poll_interval_s: int) -> list[str]:
         '            [[ "$last" != 0 ]] || scontrol release "$array"',
         '            scontrol update JobId="$array" ArrayTaskThrottle="$wish" && last="$wish"',
         "        fi",
-        """        squeue --noheader --array --jobs="$array" --format='%i|%T|%r|%S' > "$place/.slurm" &&""",
+        '        { echo "$array" &&',
+        """            squeue --noheader --array --jobs="$array" --format='%i|%T|%r|%S'; } > "$place/.slurm" &&""",
         '            mv "$place/.slurm" "$place/slurm.txt"',
         "    done",
         "}",
@@ -119,11 +125,12 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         "",
         'job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"',
         *job_environment(cluster, "$job"),
-        "num_waits=0",
+        f'export {ELEMENT_VARIABLE}="$job"',
+        "num_waits=0 num_failed_joins=0",
         "while :; do",
         f"    srun --open-mode=append --cpus-per-task={cluster.cpus_per_node} --kill-on-bad-exit=0 {command}",
         "    exit_code=$?",
-        '    [[ "$exit_code" =~ ^(10|75|76)$ ]] || exit "$exit_code"',
+        '    [[ "$exit_code" =~ ^(10|75|76|77)$ ]] || exit "$exit_code"',
         f'    state="$(squeue --noheader --jobs="{job_id}" --format=%T 2>&1)" && is_told=true || is_told=false',
         '    [[ "$state" == *"Invalid job id"* ]] && is_told=true # Slurm has forgotten it',
         f'    if $is_told && [[ ! "$state" =~ {"|".join(sorted(NOT_OVER))} ]]; then',
@@ -134,8 +141,12 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         f'        scontrol requeue "$job" && sleep {REQUEUE_WAIT_S}',
         "        exit 0",
         "    fi",
-        '    [[ "$exit_code" == 75 ]] || num_waits=0 # no run takes it; 76: since one had',
-        f"    if ((++num_waits >= {num_waits})); then # its node is of more use to others",
+        '    case "$exit_code" in',
+        "        75) ((++num_waits)) ;; # no run takes it",
+        "        76) num_waits=1 num_failed_joins=0 ;; # since one had",
+        "        77) ((++num_failed_joins)) ;; # its Ray ended before it had joined",
+        "    esac",
+        f"    if ((num_waits >= {num_waits} || num_failed_joins >= {_MAX_FAILED_JOINS})); then # it frees the node",
         f'        scontrol requeuehold "$job" && sleep {REQUEUE_WAIT_S}',
         "        exit 0",
         "    fi",

@@ -2,13 +2,13 @@
 
 Asks Slurm nothing: the porter in the run's job has, within the last minute. A worker that was killed leaves its report
 as it was, so an element of the array is what its newest life says, and gone where it waits in the queue again or is not
-there at all, though others of its array are.
+there at all. Workers of other arrays than the porter's, and those that a person started, are what they report.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from rollpacker.core.ids import element_and_life
@@ -32,13 +32,13 @@ def _in_words(folder: ElasticFolder) -> str:
     lease = folder.lease()
     if lease is None:
         return ""
-    queue = _queue(folder.path / QUEUE_FILE)
+    arrays, queue = _queue(folder.path / QUEUE_FILE)
     ours = sorted(
         (report for report in folder.current_reports() if report.attempt == lease.attempt),
         key=lambda report: element_and_life(report.worker),
     )
     refused = [report.mismatch for report in ours if report.mismatch]
-    here = Counter(report.stage == "in the run" for report in _there(ours, queue))
+    here = Counter(report.stage == "in the run" for report in _there(ours, arrays, queue))
     words = [f"{here[True]} in the run"]
     if num_joining := here[False]:
         words.append(f"{num_joining} joining")
@@ -53,10 +53,11 @@ def _in_words(folder: ElasticFolder) -> str:
     return ", ".join(words)
 
 
-def _there(reports: Sequence[WorkerReport], queue: Mapping[str, tuple[str, str]]) -> list[WorkerReport]:
+def _there(
+    reports: Sequence[WorkerReport], arrays: Collection[str], queue: Mapping[str, tuple[str, str]]
+) -> list[WorkerReport]:
     """The newest life of each element, unless it has ended; `reports` are by element and life."""
     newest = {element_and_life(report.worker)[0].removeprefix("e"): report for report in reports}
-    arrays = {_array(element) for element in queue}
     return [
         report
         for element, report in newest.items()
@@ -69,10 +70,11 @@ def _array(element: str) -> str:
     return element.partition("_")[0]
 
 
-def _queue(file: Path) -> Mapping[str, tuple[str, str]]:
-    """State and reason of each element that Slurm has; none where the file cannot be read."""
+def _queue(file: Path) -> tuple[Collection[str], Mapping[str, tuple[str, str]]]:
+    """The arrays that were looked for, and state and reason of each element; none where the file cannot be read."""
     try:
         rows = [line.split("|") for line in file.read_text().splitlines()]
     except OSError:
-        return {}
-    return {row[0]: (row[1], row[2]) for row in rows if len(row) > 2}  # noqa: PLR2004  id, state, reason
+        return (), {}
+    arrays = {_array(row[0]) for row in rows if row[0]}
+    return arrays, {row[0]: (row[1], row[2]) for row in rows if len(row) > 2}  # noqa: PLR2004  id, state, reason

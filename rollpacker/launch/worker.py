@@ -1,8 +1,8 @@
 """The program of a rollout worker: `python -m rollpacker.launch.worker RUN_DIR`, once on its node.
 
 It reads the run's own record of its configuration, so that nothing but the folder is handed to it. Its exit code says
-whether its element of the job array should queue again (`runtime.ray.elastic_node.Outcome`). From a shell it waits for
-a run until Ctrl-C.
+whether its element of the job array should queue again (`runtime.ray.elastic_node.Outcome`). One that a person starts
+waits for a run until Ctrl-C, in a job or not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from pathlib import Path
 
 from rollpacker.core.errors import InternalError, RollpackerError, UserError
 from rollpacker.runtime.job.allocation import current_allocation
+
+ELEMENT_VARIABLE = "ROLLPACKER_ELEMENT"
+"""Set by the script of a run's own array, which begins a worker again when no run takes it."""
 
 
 def element_here() -> str:
@@ -33,7 +36,7 @@ def main() -> int:
 
     try:
         allocation = current_allocation(os.environ)
-        patience_s = math.inf if allocation is None else LEASE_WAIT_S  # no batch script would begin it again
+        patience_s = LEASE_WAIT_S if ELEMENT_VARIABLE in os.environ else math.inf
         return serve_worker(Path(sys.argv[1]), allocation, element_here(), patience_s)
     except RollpackerError as error:
         sys.stderr.write(f"{error}\n")

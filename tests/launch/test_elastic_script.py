@@ -11,7 +11,7 @@ from rollpacker.config.compose import compose
 from rollpacker.launch.elastic_script import elastic_script, porter
 from tests.launch.golden_scripts import ELASTIC
 
-NO_RUN, RUN_LEFT, MAY_RETURN = "75", "76", "10"
+NO_RUN, RUN_LEFT, NOT_JOINED, MAY_RETURN = "75", "76", "77", "10"
 ALIVE, GONE = "RUNNING", ""
 UNKNOWN, NO_ANSWER = "slurm_load_jobs error: Invalid job id specified", "slurm_load_jobs error: Socket timed out"
 """What squeue complains of."""
@@ -65,6 +65,11 @@ def test_the_patience_begins_anew_when_a_run_has_taken_the_worker(tmp_path):
     assert asked == [*["sleep"] * 4, "scontrol requeuehold 4712_3", "sleep"]
 
 
+def test_a_worker_whose_ray_does_not_join_is_begun_again_and_after_three_times_gives_its_node_back(tmp_path):
+    asked = asked_of_slurm(tmp_path, [NOT_JOINED, NO_RUN, NOT_JOINED, RUN_LEFT, *[NOT_JOINED] * 3], ALIVE)
+    assert asked == [*["sleep"] * 6, "scontrol requeuehold 4712_3", "sleep"]
+
+
 @pytest.mark.parametrize(
     "state",
     [
@@ -82,7 +87,7 @@ def test_the_array_ends_when_its_runs_job_is_over(tmp_path, state):
 
 
 @pytest.mark.parametrize("state", [GONE, UNKNOWN])
-@pytest.mark.parametrize("code", [NO_RUN, RUN_LEFT, MAY_RETURN])
+@pytest.mark.parametrize("code", [NO_RUN, RUN_LEFT, NOT_JOINED, MAY_RETURN])
 def test_the_array_ends_when_its_runs_job_is_gone(tmp_path, code, state):
     assert asked_of_slurm(tmp_path, [code], state) == ["scancel 4712"]
 
@@ -105,7 +110,7 @@ def test_those_that_are_held_are_released_until_the_next_attempt_has_wished_for_
     programs = {
         "sleep": 'turn=$(< turn); echo $((turn + 1)) > turn; [[ $turn != 2 ]] || echo 3 > "$WISH"; ((turn < 4))',
         "scontrol": 'echo "$*" >> asked',
-        "squeue": "exit 0",
+        "squeue": "echo '4712_0|RUNNING|None|1'",
     }
     put_programs(tmp_path, programs)
     subprocess.run(
@@ -119,6 +124,7 @@ def test_those_that_are_held_are_released_until_the_next_attempt_has_wished_for_
     )
     throttle = "update JobId=4712 ArrayTaskThrottle=3"
     assert (tmp_path / "asked").read_text().splitlines() == [*["release 4712"] * 3, throttle]
+    assert (place / "slurm.txt").read_text() == "4712\n4712_0|RUNNING|None|1\n"
 
 
 def test_a_folder_with_blanks_quotes_and_a_hash_reaches_slurm_whole():

@@ -60,6 +60,8 @@ def test_a_worker_that_was_killed_is_gone_when_its_element_comes_back_or_waits_a
     rows = ("9_0|RUNNING|None|1", "9_1|RUNNING|None|1", "9_2|PENDING|BeginTime|2")
     (folder.path / QUEUE_FILE).write_text("".join(f"{row}\n" for row in rows))
     assert workers_in_words(tmp_path) == "1 in the run, 1 joining, 1 waiting (BeginTime), 4 gone"
+    (folder.path / QUEUE_FILE).write_text("9\n")
+    assert workers_in_words(tmp_path) == "0 in the run, 6 gone"
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
@@ -87,6 +89,7 @@ def test_what_workers_of_earlier_attempts_left_goes_aside_and_their_names_do_not
     assert list(folder.current_reports()) == []
     assert folder.order_of(worker) is None
     assert [(each.worker, each.node) for each in folder.reports()] == [("e9_1-r0", "n1")]
+    (folder.path / "earlier" / "e9_1-r0.json").unlink()  # as in a listing from before
     assert folder.claim_life("e9_1") == "e9_1-r1"
 
 

@@ -13,14 +13,22 @@ from rollpacker.runtime.ray.elastic_node import Outcome
 from tests.runtime.allocations import allocation
 
 
-@pytest.mark.parametrize("is_job", [True, False], ids=["in a job", "from a shell"])
-def test_a_worker_from_a_shell_waits_for_a_run_as_long_as_it_takes(tmp_path, monkeypatch, is_job):
+@pytest.mark.parametrize(
+    ("is_job", "is_element"),
+    [(True, True), (True, False), (False, False)],
+    ids=["of the run's array", "in a job of a person", "from a shell"],
+)
+def test_a_worker_that_no_script_begins_again_waits_for_a_run_as_long_as_it_takes(
+    tmp_path, monkeypatch, is_job, is_element
+):
+    if is_element:
+        monkeypatch.setenv(launched.ELEMENT_VARIABLE, "4712_3")
     given = []
     monkeypatch.setattr(elastic_node, "serve_worker", lambda *words: given.append(words) or Outcome.ENDS)
     monkeypatch.setattr(launched, "current_allocation", lambda _: allocation(tmp_path) if is_job else None)
     monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path)])
     assert launched.main() == Outcome.ENDS
-    assert given[0][3] == (LEASE_WAIT_S if is_job else math.inf)
+    assert given[0][3] == (LEASE_WAIT_S if is_element else math.inf)
 
 
 def test_a_worker_without_a_folder_is_told_what_to_say(monkeypatch, capsys):

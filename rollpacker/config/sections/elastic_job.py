@@ -12,6 +12,10 @@ from rollpacker.config.sections.cluster import Word
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
 
+LEAVES_BEFORE_LIMIT_S = 30.0
+"""A worker leaves so long before its job's time limit: its script still has to queue its element again, which it cannot
+after Slurm's SIGTERM at the limit, and the clocks of nodes differ."""
+
 
 class ElasticJobSection(Section):
     """One element of a job array for each worker; what is null is as `cluster` has it."""
@@ -60,10 +64,17 @@ def check_lives_of_workers(config: RunConfig) -> None:
         )
     least = max(("least_stay_s", "drain_lead_s"), key=lambda name: getattr(elastic, name))
     least_s = getattr(elastic, least)
-    if 60 * shortest_min <= (needed_s := cluster.signal_lead_s + least_s):
+    stay_s, signal_s = LEAVES_BEFORE_LIMIT_S + least_s, cluster.signal_lead_s
+    needed_s = max(stay_s, signal_s)
+    if 60 * shortest_min <= needed_s:
+        why = (
+            f"It leaves {LEAVES_BEFORE_LIMIT_S:g} s before the end, and is dismissed as it arrives if it could stay "
+            f"less than elastic.{least}={least_s:g}."
+            if stay_s >= signal_s
+            else f"It joins no run after Slurm's signal, cluster.signal_lead_s={signal_s} before the end."
+        )
         raise ValueError(
             f"elastic.job.{key}={shortest_min}: Slurm may give a worker no more than {60 * shortest_min} s.\n"
-            f"It leaves cluster.signal_lead_s={cluster.signal_lead_s} ahead of it, and is dismissed as it arrives if "
-            f"it could stay less than elastic.{least}={least_s:g}.\n"
+            f"{why}\n"
             f"Set elastic.job.{key}={int(needed_s // 60) + 1} or more."
         )

@@ -3,6 +3,7 @@
     lease.json      of the attempt that takes workers: its Ray's address and token file, and what an engine must equal
     workers/NAME.json     a worker's life: what it has, how far it is; written by the worker alone
     orders/NAME.json      it is to leave, and why
+    workers/NAME.claim    this life's name is taken, also in later attempts
     earlier/        what workers of earlier attempts left in `workers`
     wish.json       how many workers the run would use; read by the porter of its batch script
     slurm.txt       that porter's last look at the queue
@@ -49,7 +50,8 @@ LEASE_WAIT_S = 120.0
 """A worker waits so long for a run; then its batch script, outside any container, looks whether that job exists."""
 
 QUEUE_FILE = "slurm.txt"
-"""A line of id, state, reason and expected start for each element of the workers' array that is in the queue."""
+"""The number of the workers' array, then a line of id, state, reason and expected start for each element that is in the
+queue."""
 
 _CLOSING_S = 3.0
 """For a renewal in progress to end: a file system that hangs delays no run for longer."""
@@ -58,6 +60,7 @@ _LEASE_FILE = "lease.json"
 _WISH_FILE = "wish.json"
 _OVER_FILE = "over"
 _SUFFIX = ".json"
+_CLAIM_SUFFIX = ".claim"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +130,7 @@ class WorkerReport:
     stage: str
     num_engines: int
     end_time: float | None = None
-    """Of its job, in seconds since the epoch: the time limit, or sooner after a notice."""
+    """When it leaves, in seconds since the epoch: shortly before its job's time limit, or sooner after a notice."""
     mismatch: str = ""
     """Why it does not join, as a sentence."""
     has_left: bool = False
@@ -217,7 +220,8 @@ class ElasticFolder:
             for path in (*(self.path / name for name in (*own, QUEUE_FILE)), *self._orders.iterdir()):
                 path.unlink(missing_ok=True)
             for name in _names(self._workers):
-                (self._workers / name).rename(self._earlier / name)
+                if not name.endswith(_CLAIM_SUFFIX):
+                    (self._workers / name).rename(self._earlier / name)
 
     # -- whoever looks --
 
@@ -238,17 +242,16 @@ class ElasticFolder:
     def claim_life(self, element: str) -> WorkerId:
         """Give an element of the array the name of its next life."""
         lives = [
-            int(name.removesuffix(_SUFFIX).rpartition("-r")[2])
-            for folder in (self._workers, self._earlier)
-            for name in _names(folder)
-            if name.startswith(f"{element}-r") and name.endswith(_SUFFIX)
+            int(name.removesuffix(_CLAIM_SUFFIX).rpartition("-r")[2])
+            for name in _names(self._workers)
+            if name.startswith(f"{element}-r") and name.endswith(_CLAIM_SUFFIX)
         ]
         life = max(lives, default=-1) + 1
         with storage_errors(self._workers):
             while True:
                 worker = WorkerId(f"{element}-r{life}")
                 try:  # a listing may be older than the file
-                    (self._workers / f"{worker}{_SUFFIX}").touch(mode=0o600, exist_ok=False)
+                    (self._workers / f"{worker}{_CLAIM_SUFFIX}").touch(mode=0o600, exist_ok=False)
                 except FileExistsError:
                     life += 1
                 else:

@@ -7,12 +7,13 @@
 It joins an attempt whose lease it has seen renewed. It reads the run's record then: an attempt writes its own before
 that, and what lies there earlier is of the job before. It alone ends Ray here: when the head falls silent, nothing of
 Ray survives as a zombie. Slurm's signals become a notice in its report; Ray and the engines are shielded from them
-(`guardian.py`). From a shell the first signal gives notice, and the second one ends it at once.
+(`guardian.py`). From a shell, and by Ctrl-C, the first signal gives notice, and the second one ends it at once.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import signal
 import socket
 import sys
@@ -26,6 +27,7 @@ from types import FrameType
 from rollpacker.config.record import CONFIG_FILE, read_record
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.cluster import ClusterSection
+from rollpacker.config.sections.elastic_job import LEAVES_BEFORE_LIMIT_S
 from rollpacker.core.errors import DataError, RollpackerError, StorageFailed
 from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.job.elastic_folder import (
@@ -56,10 +58,12 @@ class Outcome(IntEnum):
     MAY_RETURN = 10
     """Its element should queue again, if the run's job still exists: it was told to leave, or is taken away."""
     NO_RUN = 75
-    """No run has taken it for as long as its patience, or it could not join; the script looks whether the run's job
-    still exists, and begins it again so often."""
+    """No run has taken it for as long as its patience; the script looks whether the run's job still exists, and begins
+    it again so often."""
     RUN_LEFT = 76
     """No run has taken it since one had."""
+    NOT_JOINED = 77
+    """Its Ray ended before it had joined the run's; the script begins it again a few times."""
 
 
 def serve_worker(
@@ -83,12 +87,15 @@ class _Worker:
         self._element = element
         self._folder = ElasticFolder(run_dir)
         self._patience_s = patience_s
-        self._end_time = allocation.end_time if allocation else None
+        limit = allocation.end_time if allocation else None
+        self._end_time = None if limit is None else limit - LEAVES_BEFORE_LIMIT_S
+        """When it leaves at the latest."""
         self._has_notice = False
         self._is_over_stale = True
         """Whether the folder has said since the beginning that the run is over: then another attempt may come."""
         self._cluster = ClusterSection(name="slurm")
         """What the job asked for, once the run's record says it."""
+        self._last_said = ""
         for number in ALL_SIGNALS:
             signal.signal(number, self._hear)
 
@@ -105,7 +112,7 @@ class _Worker:
             except (OSError, StorageFailed, DataError) as error:  # DataError: the record cannot be read
                 if str(error) != said:
                     said = str(error)
-                    _say(f"It is tried again: {said}")
+                    self._say(f"It is tried again: {said}")
                 deadline = min(deadline, time.monotonic() + self._patience_s)
                 if time.monotonic() >= deadline:
                     raise
@@ -117,14 +124,14 @@ class _Worker:
                 outcome = self._serve(node, lease, report)
             finally:
                 never = f"Ray ended on {report.node} before it had joined that of the run."
-                self._leave(node, report, mismatch=never if outcome is Outcome.NO_RUN else "")
+                self._leave(node, report, mismatch=never if outcome is Outcome.NOT_JOINED else "")
             if outcome is not None:
                 return outcome
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
         """Slurm takes the node away, at the end of the grace time or of the job; or a person does."""
         name, now = signal.Signals(number), time.time()
-        if self._allocation is not None:
+        if self._allocation is not None and name is not signal.SIGINT:  # which a person sends, not Slurm
             reason, end = meaning_of(self._allocation, self._cluster, name, now)
         elif self._has_notice:
             reason, end = f"{name.name} came again", now
@@ -132,18 +139,19 @@ class _Worker:
             reason = f"{name.name} came, with {UNKNOWN_GRACE_S:.0f} s to leave; once more leaves at once"
             end = now + UNKNOWN_GRACE_S
         if not self._has_notice:
-            _say(f"{reason}.")
+            self._say(f"{reason}.")
         self._end_time = end if self._end_time is None else min(self._end_time, end)
         self._has_notice = True
 
     def _end_alone(self, alone: Outcome) -> Outcome:
         """Say why it waits no longer for a run, and give its exit code; `alone` is that of its patience."""
         if self._is_over():
-            _say("The run has ended.")
+            self._say("The run has ended.")
             return Outcome.ENDS
         if self._has_notice:
+            self._say("No run has taken this worker: it leaves at once.")
             return Outcome.MAY_RETURN
-        _say(f"No run has taken this worker for {self._patience_s:g} s.")
+        self._say(f"No run has taken this worker for {self._patience_s:g} s.")
         return alone
 
     def _wait_for_lease(self) -> Lease | None:
@@ -151,7 +159,9 @@ class _Worker:
 
         One that comes where there was none may be an old one that could not be read.
         """
-        _say(f"Waiting for a run in {self._run_dir} that takes workers.")
+        is_there = os.access(self._run_dir, os.F_OK)
+        unseen = "" if is_there else " No such folder can be seen yet."
+        self._say(f"Waiting for a run in {self._run_dir} that takes workers.{unseen}")
         deadline = time.monotonic() + self._patience_s
         before: Lease | None = None
         while time.monotonic() < deadline and not (self._has_notice or self._is_over()):
@@ -204,7 +214,7 @@ class _Worker:
     def _report(self, report: WorkerReport) -> None:
         self._folder.report(report)
         if report.mismatch:
-            _say(f"{report.worker} does not join the run: {report.mismatch}")
+            self._say(f"{report.worker} does not join the run: {report.mismatch}")
 
     def _join(self, lease: Lease, config: RunConfig, report: WorkerReport) -> RayNode | None:
         """Start Ray here, in the run's cluster; None where this node is unfit, which is reported then.
@@ -243,7 +253,7 @@ class _Worker:
     def _serve(self, node: RayNode, lease: Lease, report: WorkerReport) -> Outcome | None:
         """Be in one attempt of the run; None where it has ended and another one may come.
 
-        Ray that ends by itself is `NO_RUN` before it has joined the run's, and `MAY_RETURN` afterwards.
+        Ray that ends by itself is `NOT_JOINED` before it has joined the run's, and `MAY_RETURN` afterwards.
         """
         last_answer = last_look = time.monotonic()
         has_joined = has_left = had_left = False
@@ -255,7 +265,7 @@ class _Worker:
                 if order is not None:
                     return self._told(order)
                 if self._folder.is_over():
-                    _say("The run has ended.")
+                    self._say("The run has ended.")
                     return Outcome.ENDS
                 now = self._folder.lease()
                 had_left, has_left = has_left, now is None or now.attempt != lease.attempt
@@ -271,17 +281,17 @@ class _Worker:
             if is_listening(lease.head_address):
                 last_answer = time.monotonic()
             elif time.monotonic() - last_answer > _HEAD_SILENCE_S:
-                _say(f"Nobody answers at {lease.head_address}.")
+                self._say(f"Nobody answers at {lease.head_address}.")
                 return None
             time.sleep(_POLL_S)
 
     def _ended_here(self, node: RayNode, *, has_joined: bool) -> Outcome | None:
         """What ends the stay whatever the run does: the end of Ray, or of a notice."""
         if not node.is_running:
-            _say(f"Ray has ended on {node.offer.name}.\n{log_tail(node.log)}")
-            return Outcome.MAY_RETURN if has_joined else Outcome.NO_RUN
+            self._say(f"Ray has ended on {node.offer.name}.\n{log_tail(node.log)}")
+            return Outcome.MAY_RETURN if has_joined else Outcome.NOT_JOINED
         if self._has_notice and self._end_time is not None and time.time() >= self._end_time:
-            _say("The time to leave is over.")
+            self._say("The time to leave is over.")
             return Outcome.MAY_RETURN
         return None
 
@@ -293,10 +303,16 @@ class _Worker:
         return current
 
     def _told(self, order: Order) -> Outcome | None:
-        _say(f"The run lets this worker go: {order.reason}.")
+        self._say(f"The run lets this worker go: {order.reason}.")
         if self._has_notice:
             return Outcome.MAY_RETURN
         return Outcome.MAY_RETURN if order.may_return else Outcome.ENDS
+
+    def _say(self, text: str) -> None:
+        """Tell a person, unless it was the last thing said."""
+        if text != self._last_said:
+            sys.stderr.write(f"{text}\n")
+        self._last_said = text
 
 
 def _has_started(log: Path) -> bool:
@@ -305,7 +321,3 @@ def _has_started(log: Path) -> bool:
         return _STARTED in log.read_text(errors="replace")
     except OSError:
         return False
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")

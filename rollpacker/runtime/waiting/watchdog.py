@@ -31,7 +31,8 @@ _STANDSTILL_S = 3.0
 _STACKS_DEADLINE_S = 3.0
 """An actor that does not return its stacks in this time is itself stuck, and the report says so."""
 _LAST_WORDS_S = 5.0
-"""For the report of a stuck driver: a file system that hangs may be why it is stuck, and holds the report up, too."""
+"""For the report of a stuck driver: a file system that hangs may be why it is stuck, and holds the report up, too. As
+long again for its stacks on stderr, which then have no other place."""
 
 
 class Watchdog:
@@ -116,24 +117,41 @@ class Watchdog:
             silent_s = looked_at - self._last_beat
             if silent_s > self._loop_stall_s:
                 try:
-                    last_words = threading.Thread(target=self._report_stall, args=(silent_s,), daemon=True)
-                    last_words.start()
-                    last_words.join(_LAST_WORDS_S)
+                    stacks = _stacks_of_threads()
+                    if not _is_done_in_time(self._report_stall, silent_s, stacks):
+                        words = f"They were not written there in {_LAST_WORDS_S:g} s:\n{stacks}"
+                        _is_done_in_time(_write_to_stderr, words)
                 finally:
                     os._exit(DeadlineExceeded.exit_code)
 
-    def _report_stall(self, silent_s: float) -> None:
-        sys.stderr.write(f"The driver is stuck in a blocking call; stacks are in {self._report}.\n")
-        sys.stderr.flush()
+    def _report_stall(self, silent_s: float, stacks: str) -> None:
+        _write_to_stderr(f"The driver is stuck in a blocking call; stacks are in {self._report}.\n")
         try:
             self._report.parent.mkdir(parents=True, exist_ok=True)
-            with self._report.open("w") as report:
-                report.write(f"The driver's event loop has been blocked for {silent_s:.0f} s.\n\n")
-                report.flush()
-                faulthandler.dump_traceback(report, all_threads=True)
+            self._report.write_text(f"The driver's event loop has been blocked for {silent_s:.0f} s.\n\n{stacks}")
         except OSError as error:
-            sys.stderr.write(f"They could not be written there ({error.strerror}):\n")
-            faulthandler.dump_traceback(all_threads=True)
+            _write_to_stderr(f"They could not be written there ({error.strerror}):\n{stacks}")
+
+
+def _stacks_of_threads() -> str:
+    """Take the stacks of all threads, in memory: `faulthandler` writes with the GIL held, and a file may hang."""
+    with os.fdopen(os.memfd_create("stacks"), "r+", errors="replace") as stacks:
+        faulthandler.dump_traceback(stacks, all_threads=True)
+        stacks.seek(0)
+        return stacks.read()
+
+
+def _is_done_in_time(work: Callable[..., None], *given: object) -> bool:
+    """Whether a thread has done some work within `_LAST_WORDS_S`."""
+    thread = threading.Thread(target=work, args=given, daemon=True)
+    thread.start()
+    thread.join(_LAST_WORDS_S)
+    return not thread.is_alive()
+
+
+def _write_to_stderr(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 async def _stacks(show_stacks: Callable[[], Awaitable[str]]) -> str:

@@ -47,7 +47,8 @@ porter() { # the only one of this run that asks Slurm about its workers
             [[ "$last" != 0 ]] || scontrol release "$array"
             scontrol update JobId="$array" ArrayTaskThrottle="$wish" && last="$wish"
         fi
-        squeue --noheader --array --jobs="$array" --format='%i|%T|%r|%S' > "$place/.slurm" &&
+        { echo "$array" &&
+            squeue --noheader --array --jobs="$array" --format='%i|%T|%r|%S'; } > "$place/.slurm" &&
             mv "$place/.slurm" "$place/slurm.txt"
     done
 }

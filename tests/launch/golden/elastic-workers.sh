@@ -33,11 +33,12 @@ else
     ROLLPACKER_GRACE_S="$(scontrol show partition "$SLURM_JOB_PARTITION" | sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p')"
 fi
 export ROLLPACKER_JOB_END ROLLPACKER_GRACE_S
-num_waits=0
+export ROLLPACKER_ELEMENT="$job"
+num_waits=0 num_failed_joins=0
 while :; do
     srun --open-mode=append --cpus-per-task=8 --kill-on-bad-exit=0 /shared/venv/bin/python -P -u -m rollpacker.launch.worker /shared/runs/sweep
     exit_code=$?
-    [[ "$exit_code" =~ ^(10|75|76)$ ]] || exit "$exit_code"
+    [[ "$exit_code" =~ ^(10|75|76|77)$ ]] || exit "$exit_code"
     state="$(squeue --noheader --jobs="4711" --format=%T 2>&1)" && is_told=true || is_told=false
     [[ "$state" == *"Invalid job id"* ]] && is_told=true # Slurm has forgotten it
     if $is_told && [[ ! "$state" =~ COMPLETING|CONFIGURING|PENDING|POWER_UP_NODE|REQUEUED|REQUEUE_FED|REQUEUE_HOLD|RESIZING|RESV_DEL_HOLD|RUNNING|SIGNALING|SPECIAL_EXIT|STAGE_OUT|STOPPED|SUSPENDED|UPDATE_DB ]]; then
@@ -48,8 +49,12 @@ while :; do
         scontrol requeue "$job" && sleep 60
         exit 0
     fi
-    [[ "$exit_code" == 75 ]] || num_waits=0 # no run takes it; 76: since one had
-    if ((++num_waits >= 8)); then # its node is of more use to others
+    case "$exit_code" in
+        75) ((++num_waits)) ;; # no run takes it
+        76) num_waits=1 num_failed_joins=0 ;; # since one had
+        77) ((++num_failed_joins)) ;; # its Ray ended before it had joined
+    esac
+    if ((num_waits >= 8 || num_failed_joins >= 3)); then # it frees the node
         scontrol requeuehold "$job" && sleep 60
         exit 0
     fi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,13 +104,13 @@ def test_a_renewal_that_hangs_does_not_hold_the_run_up(tmp_path, monkeypatch):
 class Seen:
     """A run that looks for workers, the nodes of its Ray, and what is read for it."""
 
-    def __init__(self, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, run_dir: Path, monkeypatch: pytest.MonkeyPatch, silence_s: float = 60.0) -> None:
         self.notes: list[str] = []
         self.pins: list[str] = []
         self.read: list[str] = []
         self.folder = ElasticFolder(run_dir)
         self.folder.open()
-        config = SimpleNamespace(elastic=SimpleNamespace(silence_s=0.05))
+        config = SimpleNamespace(elastic=SimpleNamespace(silence_s=silence_s))
         context = SimpleNamespace(note=self.notes.append)
         self.members = RayMembers(config, self.folder, "7.0.1", context)
         monkeypatch.setattr(elastic_members.ray, "nodes", self._nodes)
@@ -151,17 +152,26 @@ async def test_a_run_that_cannot_look_for_workers_says_so_once_each_time(tmp_pat
     seen = Seen(tmp_path, monkeypatch)
     looks, look = [], RayMembers._look
 
-    def look_slowly(members: RayMembers) -> object:
+    def look_or_fail(members: RayMembers) -> object:
         looks.append(len(looks))
         if looks[-1] in {0, 1, 3, 4}:
-            threading.Event().wait()
+            raise OSError(errno.ESTALE, "Stale file handle")
         return look(members)
 
-    monkeypatch.setattr(RayMembers, "_look", look_slowly)
+    monkeypatch.setattr(RayMembers, "_look", look_or_fail)
     seen.members.watch()
     await until(lambda: len(looks) > 6)
     seen.members.close()
     assert len(seen.notes) == 2
+    assert seen.notes[0].endswith(f"{seen.folder.path} cannot be read: Stale file handle.")
+
+
+async def test_a_look_that_takes_too_long_is_told_with_the_key_that_sets_that_time(tmp_path, monkeypatch):
+    seen = Seen(tmp_path, monkeypatch, silence_s=0.05)
+    monkeypatch.setattr(RayMembers, "_look", lambda _: threading.Event().wait())
+    seen.members.watch()
+    await until(lambda: seen.notes)
+    seen.members.close()
     assert "takes longer than elastic.silence_s=0.05" in seen.notes[0]
 
 
