@@ -98,7 +98,7 @@ def _refuse_repeated(words: Sequence[str]) -> None:
 def _repeated(name: str, words: Sequence[str]) -> ConfigError:
     problem = f"`{name}` is given twice: {' and '.join(f'`{word}`' for word in words)}."
     values = [word.partition("=")[2] for word in words]
-    if all(map(_ENTRY.match, values)):
+    if all(map(_ENTRY.match, values)) and _takes_mapping(name):
         whole = f"{name}={{{','.join(values)}}}"
         return ConfigError(
             problem,
@@ -110,6 +110,15 @@ def _repeated(name: str, words: Sequence[str]) -> ConfigError:
         "A key or a group has one value; several values for a multirun (-m) are one list: KEY=A,B.",
         "Leave out all but one.",
     )
+
+
+def _takes_mapping(name: str) -> bool:
+    """Whether a key has a mapping or a file's: others may have PACKAGE.MODULE:NAME, which looks as an entry does."""
+    from rollpacker.config.compose import TRAIN
+    from rollpacker.config.keys import legal_keys
+
+    key = legal_keys(TRAIN.schema).get(name)
+    return key is not None and (key.is_mapping or name.endswith(".path"))
 
 
 def _refuse_misspelt(command: str, words: Sequence[str], help_text: CommandHelp) -> None:

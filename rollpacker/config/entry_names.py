@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Iterable
 
-_PLAIN = re.compile(r"[A-Za-z_][\w-]*|\d+", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z_][\w-]*|0|[1-9]\d*", re.ASCII)
 """Names that Hydra reads as they are."""
 _PART = re.compile(r'"((?:[^"\\]|\\.)*)"(?=[.=]|$)|([^.=]*)')
 """A part of a key, in quotes, in which a backslash stands before a quote and before a backslash, or without."""
@@ -55,21 +55,32 @@ def unescaped(value: object) -> object:
     """The value of a mapping that Hydra composed, with the names as they were given."""
     if isinstance(value, dict):
         return {
-            unescaped_names(name) if isinstance(name, str) else name: unescaped(each) for name, each in value.items()
+            _unescaped_name(name) if isinstance(name, str) else name: unescaped(each) for name, each in value.items()
         }
     return value
 
 
 def unescaped_names(text: str) -> str:
     """A text with the escaped names in it as they were given."""
-    return re.sub(r"\$\$((?:[\w-]|\$[0-9a-f]{2})+)", lambda name: _unescaped_signs(name[1]), text, flags=re.ASCII)
+    return re.sub(r"\$\$(?:[\w-]|\$[0-9a-f]{2})+", lambda found: _unescaped_name(found[0]), text, flags=re.ASCII)
 
 
 def _escaped_name(name: str) -> str:
-    if not name or _PLAIN.fullmatch(name):
+    if not name or _PLAIN.fullmatch(name) or _unescaped_name(name) != name:  # the last: copied from what Hydra wrote
         return name
     return _MARK + re.sub(r"[^A-Za-z0-9_-]", lambda sign: "".join(f"${byte:02x}" for byte in sign[0].encode()), name)
 
 
-def _unescaped_signs(name: str) -> str:
-    return re.sub(r"(?:\$[0-9a-f]{2})+", lambda signs: bytes.fromhex(signs[0].replace("$", "")).decode(), name)
+def _unescaped_name(name: str) -> str:
+    """What was escaped to this name; the name itself where nothing was."""
+    if not name.startswith(_MARK):
+        return name
+    try:
+        found = re.sub(
+            r"(?:\$[0-9a-f]{2})+",
+            lambda signs: bytes.fromhex(signs[0].replace("$", "")).decode(),
+            name.removeprefix(_MARK),
+        )
+    except UnicodeDecodeError:
+        return name
+    return found if _escaped_name(found) == name else name

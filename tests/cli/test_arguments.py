@@ -41,7 +41,13 @@ def test_a_mapping_that_the_shell_has_taken_apart_is_given_back_in_quotes() -> N
 @pytest.mark.parametrize("values", [("http://a:1", "http://b:1"), ("{a:b}", "c:d"), ("a:b", "c"), ("0:1", "1:1")])
 def test_other_values_of_a_key_that_is_given_twice_are_no_entries(values: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match="is given twice") as caught:
-        parse_arguments("train", [f"reward.url={value}" for value in values], train.HELP, can_sweep=True)
+        parse_arguments("train", [f"data.columns={value}" for value in values], train.HELP, can_sweep=True)
+    assert caught.value.remedy == "Leave out all but one."
+
+
+def test_functions_of_modules_are_no_entries() -> None:
+    with pytest.raises(ConfigError, match="is given twice") as caught:
+        parse_arguments("train", ["reward.function=pkg:f", "reward.function=pkg:g"], train.HELP, can_sweep=True)
     assert caught.value.remedy == "Leave out all but one."
 
 

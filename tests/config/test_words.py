@@ -11,7 +11,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rollpacker.config.compose import compose
-from rollpacker.config.entry_names import word_below
+from rollpacker.config.entry_names import escaped, word_below
 from rollpacker.config.multirun import expand_sweep, point_names
 from rollpacker.config.words import in_hydra, key_of, quoted
 from rollpacker.core.errors import ConfigError
@@ -95,6 +95,10 @@ DOMAINS = [
     'say "x"',
     "a${x}",
     "1x",
+    "007",
+    "$$math",
+    "b$$c",
+    "$$a$ff",
 ]
 
 
@@ -102,6 +106,21 @@ DOMAINS = [
 def test_a_domain_of_any_signs_is_set_by_the_word_that_messages_advise(name: str) -> None:
     (word,) = shlex.split(word_below("data.domain_weights", name, "2"))
     assert compose([*INPUTS, word]).data.domain_weights == {name: 2}
+
+
+def test_a_name_in_a_file_or_in_braces_is_as_it_was_given(tmp_path: Path) -> None:
+    weights = {"$$math": 1.0, "math": 2.0, "b$$c": 3.0, "bc": 4.0}
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps({"data": {"domain_weights": weights}}))
+    assert compose([*INPUTS, f"config={file}"]).data.domain_weights == weights
+    braces = ",".join(f"{name}: {weight:g}" for name, weight in weights.items())
+    assert compose([*INPUTS, f"data.domain_weights={{{braces}}}"]).data.domain_weights == weights
+
+
+def test_a_word_that_was_copied_from_what_hydra_composed_means_the_same() -> None:
+    word = escaped('data.domain_weights."a b"=2', ["data.domain_weights"])
+    assert word == "data.domain_weights.$$a$20b=2"
+    assert compose([*INPUTS, word]).data.domain_weights == {"a b": 2}
 
 
 def test_a_domain_without_an_equals_sign_needs_no_quotes_of_its_own() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rollpacker.config.entry_names import key_below
 from rollpacker.config.sections.base import (
     MODELLED_RUN,
     NOT_IN_FINGERPRINT,
@@ -101,7 +102,7 @@ class RewardSection(Section):
     def scoring_of(self, domain: str | None = None) -> Scoring:
         """How a domain's responses are scored; without one, those of most domains."""
         if domain in self.domains:
-            return (WeightedCheck(check=domain_check(f"reward.domains.{domain}", self.domains[domain])),)
+            return (WeightedCheck(check=domain_check(key_below("reward.domains", domain), self.domains[domain])),)
         if self.parts:
             return tuple(
                 WeightedCheck(part=name, check=part.check(f"reward.parts.{name}"), weight=part.weight)
@@ -172,9 +173,9 @@ class RewardSection(Section):
         for domain, name in self.domains.items():
             if self.name == "modelled":
                 raise ValueError(
-                    f"reward.domains.{domain}={name} with reward.name=modelled.\n"
+                    f"{key_below('reward.domains', domain)}={name} with reward.name=modelled.\n"
                     "A modelled run takes every reward from the workload.\n"
-                    f"Leave it out; reward.kinds.{domain} says how a domain is scored in a modelled run."
+                    f"Leave it out; {key_below('reward.kinds', domain)} says how a domain is scored in a modelled run."
                 )
         return self
 
