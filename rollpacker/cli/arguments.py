@@ -114,8 +114,8 @@ def _repeated(name: str, words: Sequence[str]) -> ConfigError:
 
 def _takes_mapping(name: str) -> bool:
     """Whether a key has a mapping or a file's: others may have PACKAGE.MODULE:NAME, which looks as an entry does."""
-    from rollpacker.config.compose import TRAIN
     from rollpacker.config.keys import legal_keys
+    from rollpacker.config.roots import TRAIN
 
     key = legal_keys(TRAIN.schema).get(name)
     return key is not None and (key.is_mapping or name.endswith(".path"))

@@ -96,7 +96,7 @@ class JsonLine:
         named = {name: self._find(name, column) for name, column in columns.items()}
         taken = set(columns.values()) - set(columns)
         texts = {"prompt", "messages"}
-        if any(named.get(name) is not None for name in texts):
+        if texts & set(columns):
             taken |= texts - set(columns)
         fields = {name: value for name, value in self.fields.items() if name not in taken} | named
         line = replace(self.line, columns=tuple(columns.items())) if isinstance(self.line, FileLine) else self.line
@@ -133,10 +133,14 @@ class JsonLine:
         )
 
     def advice(self, key: str, value: object) -> str:
-        """Say how a setting of its file is made; what `data` has is not of held-out files."""
+        """Say how a setting of its file is made: what `data` has is neither of held-out files nor of those with own."""
+        assert self.file is not None
+        entry = f"`{key}: {_in_yaml(value)}` to the entry of {self.file.written}"
         if isinstance(self.file, HeldOutFile):
-            return f"Add `{key}: {in_hydra(value)}` to the entry of {self.file.written} in evaluation.path"
-        return f"Set {shlex.quote(f'data.{key}={in_hydra(value)}')}"
+            return f"Add {entry} in evaluation.path"
+        setting = f"Set {shlex.quote(f'data.{key}={in_hydra(value)}')}"
+        may_be_own = getattr(self.file, key)
+        return f"{setting} (add {entry} in data.path where that has its own)" if may_be_own else setting
 
     def identifier(self) -> str:
         """Take the field `id`: a non-empty string, or a number, which becomes a string."""
@@ -203,19 +207,20 @@ class JsonLine:
 
     def _likely_column(self, names: Sequence[str]) -> tuple[str, str | None]:
         """One of these fields, and what the line calls it by its name and its value; None where nothing is like it."""
+        given = {name.lower(): name for name in self.fields}
         for name in names:
-            if usual := [each for each in _USUAL_NAMES.get(name, ()) if each in self.fields]:
+            if usual := [given[each] for each in _USUAL_NAMES.get(name, ()) if each in given]:
                 return name, usual[0]
         if misspelt := self.misspelt(names, similarity=0.6):
             return misspelt[1], misspelt[0]
-        others = {name: value for name, value in self.fields.items() if name not in {*PROMPT_FIELDS, *self.made}}
+        known = {*PROMPT_FIELDS, *self.made, *(given.get(name) for name in _USUAL_NAMES["ground_truth"])}
+        others = {name: value for name, value in self.fields.items() if name not in known}
         if "prompt" in names:
             for name, value in others.items():
                 if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
                     return "messages", name
-            if texts := [name for name, value in others.items() if isinstance(value, str) and value]:
-                return "prompt", texts[0]
-            return "prompt", None
+            texts = [name for name, value in others.items() if isinstance(value, str) and value]
+            return "prompt", texts[0] if len(texts) == 1 else None
         return names[0], None
 
     def misspelt(self, names: Sequence[str], similarity: float) -> tuple[str, str] | None:
@@ -246,6 +251,13 @@ class JsonLine:
                 "Allowed: complete Unicode characters",
                 "Write the file again with whole characters",
             ) from None
+
+
+def _in_yaml(value: object) -> str:
+    """As an entry of a list has it: a blank follows each colon."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {in_hydra(each)}" for name, each in value.items()) + "}"
+    return in_hydra(value)
 
 
 def _either(names: Sequence[str]) -> str:

@@ -54,7 +54,9 @@ def read_newest_responses(source: Path) -> list[Row]:
         table = read_table(source, EVALUATION_RESPONSES.name).select(list(_COMPARED))
     else:
         try:
-            table = pq.read_table(source, columns=list(_COMPARED)).select(list(_COMPARED)).cast(_SCHEMA)
+            read = pq.read_table(source, columns=list(_COMPARED)).select(list(_COMPARED))
+            _refuse_no_numbers(source, read.schema.field("reward").type)
+            table = read.cast(_SCHEMA)
         except (OSError, ValueError, KeyError, NotImplementedError) as error:  # pyarrow's own are among them
             reason = reason_of(error).partition("\n")[0]
             raise DataError(
@@ -72,3 +74,13 @@ def read_newest_responses(source: Path) -> list[Row]:
     if not rows:
         raise DataError(f"{source} has no held-out responses", "It has at least one evaluation", "Name another one")
     return rows
+
+
+def _refuse_no_numbers(source: Path, kind: pa.DataType) -> None:
+    """Refuse rewards of a type that a cast would silently turn into numbers, such as text and booleans."""
+    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
+        raise DataError(
+            f"{source} has rewards of the type {kind}",
+            "The reward of a held-out response is a number",
+            "Write the column as floating-point numbers, or name another file",
+        )

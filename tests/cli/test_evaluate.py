@@ -297,11 +297,12 @@ def test_the_file_of_an_evaluation_is_read_as_a_run_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "values", "words"),
     [
-        ("reward", ["high"], "Failed to parse string: 'high'"),
-        ("reward", [None], "Casting field 'reward' with null values"),
-        ("reward", [[1.0]], "Unsupported cast"),
+        ("reward", ["0.5"], "has rewards of the type string\n.* is a number"),
+        ("reward", [True], "has rewards of the type bool"),
+        ("reward", [None], "has rewards of the type null"),
+        ("reward", [[1.0]], "has rewards of the type list"),
         ("reward", [float("nan")], "has rewards that are NaN"),
-        ("step", [None], "Casting field 'step' with null values"),
+        ("step", [None], "cannot be read as held-out responses"),
     ],
 )
 def test_responses_of_other_types_or_without_a_reward_are_refused(

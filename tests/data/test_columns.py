@@ -67,13 +67,42 @@ def test_of_prompt_and_messages_the_one_that_columns_name_counts(tmp_path):
         assert [message["content"] for message in prompt.messages] == [text]
 
 
-def test_a_named_prompt_that_a_row_lacks_leaves_the_messages_of_that_row(tmp_path):
+def test_a_row_whose_named_prompt_is_null_is_refused_and_its_messages_do_not_count(tmp_path):
     path = write_lines(tmp_path / "x.jsonl", {"q": "1", "messages": None}, {"q": None, "messages": CHAT})
-    first, second = load_prompts([PromptFile(path=path, columns={"prompt": "q"}, domain="math")])
+    with pytest.raises(DataError, match=r"line 2: `q` \(as `prompt`\) is null"):
+        load_prompts([PromptFile(path=path, columns={"prompt": "q"}, domain="math")])
+
+
+def test_rows_with_a_prompt_and_rows_with_messages_are_mixed_where_both_are_named(tmp_path):
+    path = write_lines(tmp_path / "x.jsonl", {"q": "1", "messages": None}, {"q": None, "messages": CHAT})
+    columns = {"prompt": "q", "messages": "messages"}
+    first, second = load_prompts([PromptFile(path=path, columns=columns, domain="math")])
     assert (first.text, second.messages) == ("1", tuple(CHAT))
 
 
 def test_a_column_is_suggested_beside_those_that_are_named(tmp_path):
     path = write_lines(tmp_path / "x.jsonl", {"question": "1", "result": "2"})
-    with pytest.raises(DataError, match=r"Set 'data.columns={ground_truth:result,prompt:question}'"):
+    with pytest.raises(DataError) as caught:
         load_prompts([PromptFile(path=path, columns={"ground_truth": "result"}, domain="math")])
+    assert caught.value.remedy.startswith(
+        "Set 'data.columns={ground_truth:result,prompt:question}' (add `columns: {ground_truth: result, prompt: "
+        f"question}}` to the entry of {path} in data.path where that has its own), or rename"
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"answer": "4", "text": "2 + 2"}, "{prompt:text,ground_truth:answer}"),
+        ({"Answer": "4", "text": "2 + 2"}, "{prompt:text,ground_truth:Answer}"),
+        ({"answer": "4", "solution": "2 + 2 is 4"}, "{prompt:COLUMN,ground_truth:answer}"),
+        ({"source": "aime", "text": "2 + 2", "answer": "4"}, "{prompt:COLUMN,ground_truth:answer}"),
+        ({"task_id": "t1", "Problem": "2 + 2"}, "{prompt:Problem}"),
+        ({"solution": [{"step": 1}], "task": "2 + 2"}, "{prompt:task,ground_truth:solution}"),
+    ],
+)
+def test_neither_an_answer_nor_one_of_several_texts_is_suggested_as_the_prompt(tmp_path, row, columns):
+    path = write_lines(tmp_path / "x.jsonl", row)
+    with pytest.raises(DataError) as caught:
+        load_prompts([PromptFile(path=path, domain="math")])
+    assert caught.value.remedy.startswith(f"Set 'data.columns={columns}', or ")

@@ -86,6 +86,8 @@ class RealRunFacts:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
+        self.has_tried_functions = False
+        """Whether those of the rewards were called on prompts, also where that found a mistake."""
         self._notes_on_answers: list[str] = []
 
     def model(self) -> ModelFacts:
@@ -121,6 +123,7 @@ class RealRunFacts:
         check_rubrics(self._config.reward, prompts, can_ask=_runs_in_this_environment(self._config))
         check_chat(self._config.data, self._config.model.directory, prompts)
         if _runs_in_this_environment(self._config):
+            self.has_tried_functions = True
             self._notes_on_answers += try_checks(self._config.reward, prompts, can_reach=self.is_here)
             if self._config.environment and prompts:
                 try_environment(self._config, prompts[0])
@@ -181,7 +184,8 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
         look(lambda: _check_kept_requests(config, cluster))
     look(lambda: _check_engine(config))
     look(lambda: _check_trainer(config))
-    look(lambda: _check_reward(config, are_prompts_known=num_prompts_by_domain is not None))
+    are_tried = isinstance(run_facts, RealRunFacts) and run_facts.has_tried_functions
+    look(lambda: _check_reward(config, are_functions_tried=are_tried))
     look(lambda: _check_judge(config))
     look(lambda: _check_input_files(config))
     look(lambda: check_run_dir(config))
@@ -314,11 +318,11 @@ def _check_trainer(config: RunConfig) -> None:
         check_megatron()
 
 
-def _check_reward(config: RunConfig, *, are_prompts_known: bool) -> None:
-    """Check the sandbox, and the functions that were not tried on prompts, since these have mistakes."""
+def _check_reward(config: RunConfig, *, are_functions_tried: bool) -> None:
+    """Check the sandbox, and functions that were not tried on prompts, since these have mistakes."""
     if not _runs_in_this_environment(config):
         return
-    if not are_prompts_known:
+    if not are_functions_tried:
         check_functions(config.reward)
     if "sandbox" in config.reward.names:
         check_sandbox(config.reward.sandbox)
