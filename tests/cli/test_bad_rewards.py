@@ -218,6 +218,32 @@ def test_a_function_that_cannot_be_imported_is_told_with_the_mistakes_of_the_pro
     assert "reward.function=mine.py:scoer cannot be used: mine.py has no `scoer`; it has `score`" in message
 
 
+@pytest.mark.parametrize(
+    ("words", "mistake"),
+    [
+        (["check", *RUN], "on the first prompt"),
+        (["check", *RUN, "evaluation.path=nothing.jsonl"], "on the first prompt"),
+        (["check", RUN[0], "data.path=nothing.jsonl"], "nothing.jsonl"),
+        (["evaluate", RUN[0], "evaluation.path=nothing.jsonl"], "nothing.jsonl"),
+        (["evaluate", RUN[0], "evaluation.path=other.jsonl"], "ground_truth"),
+    ],
+)
+def test_a_function_is_imported_once_whichever_prompts_are_wrong(
+    words: list[str],
+    mistake: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    (folder / "other.jsonl").write_text('{"id": "a", "domain": "code", "prompt": "1 + 1 ="}')
+    imports = tmp_path_factory.mktemp("counted") / "imports"
+    (folder / "counted.py").write_text(
+        f"with open({str(imports)!r}, 'a') as file:\n    file.write('x')\ndef fail(response):\n    return 1 / 0\n"
+    )
+    assert mistake in refused(folder, capsys, [*words, "reward.domains={math: counted.py:fail}"])
+    assert imports.read_text() == "x"
+
+
 def test_check_says_what_scores(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = "reward.parts={accuracy: {function: mine.py:score}, format: {function: mine.py:is_short, weight: 0.2}}"
     before = tree_of(folder)
