@@ -155,7 +155,7 @@ def test_a_machine_without_a_gpu_says_so_for_every_row_and_exits_with_1(tmp_path
     ("words", "said"),
     [
         (["rows=decod"], "Write decode."),
-        (["model.path=/no/such/model"], "config.json cannot be read: No such file"),
+        (["model.path=/no/such/model"], "The model directory /no/such/model does not exist"),
         (["engine=vllm"], "It takes model.path=..., rows=..., out=..., again=...."),
         (["decode"], "Leave out decode."),
         (["again=maybe"], "again=maybe is not legal"),
