@@ -75,5 +75,5 @@ def _is_right(claimed: str, checksum: str) -> bool:
 def _too_late(engine: EngineId, straggler_s: float) -> EngineFailed:
     return EngineFailed(
         f"{engine} has not loaded the weights {straggler_s:g} s after half of the engines had.",
-        "The limit is weight_sync.timeout_s; half of backend.deadlines.weight_sync_s where files are read.",
+        "The limit is weight_sync.timeout_s; where files are read, half of backend.deadlines.weight_sync_s if longer.",
     )

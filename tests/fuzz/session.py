@@ -256,10 +256,12 @@ class _Session:
                 raise InvariantViolated(f"after {kind} a run ends by {ending.__name__}")
 
     def _has_lost_engines(self, faults: list[Fault]) -> bool:
-        """True when too many workers crashed, or the clock jumped past the deadline of an engine's sleep or wake."""
-        longest_s = self._config.backend.deadlines.engine_call_s
-        return any(fault.kind is FaultKind.CLOCK_JUMP and fault.amount > longest_s for fault in faults) or (
-            self._injector.is_short_of_workers(can_lend=self.world.stream, max_restarts=self.world.max_restarts)
+        """True when too many workers crashed, or the clock jumped past the shortest limit of an engine."""
+        deadlines = self._config.backend.deadlines
+        shortest_s = min(deadlines.engine_call_s, deadlines.stop_s, self._config.weight_sync.timeout_s)
+        jumped_s = sum(fault.amount for fault in faults if fault.kind is FaultKind.CLOCK_JUMP)
+        return jumped_s > shortest_s or self._injector.is_short_of_workers(
+            can_lend=self.world.stream, max_restarts=self.world.max_restarts
         )
 
     def _check_end(self) -> None:

@@ -94,9 +94,9 @@ def _too_large(config: RunConfig, capacity: Capacity) -> Iterator[ConfigError]:
         return
     sandbox = config.reward.sandbox
     sizes = [("backend.object_store_mb", config.backend.object_store_mb, 1)]
-    if config.elastic.is_on:
+    if config.trains and config.elastic.is_on:
         sizes.append(("elastic.bucket_mb", config.elastic.bucket_mb, 1))
-    elif config.weight_sync.transport != "object_store":
+    elif config.trains and config.weight_sync.transport != "object_store":
         sizes.append(("weight_sync.bucket_mb", config.weight_sync.bucket_mb, 2))
     if "sandbox" in config.reward.names:
         sizes += [(f"reward.sandbox.{key}", getattr(sandbox, key), 1) for key in ("memory_mb", "files_mb", "output_mb")]

@@ -50,6 +50,10 @@ def config_of(config: RunConfig, degree: int) -> RunConfig:
     return config.model_copy(update={"engine": engine.model_copy(update=changes)})
 
 
+_MEASUREMENTS = ("decode", "prefill", "kv_cache")
+"""Of engines of one degree, from which their costs follow."""
+
+
 def costs_of(config: RunConfig) -> tuple[DegreeCosts, ...]:
     """The costs of engines of each degree by `engine.profile`; empty without one, or with one degree.
 
@@ -66,11 +70,12 @@ def costs_of(config: RunConfig) -> tuple[DegreeCosts, ...]:
     profile = read_profile(path)
     model = transformer_of(config.model)
     check_model("engine.profile", path, profile, model.shape.model_dump(mode="json"), config.model.dtype)
-    measured = sorted({point.tensor_parallel for point in profile.of("decode")})
+    found = sorted({point.tensor_parallel for point in profile.of("decode")})
+    measured = [degree for degree in found if all(profile.of(name, degree) for name in _MEASUREMENTS)]
     for degree in degrees:
         if degree not in measured:
             raise ConfigError(
-                f"engine.profile={path} has no engines of degree {degree}, and engine.degrees="
+                f"engine.profile={path} has no engines of degree {degree}, measured whole, and engine.degrees="
                 f"{list(config.engine.degrees)}.",
                 f"It has the degrees {', '.join(map(str, measured)) or 'none'}.",
                 "Measure again with the same engine.degrees and system.planner=true, or change engine.degrees.",

@@ -132,7 +132,8 @@ def _actors_in_words(config: RunConfig) -> str:
 def _weight_sync(config: RunConfig, actors: Actors) -> WeightSync | None:
     if not config.trains:
         # Each node reads the whole model, from a warm cache or a slow disk; half of the deadline is left for the rest.
-        return FileSync(config.model.directory, config.backend.deadlines.weight_sync_s / 2)
+        straggler_s = max(config.weight_sync.timeout_s, config.backend.deadlines.weight_sync_s / 2)
+        return FileSync(config.model.directory, straggler_s)
     sync = make_offer_sync(config, actors.ranks, actors.trainer, has_gpu=actors.has_trainer_gpus)
     if not config.elastic.is_on:
         return sync

@@ -148,7 +148,7 @@ class _Worker:
         if self._is_over():
             self._say("The run has ended.")
             return Outcome.ENDS
-        if self._has_notice:
+        if self._is_leaving():
             self._say("No run has taken this worker: it leaves at once.")
             return Outcome.MAY_RETURN
         self._say(f"No run has taken this worker for {self._patience_s:g} s.")
@@ -164,13 +164,20 @@ class _Worker:
         self._say(f"Waiting for a run in {self._run_dir} that takes workers.{unseen}")
         deadline = time.monotonic() + self._patience_s
         before: Lease | None = None
-        while time.monotonic() < deadline and not (self._has_notice or self._is_over()):
+        while time.monotonic() < deadline and not (self._is_leaving() or self._is_over()):
             lease = self._lease()
             if lease is not None and before not in (None, lease) and is_listening(lease.head_address):
                 return lease
             before = lease
             time.sleep(_POLL_S)
         return None
+
+    def _is_leaving(self) -> bool:
+        """Whether it joins no run any more: it has a notice, or its time is over though it heard none."""
+        return self._has_notice or self._is_time_over()
+
+    def _is_time_over(self) -> bool:
+        return self._end_time is not None and time.time() >= self._end_time
 
     def _lease(self) -> Lease | None:
         """That of the attempt that takes workers; None where none can be read."""
@@ -286,11 +293,11 @@ class _Worker:
             time.sleep(_POLL_S)
 
     def _ended_here(self, node: RayNode, *, has_joined: bool) -> Outcome | None:
-        """What ends the stay whatever the run does: the end of Ray, or of a notice."""
+        """What ends the stay whatever the run does: the end of Ray, or of the worker's time."""
         if not node.is_running:
             self._say(f"Ray has ended on {node.offer.name}.\n{log_tail(node.log)}")
-            return Outcome.MAY_RETURN if has_joined else Outcome.NOT_JOINED
-        if self._has_notice and self._end_time is not None and time.time() >= self._end_time:
+            return Outcome.MAY_RETURN if has_joined or self._has_notice else Outcome.NOT_JOINED
+        if self._is_time_over():
             self._say("The time to leave is over.")
             return Outcome.MAY_RETURN
         return None

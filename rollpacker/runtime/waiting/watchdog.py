@@ -135,7 +135,12 @@ class Watchdog:
 
 def _stacks_of_threads() -> str:
     """Take the stacks of all threads, in memory: `faulthandler` writes with the GIL held, and a file may hang."""
-    with os.fdopen(os.memfd_create("stacks"), "r+", errors="replace") as stacks:
+    try:
+        memory = os.memfd_create("stacks")
+    except OSError as error:  # no descriptor is left
+        faulthandler.dump_traceback(all_threads=True)
+        return f"They are on stderr: {error.strerror}.\n"
+    with os.fdopen(memory, "r+", errors="replace") as stacks:
         faulthandler.dump_traceback(stacks, all_threads=True)
         stacks.seek(0)
         return stacks.read()

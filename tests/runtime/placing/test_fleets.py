@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,9 @@ from hypothesis import strategies as st
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import ConfigError, EngineFailed
 from rollpacker.core.ids import EngineId
+from rollpacker.metrics import profile_fits
+from rollpacker.metrics.profiles import ENGINE_MEASUREMENTS, write_profile
+from rollpacker.runtime.placing import fleets
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.fleets import config_of, degrees_of
 from rollpacker.runtime.placing.model_fit import validate_fit
@@ -20,6 +25,7 @@ from rollpacker.runtime.placing.topology import colocated_engines
 from rollpacker.runtime.ray.rebuilt_engine import RebuiltEngine
 from tests.runtime.placing.test_placement_maps import BASE, sized
 from tests.runtime.scripted import ScriptedEngine
+from tests.sim.test_profile import profile
 
 WORDS = ["model.path=m", "data.path=d", "run.dir=r", "engine=vllm", "system=planner"]
 
@@ -177,3 +183,17 @@ async def test_a_process_that_does_not_start_is_ended() -> None:
     with pytest.raises(EngineFailed, match="no memory"):
         await engine.rebuild()
     assert process.is_killed
+
+
+@pytest.mark.parametrize("lacking", ["decode", "prefill", "kv_cache"])
+def test_a_profile_whose_degree_lacks_a_measurement_is_refused(tmp_path, monkeypatch, lacking):
+    measured = profile()
+    others = [point for point in measured.points if point.measurement in ENGINE_MEASUREMENTS]
+    twice = [replace(point, tensor_parallel=2) for point in others if point.measurement != lacking]
+    path = tmp_path / "profile.json"
+    write_profile(path, replace(measured, points=(*measured.points, *twice)))
+    monkeypatch.setattr(fleets, "transformer_of", Mock())
+    monkeypatch.setattr(profile_fits, "check_model", Mock())
+    config = compose([*WORDS, "engine.num_engines=2", "engine.degrees=[1,2]", f"engine.profile={path}"])
+    with pytest.raises(ConfigError, match="no engines of degree 2, measured whole"):
+        fleets.costs_of(config)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rollpacker.config.sections.elastic_job import LEAVES_BEFORE_LIMIT_S
 from rollpacker.runtime.job.elastic_folder import ElasticFolder
 from rollpacker.runtime.job.signals import handlers_kept
 from rollpacker.runtime.ray import elastic_node
@@ -39,6 +41,13 @@ def test_a_worker_that_no_run_has_taken_leaves_at_the_first_signal_and_says_so(t
     signal.raise_signal(signal.SIGINT)
     assert worker.run() == Outcome.MAY_RETURN
     assert capsys.readouterr().err.endswith("No run has taken this worker: it leaves at once.\n")
+
+
+def test_a_worker_that_heard_no_signal_leaves_when_its_time_is_over(tmp_path: Path) -> None:
+    worker = _Worker(
+        tmp_path, allocation(tmp_path, end_time=time.time() + LEAVES_BEFORE_LIMIT_S, grace_s=15.0), "e5_0", 60
+    )
+    assert worker.run() == Outcome.MAY_RETURN
 
 
 def test_a_second_ctrl_c_ends_a_worker_in_a_job_too(tmp_path: Path) -> None:
