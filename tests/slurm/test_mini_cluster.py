@@ -128,7 +128,7 @@ def test_a_slurmd_that_crashes_under_a_job_is_counted_and_started_again(cluster:
     before, job = cluster.num_crashes, cluster.submit("-w", "node1", "-o", "/dev/null", script="sleep 600")
     cluster.wait_for_state(job, {"RUNNING"})
     node = cluster._nodes["node1"]
-    (slurmd,) = [each for each in node.descendants() if each.command.startswith("slurmd -D")]
+    slurmd = next(each for each in node.descendants() if each.command.startswith("slurmd -D"))  # not one it forked
     os.kill(slurmd.pid, signal.SIGABRT)
     wait_until(lambda: node.has_crashed, what="the end of the node", timeout_s=120)
     cluster.reset()
