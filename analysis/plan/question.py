@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 DEFAULTS = {"gpus": "", "out": "", "seconds": "60", "seeds": "3", "systems": "", "workers": ""}
 """The plan's own settings."""
 
-_TURNS = "nothing: engines and trainer take turns on all GPUs"
+_TURNS = "Leave it out: engines and trainer take turns on all GPUs"
 
 DECIDED = {
-    "system": "systems=verl,rollpacker",
-    "system.eta_prompts": "nothing: eta is one of the answers",
-    "system.eta_responses": "nothing: eta is one of the answers",
-    "engine.num_engines": "gpus=N",
-    "hardware.num_nodes": "gpus=N",
+    "system": "Write systems=verl,rollpacker",
+    "system.eta_prompts": "Leave it out: eta is one of the answers",
+    "system.eta_responses": "Leave it out: eta is one of the answers",
+    "engine.num_engines": "Write gpus=N",
+    "hardware.num_nodes": "Write gpus=N",
     "placement": _TURNS,
     "placement.engine": _TURNS,
     "placement.trainer": _TURNS,
-    "run.dir": "out=DIR",
-    "run.seed": "seeds=N",
-    "run.num_steps": "nothing: the search chooses it",
-    "backend": "nothing: a plan is always modelled",
+    "run.dir": "Write out=DIR",
+    "run.seed": "Write seeds=N",
+    "run.num_steps": "Leave it out: the search chooses it",
+    "backend": "Leave it out: a plan is always modelled",
 }
-"""Keys of a run that the plan decides, and what to write in their place."""
+"""Keys of a run that the plan decides, and what to do instead."""
 
 DEFAULT_SYSTEMS = ("verl", "rlhfuse", "rollpacker")
 """Of these those that `conf/system` has; the first is plain batching."""
@@ -82,7 +82,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[Question, list[str]]:
         ConfigError(
             f"`{argument}` with `rollpacker plan`.",
             "The plan compares systems, factors and numbers of GPUs, and decides these itself.",
-            f"Write {DECIDED[key]}.",
+            f"{DECIDED[key]}.",
         )
         for argument in others
         if (key := key_of(argument)) in DECIDED

@@ -182,7 +182,7 @@ class JsonLine:
             problems.append(f"the field {_either(names)} is missing{blank}")
         present = [name for name in self.fields if name not in self.made]
         allowed = f"Fields of this line: {_listed(present)}"
-        if len(present) > _MOST_LISTED and isinstance(self.line, FileLine):
+        if len(present) > _MOST_LISTED and all(isinstance(self.fields[name], dict | list) for name in present):
             allowed += "; a file that is one object of all its rows has to be rewritten as one object per line"
         return self.error("; ".join(problems), allowed, remedy or self._remedy(wanted))
 

@@ -16,7 +16,7 @@ from rollpacker.rewards import math_truths, walk
 from rollpacker.rewards.remote import UrlRewardWorker
 from rollpacker.rewards.routing import RoutingRewardWorker, SummingRewardWorker
 from rollpacker.rewards.sandbox.values import encode
-from rollpacker.rewards.worker import InPlaceRewardWorker, KillableRewardWorker
+from rollpacker.rewards.worker import WHERE_ANSWERS_ARE, InPlaceRewardWorker, KillableRewardWorker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,8 +79,7 @@ def _check_reference(section: RewardSection, name: CheckKind, prompt: Prompt) ->
             f"{prompt.line}: the prompt {prompt.key!r} has nothing that the reward of its domain `{prompt.domain}`, "
             f"{name}, could score a response by",
             allowed,
-            "Fill it in, name the column that has it ({path: FILE, columns: {ground_truth: COLUMN}}), or leave out the "
-            "prompt",
+            f"Fill it in, {WHERE_ANSWERS_ARE}, or leave out the prompt",
         )
     if isinstance(reference, AnswerReference) and (problem := _problem(name, reference.text)):
         raise DataError(

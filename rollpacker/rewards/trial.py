@@ -14,7 +14,13 @@ from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.functions import PARAMETERS
 from rollpacker.rewards.remote import ServerUnreachable, ask
 from rollpacker.rewards.supervisor_process import SupervisorProcess
-from rollpacker.rewards.worker import SCORING_PROCESS, SUPERVISOR_GRACE_S, arguments_of, ground_truth_of
+from rollpacker.rewards.worker import (
+    SCORING_PROCESS,
+    SUPERVISOR_GRACE_S,
+    WHERE_ANSWERS_ARE,
+    arguments_of,
+    ground_truth_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +131,7 @@ def _refuse_without_answers(check: Check, prompts: Sequence[Prompt]) -> None:
         f"{first.line}: neither the prompt {first.key!r} nor any other that {check.key}={check} scores has a "
         "`ground_truth`, which that function takes",
         f"Other fields of this line: {others}",
-        "Name the column that has it ({path: FILE, columns: {ground_truth: COLUMN}}), or give the parameter a default",
+        f"Give the parameter a default, or {WHERE_ANSWERS_ARE}",
     )
 
 

@@ -103,7 +103,7 @@ def test_a_system_with_a_length_history_is_modelled_beyond_its_first_epoch_or_th
         ([*SMALL, "system=rollpacker"], "Write systems=verl,rollpacker"),
         ([*SMALL, "engine.num_engines=8"], "Write gpus=N"),
         ([*SMALL, "hardware.num_nodes=1"], "Write gpus=N"),
-        ([*SMALL, "placement=separate"], "Write nothing: engines and trainer take turns on all GPUs"),
+        ([*SMALL, "placement=separate"], "Leave it out: engines and trainer take turns on all GPUs"),
         ([*SMALL, "placement.engine=rest", "placement.trainer=4-7"], "`placement.trainer=4-7` with `rollpacker plan`"),
         ([*SMALL, "setup=flash"], "placement.engine=rest and placement.trainer=6-7 with `rollpacker plan`"),
         ([*SMALL, "experiment=elastic-workers"], "Write elastic=none"),

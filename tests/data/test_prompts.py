@@ -233,6 +233,7 @@ def test_a_file_that_is_one_object_is_named_so_and_not_printed_whole(tmp_path):
     said = error_of(write(tmp_path / "p.json", {f"row-{number}": GOOD for number in range(5000)}))
     assert "`row-19` and 4,980 more; a file that is one object of all its rows" in said
     assert len(said) < 1000
+    assert "one object of all" not in error_of(write(tmp_path / "wide.json", {f"column-{n}": n for n in range(30)}))
 
 
 def test_the_address_of_a_data_set_of_the_hub_is_answered_with_its_name():

@@ -117,7 +117,7 @@ def test_a_reference_is_asked_for_where_the_reward_needs_one(tmp_path, name, fie
     words = rf"p\.jsonl, line 1: the prompt '1' has nothing that the reward of its domain `d`, {name}, could score"
     with pytest.raises(DataError, match=words) as caught:
         check_references(RewardSection.model_construct(name=name, domains={}, sandbox=SandboxSection()), prompts)
-    assert "{path: FILE, columns: {ground_truth: COLUMN}}" in caught.value.remedy  # of held-out files, too
+    assert "'data.columns={ground_truth:COLUMN}'" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
