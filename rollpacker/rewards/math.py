@@ -46,7 +46,8 @@ _ANNOUNCED = (
 
 _VERDICTS = ("yes", "no", "true", "false")
 """As formulas these are products of letters, so that `no` would equal `on`: they are compared as words only."""
-_CHOICES = ("A", "B", "C", "D", "E")
+_CHOICES = tuple("ABCDEFGHIJ")
+"""As many as MMLU-Pro has."""
 _SPELLINGS = (*_CHOICES, *(spelling for word in _VERDICTS for spelling in (word, word.capitalize(), word.upper())))
 _ANNOUNCED_WORDS = StringExtractionConfig(strings=_SPELLINGS, try_extract_without_anchor=False, lowercase=False)
 
@@ -58,20 +59,23 @@ _BOX_BEGINS = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BOX_ENDS = re.compile(r"(?<![\\.,;])[.,;]\s*\}$")
 """With the end of the sentence in it, of which math-verify reads nothing."""
-_PERCENT = re.compile(r"\s*\\?%(?=\s*[}$]*\s*$)")
+_PERCENT = re.compile(r"\s*(?:\\?%|percent)(?=\s*[}$]*\s*$)")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(-?\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})(?![\w.])")
 """As programs write numbers; math-verify would read Euler's number."""
 _ANSWER_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
+_LAST_LINE = re.compile(r"^####(?!#)(?![^\n]*answer)\s*(?=[^\n]+\s*\Z)", re.MULTILINE | re.IGNORECASE)
+"""Of which GSM8K's solutions have their answer."""
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _NUMBER = r"-?\d[\d.,/]*"
 _COORDINATE = r"-?\d[\d./]*"
 _POINT = rf"(?!\(\d{{1,3}}(?:,\d{{3}})+\))[(\[]\s*{_COORDINATE}(?:\s*,\s*{_COORDINATE})+\s*[)\]]"
 """Or an interval, but no `(1,234)`."""
 _BARE_FORMULA = (
-    r"(?!\s|\\[(\[])(?=[^\n$]{0,300}?\\[a-z]|[a-z]?\s{0,3}[<>])"
+    r"(?!\s|\\[(\[])"
+    r"(?=[^\n$]{0,300}?(?:\\[a-z]|[\w)}]\s?[-+^:*]\s?[\w({]|\d[a-z]|[a-z]\(|\d,\s+-?\d)|[a-z]?\s{0,3}[<>/])"
     r"((?:\\[a-z]+|(?<![a-z])[a-z](?![a-z])|\\[,;:! {}]|[^a-z$=\n\\]){1,300}?)"
 )
-"""With a command or a relation, and without words or an equation."""
+"""With a command, an operation, a relation or several numbers, and without words or an equation."""
 _SENTENCE_ENDS = r"\s*(?:[.!]\s|[.!]?\Z|\n|,\s+(?!and\b|or\b)[a-z]{2})"
 """Or goes on in words."""
 _MARKS = (
@@ -103,7 +107,14 @@ _MARKS_AT_THE_END = (
     (re.compile(rf"(?:^[ \t]*|[=:][ \t]*|\bis[ \t]+)\(({_NUMBER})\)[.!\s]*\Z", re.MULTILINE), r" \1"),
 )
 """The same of what ends a text without an announced answer. A number may also be that of a formula: "by (3)."."""
-_CHOICE_IN_BRACKETS = re.compile(r"(?<!\w)\(([A-E])\)")
+_CHOICE_IN_BRACKETS = re.compile(r"(?<!\w)\(([A-J])\)")
+_OPTION = re.compile(
+    r"(\\boxed\s*\{\s*|answer\s*(?:is|:)+\s*)(?:\\text\w*\s*\{\s*\(?([A-J])\)\s*\}|\(?([A-J])\))"
+    r"(?:\\[ ,;:]|\\q?quad|~|\s)+(?!or\b|and\b|[^\n]*\b[A-J]\))(?=[-\d$]|\\(?:d?frac|sqrt|pi|text)|[a-z]{2})([^\n]*)",
+    re.IGNORECASE,
+)
+"""A choice with what it says: `(C) 12`."""
+_PRONOUN = re.compile(r"\bI(?=['\u2019]?\s*[a-z])")
 _JOINS_BOXES = re.compile(r"[\s$]*(?:[,;]|and|or|,\s*and|,\s*or)[\s$]*")
 
 _ARROW = re.compile(r"\\(?:long)?(?:left)?(?:right)?arrow\b|\\(?:to|mapsto|implies|iff|lor|vee)\b", re.IGNORECASE)
@@ -112,7 +123,7 @@ _SUBSCRIPT_BEGINS = re.compile(r"(?:[A-Za-z}]\s*_|\\underset)\s*\{")
 """Of a letter or a command; the arrow in it says where a variable goes, as in that of a limit."""
 
 _ANNOUNCEMENT = re.compile(r"answer(?:\s+is|\s+are|\s*:)\s*:?\s*(?:either\s+)?", re.IGNORECASE)
-_ANOTHER = r"\$?(?:-?\d[\d.,/]*(?<=\d)|\(?[A-E]\)?(?!\w)|(?:yes|no|true|false)\b)\$?"
+_ANOTHER = r"\$?(?:-?\d[\d.,/]*(?<=\d)|\(?[A-J]\)?(?!\w)|(?:yes|no|true|false)\b)\$?"
 _COMPARED = r"(?:more|less|fewer|greater|higher|lower|larger|smaller|above|below)\b(?!\s+\w+ly\b)"
 _CLAUSE_ENDS = r"(?=\s*(?:[.,;:!?)\n]|$|(?:or|and)\b))"
 _SEVERAL = re.compile(
@@ -165,13 +176,16 @@ def score(response: str, ground_truth: str, is_truncated: bool) -> Score:  # noq
     if not truth:
         return UNPARSABLE_GROUND_TRUTH
     truth_words = _words(truth)
-    can_announce_words = any(word in _VERDICTS or word.upper() in _CHOICES for word in truth_words)
-    text, is_whole = _decisive_part(response)
+    is_choice = any(word.upper() in _CHOICES for word in truth_words)
+    can_announce_words = is_choice or any(word in _VERDICTS for word in truth_words)
+    text, is_whole = _decisive_part(response if is_truncated else _LAST_LINE.sub("Answer: ", response))
     if not (_OR_MORE.search(ground_truth) or _NO_VALUE.match(ground_truth.strip())):
         boxes = _final_boxes(text)
         if _OR_MORE.search(boxes):
             return _WRONG_ANSWER
-        text = text if boxes else _without_denials(text)
+        text = boxes or _without_denials(text)
+    end = "}" if _BOX_BEGINS.match(text) else "."
+    text = _OPTION.sub(rf"\1\2\3{end}" if is_choice else r"\1\4", text)
     answer = _parse_answer(text, can_announce_words, is_truncated=is_truncated, is_whole=is_whole)
     if not answer:
         return TRUNCATED if is_truncated else _NO_ANSWER
@@ -224,7 +238,7 @@ def _parse_answer(text: str, can_announce_words: bool, *, is_truncated: bool, is
         text = mark.sub(replacement, text)
     if not can_announce_words:
         return _parse(text, configs)
-    return _parse(_CHOICE_IN_BRACKETS.sub(r"\1", text), (*configs, _ANNOUNCED_WORDS))
+    return _parse(_PRONOUN.sub("we", _CHOICE_IN_BRACKETS.sub(r"\1", text)), (*configs, _ANNOUNCED_WORDS))
 
 
 def _after_nested(text: str) -> str:

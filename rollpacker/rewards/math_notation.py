@@ -36,6 +36,7 @@ _SIGNS = str.maketrans(
         "≈": r"\approx ",
         "±": r"\pm ",
         "…": r"\ldots ",
+        **dict.fromkeys("€£¥₹", ""),
     }
 )
 _ROOT = re.compile(r"([√∛])\s*(?:\(((?:[^()]|\([^()]*\))*)\)|(\d+(?:\.\d+)?|[a-z]))")
@@ -52,6 +53,9 @@ _TIE = re.compile(r"(?<=[\d}])~(?=\\)")
 """Before a unit."""
 _DEGREES = re.compile(r"(?<=\d)\s*(?:°|\^\s*(?:\{\s*\\circ\s*\}|\\circ))\s*[CF](?![A-Za-z])")
 _AREA = re.compile(r"(?<=\d)\s(?:[cdkm]?m|ft|in)[²³]")
+_SPEED = re.compile(r"(?<=\d)\s(?:[ckm]?m|mi|ft)/(?:s|min|h|hr)(?:\^(?:2|\{2\}))?(?![A-Za-z^{])")
+"""Its unit; math-verify would divide by the letters."""
+_NUMBER_AS_TEXT = re.compile(r"(?<![_^\w])\\text\s*\{\s*(\d[\d.,]*)((?:\s+[A-Za-z]+)*)\s*\}")
 _DOTTED = re.compile(r"\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?")
 _RECURRING = re.compile(
     r"(?<![\d.,])(\d{1,40})\.(\d{0,40})(?:\\(?:overline|bar)\s*(?:\{(\d{1,40})\}|(\d))|(?<=\.)\((\d{1,40})\))"
@@ -86,7 +90,7 @@ _IS_TEXT = re.compile(
 )
 """A residue, of which math-verify reads the modulus or computes the remainder, which is left to the response; an
 infinite number, a denial, a sequence, or a multiple of a point."""
-_VALUE_BEGINS = re.compile(r"=|\\(?:in|approx|sim)(?![a-z])|^\s*[A-E][).]")
+_VALUE_BEGINS = re.compile(r"=|\\(?:in|approx|sim)(?![a-z])|^\s*[A-J][).]")
 _VALUE_ENDS = re.compile(
     r"\\(?:text|forall)(?![a-z])"
     rf"|(?<=[\w}})\]])(?:\s|\\[ ,;:])*(?:\\q?quad(?![a-z])|(?<=[ ,;:])\((?=[^()]*(?:{_RELATION}|\\in(?![a-z]))))"
@@ -119,6 +123,7 @@ def readable(text: str) -> str:
     text = _THOUSANDS.sub(lambda number: _THOUSANDS_MARK.sub("", number[0]), text)
     if "~" in text:
         text = _TIE.sub(" ", text)
+    text = _NUMBER_AS_TEXT.sub(r"\1\\text{\2}", _SPEED.sub("", text))
     text = _DOTTED.sub(r"\\overline{\1\2\3}", text)
     text = _RECURRING.sub(_fraction, text)
     text = _PRIMES.sub(_primed, text)

@@ -166,6 +166,55 @@ def test_small_and_large_numbers_are_read_as_programs_write_them_and_compared_by
     assert reason_of(response, ground_truth) == expected
 
 
+@pytest.mark.parametrize(
+    "formula",
+    ["3x + 1", "3+4i", "2n", "2^n", "n^2", "n(n+1)/2", "2:3", "10 - 3x", r"5\sqrt{2}", "1, 2", "{1, 2}", "12", "n/2"],
+)
+@pytest.mark.parametrize("words", ["Answer: {}", "The answer is {}.", "**Answer:** {}", "6 / 2 = 3\n#### {}"])
+def test_an_announced_formula_is_read_whole(formula, words):
+    response = words.replace("{}", formula)
+    assert reason_of(response, formula) == "correct"
+    for part in ("2", "3", "5", "10", "1", "n"):
+        assert reason_of(response, part) == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    "response", ["#### Step 2\n5 + 3 = 8", "#### Step 2: 5 + 4 = 9\nThe answer is 8.", "#### Answer: 8\n", "####8"]
+)
+def test_a_heading_is_no_answer_and_the_last_line_may_be(response):
+    assert reason_of(response, "8") == "correct"
+
+
+@pytest.mark.parametrize("letter", "ABCDEFGHIJ")
+def test_choices_go_to_j(letter):
+    other = "B" if letter == "A" else "A"
+    for response in (f"Answer: {letter}", f"The answer is ({letter}).", f"#### {letter}", rf"\boxed{{{letter}}}"):
+        assert reason_of(response, letter) == "correct"
+        assert reason_of(response, other) == "wrong_answer"
+    assert reason_of("Answer: I think it is none of them", "I") != "correct"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"\boxed{\textbf{(C)}\ 12}",
+        r"\boxed{\text{(C) } 12}",
+        r"\boxed{(C) 12}",
+        r"\boxed{C) 12}",
+        "Answer: C) 12",
+        "The answer is (C) 12.",
+    ],
+)
+def test_of_an_option_its_letter_or_what_it_says_is_the_answer(response):
+    assert reason_of(response, "C") == reason_of(response, "12") == "correct"
+    assert reason_of(response, "D") == reason_of(response, "13") == "wrong_answer"
+
+
+@pytest.mark.parametrize("response", [r"\boxed{(C) 12 or (D) 13}", "Answer: (C) 12 or (D) 13"])
+def test_of_two_options_none_is_the_answer(response):
+    assert reason_of(response, "C") == reason_of(response, "D") == "wrong_answer"
+
+
 @pytest.mark.parametrize("ground_truth", ["50", "50%", r"50\%", r"\boxed{50\%}", r"$50\%$"])
 def test_a_sign_of_per_cent_may_be_left_out(ground_truth):
     for response in (r"\boxed{50}", r"\boxed{50\%}", r"\boxed{50%}", r"So $50\%$.", "The answer is 50%."):

@@ -254,3 +254,28 @@ def test_of_a_residue_the_modulus_is_not_the_answer():
         assert reason_of(rf"\boxed{{{other}}}", r"x \equiv 3 \pmod{7}") == "wrong_answer"
     assert reason_of(r"\boxed{x^{10} \pmod 7}", r"x^3 \pmod 7") == "wrong_answer"
     assert reason_of(r"\boxed{3 \pmod 7, 4 \pmod 7}", "3") == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "5 m/s",
+        "5 km/h",
+        "5 m/s^2",
+        "5 m/s²",
+        r"\text{5 km}",
+        r"\text{005}",
+        "€5",
+        "£5",
+        "5€",
+        "5 percent",
+    ],
+)
+def test_units_and_currencies_are_no_part_of_a_number(answer):
+    assert reason_of(rf"\boxed{{{answer}}}", "5") == "correct"
+    assert reason_of(rf"\boxed{{{answer}}}", "25") == "wrong_answer"
+
+
+@pytest.mark.parametrize("answer", [r"x_\text{5}", r"\text{5 or more}", r"\text{5 or 6}", "5/s"])
+def test_what_is_more_than_a_number_in_text_is_not_read_as_one(answer):
+    assert reason_of(rf"\boxed{{{answer}}}", "5") != "correct"
