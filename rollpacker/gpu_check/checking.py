@@ -2,11 +2,13 @@
 
 A row's process leads a session of its own. It has ended, or been killed with all that it started, before the next one
 begins: descendants that left its session come back to this process, which becomes their parent, and are killed then.
+Rows write into the folder under names that are the same in every check, so a lock keeps a second check out of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -29,7 +31,7 @@ from rollpacker.core.foreign_errors import one_line
 from rollpacker.engines.vllm.installed import is_vllm_for_gpus_installed
 from rollpacker.gpu_check.outcomes import Outcome
 from rollpacker.gpu_check.table import Row
-from rollpacker.metrics.files import write_atomically
+from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.paths import read_text
 from rollpacker.rewards.processes import children_of, kill_descendants, reaping
 from rollpacker.runtime.placing.host import hardware_name, visible_gpus
@@ -118,17 +120,41 @@ class Checking:
         return f"{gpus}; model {named}; {', '.join(_versions())}; source code {sources.hexdigest()[:12]}"
 
     def run(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Outcome]]:
-        """Give each row's outcome as soon as it is there, an earlier pass without running it again."""
+        """Give each row's outcome as soon as it is there, an earlier pass without running it again.
+
+        Raises:
+            ConfigError: Another check runs in the folder, or its results cannot be read.
+        """
         key = self.key
-        for row in rows:
-            if why := missing(row, self.machine):
-                yield row, Outcome(status="not possible", why=why)
-                continue
-            outcome = self._kept().get(key, {}).get(row.name)
-            if outcome is None or outcome.status != "passed" or self.again:
-                outcome = self._in_process(row)
-                self._keep(key, row, outcome)
-            yield row, outcome
+        with self._alone():
+            for row in rows:
+                if why := missing(row, self.machine):
+                    yield row, Outcome(status="not possible", why=why)
+                    continue
+                outcome = self._kept().get(key, {}).get(row.name)
+                if outcome is None or outcome.status != "passed" or self.again:
+                    outcome = self._in_process(row)
+                    self._keep(key, row, outcome)
+                yield row, outcome
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Lock the folder."""
+        with storage_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / "lock").open("w")
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"Another check runs in out={self.folder}.",
+                    "Two in one folder would take each other's results for their own.",
+                    "Wait for it, or choose another out.",
+                ) from None
+            except OSError:
+                pass  # a file system without locks: two checks are not kept apart
+            yield
 
     @property
     def _file(self) -> Path:

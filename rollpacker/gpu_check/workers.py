@@ -187,6 +187,13 @@ class Gpu:
         torch.cuda.reset_peak_memory_stats()
         return peak
 
+    def synchronize(self) -> None:
+        """Wait until it has done what this process queued."""
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
     def station(self) -> Any:
         """Where this process works, as a sender of weights sees it."""
         from rollpacker.transfer.memory import accelerator_here, station_here
@@ -215,7 +222,7 @@ class TrainerRanks:
         ]
         self.policy_version = 0
         self.passes_s = 0.0
-        """Of the last step, without its update."""
+        """Forward and backward passes of the last step, until the GPUs were done with them; without its update."""
 
     async def everywhere(self, what: str, *arguments: Any) -> Any:
         """Call a method on all ranks; returns the first one's answer."""
@@ -227,6 +234,7 @@ class TrainerRanks:
         await self.everywhere("trainer.begin_step", shape_of(groups, self.policy_version))
         began = time.perf_counter()
         await self.everywhere("trainer.accumulate", groups)
+        await self.everywhere("gpu.synchronize")  # the last backward pass is only queued
         self.passes_s = time.perf_counter() - began
         update: UpdateMetrics = await self.everywhere("trainer.finish_step")
         self.policy_version = update.policy_version

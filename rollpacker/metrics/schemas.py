@@ -61,7 +61,8 @@ STEPS = TableSchema(
         seconds("checkpoint_time_s", "Time to write a checkpoint before the step; an attempt's last one has no row"),
         seconds(
             "driver_time_s",
-            "Time that the driver computed while engines, trainer and rewards waited for it; 0 when modelled",
+            "CPU time of the driver's process, all its threads, in the step and the checkpoint before it, most of it "
+            "while engines or trainer work; 0 when modelled",
         ),
         seconds("finished_at_s", "End of the step, since the run began"),
         number("reward_mean", "Mean reward of the trained responses, as scored"),
@@ -80,13 +81,28 @@ STEPS = TableSchema(
         count("num_truncated", "Trained responses that were cut, at the length limit or in their environment"),
         number("response_length_mean_tokens", "Mean length of the trained responses", unit="tokens"),
         tokens("response_length_max_tokens", "Length of the longest trained response"),
-        tokens("tokens_generated", "Response tokens, of environments too; not those that were lost with an engine"),
+        tokens(
+            "tokens_generated",
+            "Response tokens, of environments too; not those that were lost with an engine. In an asynchronous run of "
+            "the groups that the step decided, earlier steps' tokens among them: only sums over many steps are rates",
+        ),
         tokens("tokens_trained", "Response tokens in the trained batch; those of environments have no gradient"),
         tokens("tokens_wasted", "tokens_generated minus tokens_trained: aborted, dropped, or lost with environments"),
         tokens("tokens_dropped", "Those of tokens_wasted that the responses to dropped prompts had in the end"),
         tokens("tokens_streamed", "Those of tokens_trained that the trainer took in while the rollout still ran"),
-        number("tokens_per_second", "tokens_generated over rollout_time_s (async: step_time_s)", unit="tokens/s"),
-        count("decode_slot_steps_busy", "Sum over forward passes of the decode slots in use"),
+        number(
+            "tokens_per_second",
+            "Tokens that the policy sampled, those of environments left out: of the step's responses over "
+            "rollout_time_s. In an asynchronous run what engines generated since the last step's new weights, "
+            "evaluations that fill the round too, without engines that were lost, over step_time_s; over "
+            "rollout_time_s and exposed_reward_time_s where they share GPUs with the trainer",
+            unit="tokens/s",
+        ),
+        count(
+            "decode_slot_steps_busy",
+            "Sum over forward passes of the decode slots in use. It leaves out engines that were lost in the round, as "
+            "all columns down to tokens_per_sequence_pass do",
+        ),
         count("decode_slot_steps_idle", "Sum over forward passes of the decode slots that stood idle"),
         number("bubble_ratio", "Idle share of the decode slots, 0 to 1; null where nothing decoded", is_nullable=True),
         number("requests_running_mean", "Requests that an engine ran in a forward pass, mean", unit="requests"),

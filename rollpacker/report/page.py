@@ -402,8 +402,9 @@ def _token_sentence(story: RunStory) -> str:
     steps = story.steps
     streamed = steps["tokens_streamed"].sum() / max(1, steps["tokens_trained"].sum())
     mismatch = steps["logprob_mismatch_max"].max()
+    written = ", those that environments wrote too" if steps["num_turns_mean"].notna().any() else ""
     said = (
-        f"{tokens(steps['tokens_generated'].sum())} generated, {count(steps['tokens_wasted'].sum())} of them "
+        f"{tokens(steps['tokens_generated'].sum())} generated{written}, {count(steps['tokens_wasted'].sum())} of them "
         f"({share(story.wasted_share)}) wasted; {share(streamed)} of the trained ones reached the trainer while the "
         "rollout still ran. "
     )

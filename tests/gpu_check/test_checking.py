@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
+from rollpacker.core.errors import ConfigError
 from rollpacker.gpu_check.checking import Checking, Machine, missing
 from rollpacker.gpu_check.table import ROWS, Row
 from tests.e2e.processes import is_alive
@@ -111,6 +112,18 @@ def test_ctrl_c_ends_the_row_that_runs_and_keeps_what_has_passed(tmp_path):
     assert [pid for pid in map(int, (tmp_path / "pids").read_text().split()) if is_alive(pid)] == []
     (kept,) = json.loads((tmp_path / "results.json").read_text()).values()
     assert list(kept) == ["passes"]
+
+
+def test_a_folder_is_of_one_check_at_a_time(tmp_path):
+    machine = Machine(hardware="", num_gpus=0, has_gpus=False)
+    rows = [Row(name=name, shows="", function="") for name in "ab"]
+    first, second = (Checking(folder=tmp_path, machine=machine) for _ in range(2))
+    running = first.run(rows)
+    next(running)
+    with pytest.raises(ConfigError, match="Another check runs in out="):
+        next(second.run(rows))
+    assert len(list(running)) == 1
+    assert len(list(second.run(rows))) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,14 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from rollpacker import pipeline
+from rollpacker.config.compose import compose
 from rollpacker.report.cuts import AT_LIMIT, AT_MAX_TURNS, BY_ENVIRONMENT
 from rollpacker.report.environments import NUM_LONGEST, EnvironmentWaits, section
+from rollpacker.report.page import render
+from rollpacker.report.story import read_story
+from tests.sim.test_environment import RUN
+from tests.sim.test_systems import SMALL
 
 
 def part(*waits):
@@ -88,3 +94,10 @@ def test_a_run_without_environments_shows_nothing():
     nothing.add(part())
     run = SimpleNamespace(story=SimpleNamespace(environments=nothing))
     assert not any(section([run]).values())
+
+
+def test_tokens_that_environments_wrote_are_said_to_be_among_the_generated_ones(tmp_path):
+    pipeline.run(compose([*RUN, "system=verl", f"run.dir={tmp_path}"]))
+    assert "generated, those that environments wrote too," in render([read_story(tmp_path)])
+    pipeline.run(compose([*SMALL, "system=verl", f"run.dir={tmp_path / 'alone'}"]))
+    assert "that environments wrote" not in render([read_story(tmp_path / "alone")])

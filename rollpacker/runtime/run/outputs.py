@@ -46,6 +46,7 @@ class RunOutputs:
 
     def record(self, recorder: StepRecorder, batch: Batch, result: StepResult) -> int:
         """Write a step's metrics and show them; returns the number of finished steps."""
+        self.progress.stage("recording")
         interval_log = self.interval_log.take()
         step_row = recorder.step_row(batch, result, interval_log)
         domain_rows = recorder.domain_rows(batch)
@@ -72,6 +73,7 @@ class RunOutputs:
     def evaluated(self, record: EvaluationRecord) -> bool:
         """Write an evaluation and show it; tells whether no earlier one of the run was as good."""
         assert self.evaluations is not None
+        self.progress.stage("recording")
         rows, responses, is_best = self.evaluations.record(record)
         self.trackers.log_evaluation(rows, with_texts(responses))
         self.callbacks.on_evaluation(rows)

@@ -85,14 +85,13 @@ class StepRecorder:
         drafts = [passes for each in costs.draft_passes().values() for passes in each]
         num_accepted = sum(passes.num_accepted for passes in drafts)
         num_sequence_passes = sum(passes.num_sequence_passes for passes in drafts)
-        finished_at, step_time = self._clock.now(), self._step_time_s()
-        generation_time = step_time if batch.max_staleness else rollout_time  # engines go on while the trainer learns
+        finished_at = self._clock.now()
         return {
             "step": self._step,
             "round": batch.begin.round,
             "round_kind": batch.begin.kind.value,
             "system": self._system,
-            "step_time_s": step_time,
+            "step_time_s": self._step_time_s(),
             "rollout_time_s": rollout_time,
             "exposed_reward_time_s": batch.ended_at_s - generation_ended,
             "train_time_s": self._duration_s("train"),
@@ -128,7 +127,7 @@ class StepRecorder:
             "tokens_wasted": generated - trained,
             "tokens_dropped": sum(_length(request) for request in requests if request.request.prompt in batch.dropped),
             "tokens_streamed": result.num_tokens_streamed,
-            "tokens_per_second": generated / generation_time if generation_time > 0 else 0.0,
+            "tokens_per_second": self._tokens_per_second(batch, costs, rollout_time),
             "decode_slot_steps_busy": busy,
             "decode_slot_steps_idle": idle,
             "bubble_ratio": idle / (busy + idle) if busy + idle else None,
@@ -301,6 +300,16 @@ class StepRecorder:
             for interval in (*intervals, *interval_log)
         ]
 
+    def _tokens_per_second(self, batch: Batch, costs: RoundCosts, rollout_time: float) -> float:
+        """Tokens sampled per second of generation; 0 where nothing took any time."""
+        if not batch.max_staleness:
+            num_tokens, time_s = sum(map(_num_sampled, batch.requests.values())), rollout_time
+        else:  # its responses may be of earlier steps, and engines have others under way
+            num_tokens = costs.growth("num_generated_tokens")
+            takes_turns = "hand_over" in self._stages  # else engines go on while the trainer learns
+            time_s = batch.ended_at_s - batch.began_at_s if takes_turns else self._step_time_s()
+        return num_tokens / time_s if time_s > 0 else 0.0
+
     def _duration_s(self, stage: str) -> float:
         began, ended = self._stages.get(stage, (0.0, 0.0))
         return ended - began
@@ -404,6 +413,11 @@ def _episode(batch: Batch, request: RequestId) -> Row:
 
 def _length(request: RequestRecord) -> int:
     return request.response.num_tokens if request.response else 0
+
+
+def _num_sampled(request: RequestRecord) -> int:
+    """Tokens of its response that the policy sampled, not its environment."""
+    return sum(span.num_tokens for span in sampled(request.response.spans)) if request.response else 0
 
 
 def _finish_reason(request: RequestRecord) -> FinishReason | None:
