@@ -157,7 +157,7 @@ class MiniCluster:
 
     def processes_on(self, node: str) -> list[Process]:
         """List the processes of jobs on a node, which are all but Slurm's own, parents before children."""
-        own = {"slurmd", "slurmstepd:"}
+        own = {"slurmd", "slurmstepd", "slurmstepd:"}  # the last one by the title that it gives itself
         return [
             process for process in self._nodes[node].descendants() if Path(process.command.split()[0]).name not in own
         ]

@@ -139,10 +139,12 @@ def _descendants(pid: int) -> list[Process]:
 
 
 def _children(pid: int) -> list[int]:
-    """List the children of all threads of `pid`."""
-    return [
-        int(child) for thread in Path(f"/proc/{pid}/task").glob("*") for child in _read(thread / "children").split()
-    ]
+    """List the children of all threads of `pid`; none when it has ended."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
+    return [int(child) for thread in threads for child in _read(thread / "children").split()]
 
 
 def _command(pid: int) -> str:

@@ -5,21 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import is_alive
-
-
-def workers_of(pid):
-    """Pids of the processes that model runs, once there is one."""
-    while True:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        workers = [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-        if workers:
-            return workers
-        time.sleep(0.05)
+from tests.e2e.processes import is_alive, workers_of
 
 
 @pytest.mark.parametrize(
@@ -43,7 +32,7 @@ def test_however_it_is_ended_its_workers_end_too(tmp_path, number, status):
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509  not as nohup has it
     )
-    workers = workers_of(process.pid)
+    workers = workers_of(process, 1)
     process.send_signal(number)
     _, said = process.communicate(timeout=120)
     assert process.returncode == status, said

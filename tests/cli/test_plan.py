@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +17,7 @@ from rollpacker.config.words import replaced
 from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.profiles import write_profile
 from tests.cli.inputs import tree_of
+from tests.e2e.processes import workers_of
 from tests.sim.clusters import SMALL as SMALLEST
 from tests.sim.test_profile import profile
 
@@ -204,7 +204,7 @@ def test_an_interrupted_plan_leaves_no_file_and_no_process(workdir, number, last
         stderr=subprocess.PIPE,
         text=True,
     )
-    workers = _wait_for_workers(process.pid)
+    workers = workers_of(process, 2)
     assert len(list(scratch.glob("rollpacker-plan-*"))) == 1
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
@@ -214,16 +214,6 @@ def test_an_interrupted_plan_leaves_no_file_and_no_process(workdir, number, last
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     assert list(scratch.iterdir()) == []
     assert not out.parent.exists()
-
-
-def _wait_for_workers(pid: int) -> list[int]:
-    """Pids of the two workers, once both were started."""
-    while True:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        workers = [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-        if len(workers) == 2:
-            return workers
-        time.sleep(0.05)
 
 
 def test_a_limit_that_nobody_chose_and_that_cuts_the_tail_off_is_refused(workdir, capsys):

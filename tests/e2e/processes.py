@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -77,11 +79,29 @@ class ProcessesOfRun:
         self._births |= {pid: everything[pid].birth for pid in own}
         return {pid: everything[pid] for pid in sorted(own)}
 
+    def assert_all_end(self, timeout_s: float = 60) -> None:
+        """Within this time."""
+        deadline = time.monotonic() + timeout_s
+        while left := self.alive():
+            assert time.monotonic() < deadline, f"left behind: {[(pid, each.command) for pid, each in left.items()]}"
+            time.sleep(0.2)  # a look takes 20 ms: it reads of every process
+
     def send(self, number: int) -> None:
         """Send a signal to all of them; one may end while the others get theirs."""
         for pid in self.alive():
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def workers_of(process: subprocess.Popen[str], num_workers: int) -> list[int]:
+    """Pids of the processes that a command's multiprocessing has spawned, once there are as many."""
+    while True:
+        children = {pid: each for pid, each in all_processes().items() if each.parent == process.pid}
+        workers = [pid for pid, each in children.items() if "spawn_main" in each.command]
+        if len(workers) == num_workers:
+            return workers
+        assert process.poll() is None, f"it ended with code {process.returncode} and {len(workers)} workers"
+        time.sleep(0.05)
 
 
 def freezing_environment(file: Path, place: str) -> dict[str, str]:

@@ -116,7 +116,7 @@ def test_a_worker_serves_and_is_killed_another_comes_and_leaves_with_the_run(inp
         assert log.exists()
     replay(run.run_dir)
     assert not ElasticFolder(run.run_dir).lease()
-    assert not ProcessesOfRun(run.mark).alive()
+    run.assert_nothing_is_left()
 
 
 class WatchedRun(ABC):
@@ -234,7 +234,7 @@ def test_a_step_whose_workers_all_vanish_after_the_hand_over_ends_on_the_engines
 class Moves(WatchedRun):
     """Requests move by choice between its own engine and that of a worker, whose process is killed in the end."""
 
-    NUM = 8
+    NUM = 4
     """That move with tokens before that, some from either engine, in rounds that have ended."""
 
     def __init__(self, config) -> None:

@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -122,7 +121,7 @@ def test_its_checkpoint_scores_alone_as_it_did_in_the_run(evaluated_run, tmp_pat
     assert said.count("+0.000  0.000 (0.000)") == 1, said
     assert max(map(len, said[said.index("set  ") :].splitlines()[:6])) <= 80
     assert not list(scratch.iterdir())
-    assert not ProcessesOfRun(mark).alive()
+    ProcessesOfRun(mark).assert_all_end()
 
 
 def test_ctrl_c_ends_an_evaluation_and_leaves_nothing_behind(evaluated_run, tmp_path):
@@ -136,10 +135,7 @@ def test_ctrl_c_ends_an_evaluation_and_leaves_nothing_behind(evaluated_run, tmp_
     assert process.wait(PATIENCE_S) == 130, rest
     assert "The evaluation was interrupted." in rest
     assert not list(tmp_path.iterdir())
-    deadline = time.monotonic() + 60
-    while left := ProcessesOfRun(mark).alive():
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.05)
+    ProcessesOfRun(mark).assert_all_end()
 
 
 def test_evaluations_that_fill_rounds_change_no_batch_and_score_the_same_policies(evaluated_run, inputs, tmp_path):

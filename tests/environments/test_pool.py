@@ -427,8 +427,11 @@ async def test_no_process_is_left_when_the_pool_is_closed_in_the_middle_of_a_cal
     async with pool_of(DELAYED, env=WALK, median_s=50.0) as pool:
         pool.reset(request(), 0, START)
         pool.reset(request(1), 0, START)
-        await asyncio.sleep(0)
+        num_begun = 0
+        while num_begun < 2:
+            num_begun += sum(isinstance(each, EnvironmentBegan) for each in await pool.collect())
         left = pids(pool)
+    assert len(left) == 2
     for pid in left:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -1,28 +1,25 @@
 """`rollpacker train` on every node of a Slurm job, started by hand with sbatch and srun, and seen from outside."""
 
-import itertools
 import os
 import re
 import shlex
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurm.mini_cluster import MiniCluster
-from tests.e2e.launched import num_recorded_steps
 from tests.e2e.processes import MARK, Process, ProcessesOfRun, engines_of
-from tests.slurm.submitted import LOOKS_PER_QUERY
+from tests.slurm.run_in_job import RunInJob
 
 ROOT = Path(__file__).parents[2]
 RANK = r"^\S*python\S* -m rollpacker"
 RAYLET = r"^\S*/raylet "
 """How the command lines of a run's processes look; those of actors are titles, which nobody should rely on."""
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 
 
-class StepRun:
+class StepRun(RunInJob):
     """A run of one job on two nodes; every process that it starts carries its mark."""
 
     def __init__(
@@ -37,10 +34,9 @@ class StepRun:
         sbatch: Sequence[str] = (),
     ) -> None:
         """Submit it; `of_rank_1` is the command that the second rank runs instead."""
-        self.run_dir = run_dir
+        super().__init__(cluster, run_dir)
         self.mark = uuid.uuid4().hex
         self._processes = ProcessesOfRun(self.mark)
-        self._cluster = cluster
         self._log = run_dir.with_suffix(".log")
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         words = [f"run.dir={run_dir}", "run.progress=plain", *overrides]
@@ -58,26 +54,8 @@ class StepRun:
     def output(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def state(self) -> str:
-        return self._cluster.job(self.job_id)["JobState"]
-
-    def wait(self, timeout_s: float = 300) -> str:
-        """Until Slurm says that the job has ended, and how."""
-        self._wait(lambda: self.state() in ENDED, timeout_s, interval_s=1)
-        return self.state()
-
-    def wait_for_steps(self, num_steps: int, timeout_s: float = 300) -> None:
-        looks = itertools.count()
-
-        def has_come() -> bool:
-            if next(looks) % LOOKS_PER_QUERY == 0:
-                assert self.state() not in ENDED, f"the job ended too early:\n{self.output()}"
-            return num_recorded_steps(self.run_dir) >= num_steps
-
-        self._wait(has_come, timeout_s)
-
-    def wait_for_output(self, text: str, timeout_s: float = 120) -> None:
-        self._wait(lambda: text in self.output(), timeout_s)
+    def wait_for_output(self, text: str) -> None:
+        self.wait_until(lambda: text in self.output())
 
     def processes(self, pattern: str) -> list[tuple[str, int]]:
         """Node and pid of this run's processes whose command line looks like this."""
@@ -93,17 +71,8 @@ class StepRun:
         """Kill the first of these processes that is on a node."""
         os.kill(next(pid for where, pid in processes if where == node), 9)
 
-    def assert_nothing_is_left(self, timeout_s: float = 120) -> None:
-        deadline = time.monotonic() + timeout_s
-        while left := self.processes(""):
-            assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.3)
-
-    def _wait(self, condition: Callable[[], bool], timeout_s: float, interval_s: float = 0.3) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, f"it did not happen in time:\n{self.output()}"
-            time.sleep(interval_s)  # a look may start a program of Slurm, or read of every process
+    def assert_nothing_is_left(self) -> None:
+        self._processes.assert_all_end(timeout_s=120)
 
 
 def wait_for_engines_on(nodes: set[str], jobs: Sequence[StepRun], timeout_s: float = 300) -> None:

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from rollpacker.config.words import replaced
 from rollpacker.launch.submissions import read_submission
 from rollpacker.runtime.run.status import RunStatus, read_status
 from slurm.mini_cluster import MiniCluster
-from slurm.mini_daemons import DaemonError
-from tests.e2e.launched import num_recorded_steps
 from tests.e2e.processes import all_processes, engines_of, freezing_environment, is_stopped
-
-LOOKS_PER_QUERY = 20
-"""So that Slurm is asked every five seconds."""
-
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED")
+from tests.slurm.run_in_job import RunInJob
 
 
-class SubmittedRun:
-    """One run, in a job of its own."""
+class SubmittedRun(RunInJob):
+    """A run whose engines can be stopped in the middle of a rollout."""
 
     def __init__(self, cluster: MiniCluster, run_dir: Path, *overrides: str) -> None:
         """Submit it, from the folder that `run_dir` is in."""
-        self.cluster = cluster
-        self.run_dir = run_dir
+        super().__init__(cluster, run_dir)
         self._freeze_file = run_dir.with_name("freeze")
         own = [f"run.dir={run_dir}", "hydra/launcher=slurm", "hydra.launcher.detach=true", "cluster=mini"]
         words = replaced([*own, "run.progress=plain"], overrides)
@@ -43,10 +33,6 @@ class SubmittedRun:
     def output(self) -> str:
         return "\n".join(log.read_text(errors="replace") for log in self._logs if log.exists())
 
-    def state(self) -> str:
-        """As Slurm has it now."""
-        return self.cluster.job(self.job_id)["JobState"]
-
     def status(self) -> RunStatus:
         """As the run has it."""
         status = read_status(self.run_dir)
@@ -55,36 +41,6 @@ class SubmittedRun:
 
     def num_restarts(self) -> int:
         return int(self.cluster.job(self.job_id)["Restarts"])
-
-    def wait(self, timeout_s: float = 600) -> str:
-        """Until Slurm says that the job has ended for good, and how."""
-        self.wait_until(lambda: self.state() in ENDED, timeout_s, interval_s=1)
-        return self.state()
-
-    def wait_for_steps(self, num_steps: int) -> None:
-        """Until this many steps are in the tables."""
-
-        looks = itertools.count()
-
-        def has_come() -> bool:
-            if next(looks) % LOOKS_PER_QUERY == 0:  # a program of Slurm takes more than all else here
-                assert self.state() not in ENDED, f"the job ended too early:\n{self.output()}"
-            return num_recorded_steps(self.run_dir) >= num_steps
-
-        self.wait_until(has_come)
-
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 600, interval_s: float = 0.25) -> None:
-        """Look again and again, not too often, for that may start a program of Slurm."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, f"it did not happen in time; {self._last_words()}"
-            time.sleep(interval_s)
-
-    def _last_words(self) -> str:
-        try:
-            return f"the job is {self.state()}:\n{self.output()}"
-        except DaemonError:
-            return f"Slurm has forgotten the job, which ended minutes ago:\n{self.output()}"
 
     def freeze_engines(self) -> None:
         """Let the run's engines stop in the middle of a rollout from now on, which never ends then.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from rollpacker.runtime.run.status import read_status
 from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, ClusterUnavailableError, MiniCluster, require_available
 from slurm.mini_configuration import ClusterShape
 from tests.e2e.launched import num_recorded_steps
-from tests.e2e.processes import MARK, all_processes, engines_of
+from tests.e2e.processes import MARK, Process, all_processes, engines_of
 from tests.slurm.images import BUILD, EXEC_OPTIONS, EXTRAS, ROOT, Image, built_image
 from tests.slurm.requirement import cannot_run
 from tests.slurm.small_runs import PATIENT_START
@@ -152,12 +153,12 @@ def test_a_multirun_trains_on_two_nodes_inside_the_image_and_what_is_preempted_t
             *(sys.executable, "-m", "rollpacker.cli", "train", "-m", "hydra/launcher=slurm", "cluster=mini"),
             *(f"hydra.launcher.container={image.path}", f"cluster.container.options=[{','.join(EXEC_OPTIONS)}]"),
             "cluster.container.python=/opt/rollpacker/venv/bin/python3",  # this machine has none there
-            *("hydra.launcher.array_parallelism=1", "hydra.launcher.poll_interval_s=1", "system=verl,rollpacker"),
+            *("hydra.launcher.array_parallelism=1", "hydra.launcher.poll_interval_s=1", "system=verl"),
             *("experiment=demo", f"model.path={inputs.model}", f"data.path={inputs.prompts}", "engine.num_engines=2"),
-            *("rollout.num_prompts=4", "rollout.max_response_tokens=32", f"run.num_steps={NUM_STEPS}", PATIENT_START),
+            *("rollout.num_prompts=4", "rollout.max_response_tokens=32", f"run.num_steps={NUM_STEPS},1", PATIENT_START),
             f"cluster.partition={PREEMPTIBLE_PARTITIONS['CANCEL']}",
             "run.checkpoint_every_steps=0",  # what a run goes on from is what it wrote when it was told to leave
-            f"run.dir={sweep}/${{system.name}}",
+            f"run.dir={sweep}/${{run.num_steps}}",
         ],
         env={**cluster.environment, MARK: mark, "COLUMNS": "200"},
         cwd=tmp_path,
@@ -168,20 +169,23 @@ def test_a_multirun_trains_on_two_nodes_inside_the_image_and_what_is_preempted_t
     seen: set[tuple[str, str]] = set()
     preempting = ""
     while launch.poll() is None:
-        seen |= {engine for run in sweep.glob("*") for engine in _engines(run, mark)}
-        if not preempting and num_recorded_steps(sweep / "verl") >= 2:
+        engines = {pid: each for run in sweep.glob("*") for pid, each in _engines(run, mark).items()}
+        seen |= {(each.variable("SLURMD_NODENAME"), each.variable("APPTAINER_CONTAINER")) for each in engines.values()}
+        if not preempting and num_recorded_steps(sweep / f"{NUM_STEPS}") >= 2:
+            for pid in engines:
+                os.kill(pid, signal.SIGSTOP)  # until Slurm's signal, with which SIGCONT comes
             preempting = cluster.submit("-N2", "--exclusive", "-p", "main", "-o", "/dev/null", script="sleep 1")
         time.sleep(0.5)
     assert launch.stdout is not None
     screen = launch.stdout.read()
-    for system, num_attempts in (("verl", 2), ("rollpacker", 1)):
-        run_dir = sweep / system
+    for num_steps, num_attempts in ((NUM_STEPS, 2), (1, 1)):
+        run_dir = sweep / f"{num_steps}"
         status, submission = read_status(run_dir), read_submission(run_dir)
         assert submission is not None, screen
         said = screen + "".join(log.read_text() for log in submission.logs if log.exists())
         assert status is not None, said
         assert status.state == "finished", said
-        assert read_table(run_dir, "steps")["step"].to_pylist() == list(range(NUM_STEPS))
+        assert read_table(run_dir, "steps")["step"].to_pylist() == list(range(num_steps))
         assert len(attempt_paths(run_dir)) == num_attempts, said
     assert launch.returncode == 0, screen
     assert seen == {("node1", str(image.path)), ("node2", str(image.path))}
@@ -214,13 +218,10 @@ def test_a_build_that_cannot_work_is_refused_before_it_starts(tmp_path: Path, wo
     assert list(tmp_path.iterdir()) == []
 
 
-def _engines(run_dir: Path, mark: str) -> set[tuple[str, str]]:
-    """Node and image of every engine's process of a run that belongs to a launch."""
+def _engines(run_dir: Path, mark: str) -> dict[int, Process]:
+    """By pid, the processes of the engines of a run that belongs to a launch."""
     own = {pid: process for pid, process in all_processes().items() if process.variable(MARK) == mark}
-    return {
-        (engine.variable("SLURMD_NODENAME"), engine.variable("APPTAINER_CONTAINER"))
-        for engine in engines_of(run_dir, own).values()
-    }
+    return engines_of(run_dir, own)
 
 
 def _section(image: Image) -> ContainerSection:

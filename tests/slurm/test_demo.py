@@ -21,7 +21,7 @@ from tests.slurm.requirement import cannot_run
 ROOT = Path(__file__).parents[2]
 SMALL = ("rollout.num_prompts=4", "rollout.max_response_tokens=32", "hydra.launcher.array_parallelism=2")
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 
 class Demo:
@@ -63,7 +63,6 @@ def _slurm() -> None:
         cannot_run(str(error))
 
 
-@pytest.mark.timeout(600)  # two jobs that start Ray on two nodes each: 213 s were seen where five others used the cores
 def test_both_systems_train_as_two_node_jobs_and_the_table_compares_them(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "run.num_steps=2")
     assert demo.process.wait(timeout=540) == 0, demo.screen

@@ -36,8 +36,10 @@ def test_they_start_are_preempted_and_come_back_with_the_run(cluster, inputs, tm
     (trainer,) = {"node1", "node2"} - set(places)
     assert any("rollpacker" in each.command for each in cluster.processes_on(trainer))
 
+    run.freeze_engines()
     cluster.submit("-N2", "--exclusive", "-p", "main", "-o", "/dev/null", script="sleep 1")
     run.wait_until(lambda: run.status().state == "preempted")
+    run.thaw()
     assert num_recorded_steps(run.run_dir) < NUM_STEPS
     assert run.wait() == "COMPLETED", run.output()
     assert run.num_restarts() == 1

@@ -20,6 +20,8 @@ from rollpacker.launch.submissions import Submission, read_submission
 from rollpacker.runtime.run.status import read_status
 from slurm.mini_cluster import MiniCluster
 
+pytestmark = pytest.mark.timeout(900)
+
 POINT = [
     "hydra/launcher=slurm",
     "hydra.launcher.poll_interval_s=0.3",

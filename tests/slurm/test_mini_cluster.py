@@ -12,7 +12,7 @@ import pytest
 
 from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, MiniCluster
 from slurm.mini_configuration import ClusterShape
-from slurm.mini_daemons import wait_until
+from slurm.mini_daemons import start_daemon, wait_until
 from slurm.mini_machine import ClusterUnavailableError, require_available
 from tests.slurm.remains import processes_that_mention, require_nothing_left
 from tests.slurm.requirement import cannot_run
@@ -36,7 +36,10 @@ def test_a_step_runs_on_two_hosts_that_know_each_other_by_name(cluster: MiniClus
 
 
 def test_nodes_share_files_but_neither_memory_nor_processes(cluster: MiniCluster, tmp_path: Path) -> None:
-    script = f"DIR={tmp_path}; touch $DIR/$(hostname) /dev/shm/$(hostname); sleep 0.5; ls $DIR; ls /dev/shm; ls /proc"
+    script = (
+        f"DIR={tmp_path}; touch /dev/shm/$(hostname) $DIR/$(hostname); "
+        "until [ -e $DIR/node1 -a -e $DIR/node2 ]; do sleep 0.05; done; ls $DIR; ls /dev/shm; ls /proc"
+    )
     said = cluster.run("srun", "-N2", "--label", "bash", "-c", script).stdout
     first = [line.removeprefix("0: ") for line in said.splitlines() if line.startswith("0: ")]
     assert first[:3] == ["node1", "node2", "node1"]
@@ -53,12 +56,9 @@ def test_every_node_has_scratch_of_its_own(cluster: MiniCluster) -> None:
 
 
 def test_jobs_on_one_node_see_different_gpus(cluster: MiniCluster, tmp_path: Path) -> None:
-    jobs = [
-        cluster.submit(
-            "-w", "node1", "--gres=gpu:2", "-o", tmp_path / "%j", script="echo $CUDA_VISIBLE_DEVICES; sleep 1"
-        )
-        for _ in range(2)
-    ]
+    until_both_run = f"until [ $(ls {tmp_path} | wc -l) = 2 ]; do sleep 0.05; done"
+    script = f"echo $CUDA_VISIBLE_DEVICES; {until_both_run}"
+    jobs = [cluster.submit("-w", "node1", "--gres=gpu:2", "-o", tmp_path / "%j", script=script) for _ in range(2)]
     for job in jobs:
         cluster.wait_for_state(job, {"COMPLETED"})
     assert {(tmp_path / job).read_text() for job in jobs} == {"0,1\n", "2,3\n"}
@@ -82,7 +82,7 @@ def test_a_requeued_job_runs_again_under_its_id_and_accounting_knows_both_runs(
 def test_preempted_jobs_get_their_own_signal_and_are_requeued_or_cancelled_after_the_grace_time(
     tmp_path: Path,
 ) -> None:
-    with _started(replace(SMALL, nodes=2, grace_time_s=1)) as cluster:
+    with _started(replace(SMALL, nodes=2, grace_time_s=5)) as cluster:
         jobs = {mode: _trap_signals(cluster, PREEMPTIBLE_PARTITIONS[mode], tmp_path / mode) for mode in ENDS}
         cluster.submit("-N2", "--exclusive", "-o", "/dev/null", script="sleep 600")
         for mode, job in jobs.items():
@@ -147,6 +147,18 @@ def test_processes_of_a_job_are_found_on_their_node_even_when_it_has_lost_them(
     cluster.reset()
     assert cluster.processes_on("node2") == []
     assert not Path(f"/proc/{orphan.pid}").exists()
+
+
+def test_processes_that_end_while_they_are_looked_for_are_no_error(tmp_path: Path) -> None:
+    _require(SMALL)
+    script = "for i in 1 2; do while :; do (true); done & done; wait"
+    daemon = start_daemon("forks", ["bash", "-c", script], environment=os.environ, log=tmp_path / "log")
+    try:
+        wait_until(lambda: len(daemon.descendants()) >= 2, what="the loops", timeout_s=120)
+        for _ in range(300):
+            assert daemon.descendants()
+    finally:
+        daemon.kill()
 
 
 def test_two_clusters_at_once_do_not_meet(cluster: MiniCluster) -> None:

@@ -63,7 +63,10 @@ def test_told_by_sigterm_alone_a_job_that_would_be_cancelled_is_back_in_the_queu
 ):
     run = submit(terminating_cluster, "CANCEL", tmp_path / "run", inputs, "engine.num_engines=2")
     run.wait_for_steps(3)
+    run.freeze_engines()
     take_all_nodes(terminating_cluster)
+    run.wait_until(lambda: run.status().state == "preempted")
+    run.thaw()
     assert_went_on_as_if_nothing_had_been(run)
     assert "SIGTERM came, with 15 s to leave" in run.output()
     assert {row["engine"] for row in rows(run.run_dir, "responses")} == {"engine-0", "engine-1"}  # one on each node

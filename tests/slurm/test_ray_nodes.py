@@ -101,7 +101,7 @@ def test_a_node_that_does_not_join_is_named_with_what_it_said(cluster, inputs, s
     silent = StepRun(
         cluster,
         tmp_path / "silent",
-        *endless(inputs, scratch, "backend.deadlines.start_s=30"),
+        *endless(inputs, scratch, "backend.deadlines.start_s=60"),
         of_rank_1="sleep 1000",
         srun="--kill-on-bad-exit=1",
     )
@@ -118,7 +118,7 @@ def test_a_node_that_does_not_join_is_named_with_what_it_said(cluster, inputs, s
         assert "Traceback" not in job.output()
     assert "node2 (No folder for Ray's session: /proc is not writable" in unfit.output()
     assert "did not join Ray before" in unfit.output()
-    assert "node2 did not join Ray within 30 s" in silent.output()
+    assert "node2 did not join Ray within 60 s" in silent.output()
     assert re.search(rf"{silent.job_id}\.0\.0\.\d+/node2.log does not exist", silent.output().replace("\n", ""))
     assert list(scratch.iterdir()) == []
 

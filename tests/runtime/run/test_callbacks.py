@@ -223,7 +223,7 @@ def test_the_end_waits_for_all_callbacks_at_once(mine: Path, monkeypatch: pytest
     monkeypatch.setattr(callbacks, "EARLY_LIMIT_S", 1.0)
     notes, end_s = fail(mine, *["Hangs"] * 4)
     assert [note.count("were not over 1 s after the end") for note in notes] == [1, 1, 1, 1]
-    assert end_s < 2 * (1.0 + STOP_LIMIT_S)  # one after the other they take 4 times as long
+    assert end_s < 3 * (1.0 + STOP_LIMIT_S)  # one after the other they take 4 times as long
 
 
 @pytest.mark.parametrize("run_on", [asyncio.run, run_in_virtual_time])
