@@ -34,10 +34,7 @@ PASSED = tuple(range(0, 100, 2))
 
 
 def gather(runs: Runs) -> Iterator[Point | Claim | None]:
-    """Of Qwen2.5-14B with responses up to 16k on 32 GPUs, one task at a time; a rollout ends with its last response.
-
-    A modelled rollout begins with the start of its engines, a fifth of this one (conf/hardware/h800.yaml).
-    """
+    """Of Qwen2.5-14B with responses up to 16k on 32 GPUs, one task at a time; a rollout ends with its last response."""
     utilisation = _utilisation()
     points: list[Point | None] = list(_of_paper(utilisation))
     for task in TASKS:
@@ -117,6 +114,7 @@ EXHIBIT = Exhibit(
     name="fig02b",
     title="How unbalanced the rollouts of plain batches are, Qwen2.5-14B (Fig 2b)",
     experiments=("table1",),
+    note="A modelled rollout begins with the start of its engines, a fifth of this one (conf/hardware/h800.yaml).",
     gather=gather,
     draw=partial(compare_lines, xlabel=XLABELS),
 )

@@ -58,7 +58,7 @@ EXHIBIT = Exhibit(
     name="flash_theory",
     title="Bounds on a step's time, and the split that they suggest, against the model (ROLL-Flash, propositions)",
     experiments=EXPERIMENTS,
-    note=BEST_SPLIT,
+    note=f"{BEST_SPLIT} The bounds leave out weights, rewards and what ends a step: a ratio may exceed 1 by a little.",
     gather=gather,
     draw=partial(compare_lines, xlabel="GPUs", are_sizes=True, num_columns=2),
 )
