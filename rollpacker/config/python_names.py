@@ -1,11 +1,13 @@
 """Imports what a configuration names in Python, as `FILE.py:NAME` or `PACKAGE.MODULE:NAME`.
 
-Modules are also found in the working directory, and beside the file.
+Modules are also found in the working directory, and beside the file. A process imports a file once, as it does a
+module: what two names of one file refer to shares its state.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -29,24 +31,34 @@ def load_named(source: str, *, prepare: str = "") -> Any:
 
     Args:
         source: The name.
-        prepare: A function of the module that is called first, if there is one.
+        prepare: A function of the module that is called first, if there is one; once in a process.
 
     Raises:
         UnusableFunction: There is no such thing, or its module cannot be imported.
     """
     place, _, name = source.rpartition(":")
+    module = module_of(source, prepare=prepare)
+    if not hasattr(module, name):
+        close = difflib.get_close_matches(name, _own_names(module), n=1)
+        raise UnusableFunction(f"{place} has no `{name}`" + (f"; it has `{close[0]}`" if close else ""))
+    return getattr(module, name)
+
+
+def module_of(source: str, *, prepare: str = "") -> ModuleType:
+    """Import the module of what `load_named` loads; takes and raises the same."""
+    place, _, _ = source.rpartition(":")
+    is_file = place.endswith(".py")
+    if is_file and not Path(place).is_file():
+        raise UnusableFunction(f"there is no file {place}")
     try:
-        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-        if callable(preparation := getattr(module, prepare, None) if prepare else None):
-            preparation()
+        module = _load_file(Path(place).absolute()) if is_file else _load_module(place)
+        if prepare:
+            _call_once(module, prepare)
     except UnusableFunction:
         raise
     except (Exception, SystemExit) as error:
         raise UnusableFunction(f"importing {place} raised {in_words(error)}") from error
-    if not hasattr(module, name):
-        close = difflib.get_close_matches(name, [each for each in vars(module) if not each.startswith("_")], n=1)
-        raise UnusableFunction(f"{place} has no `{name}`" + (f"; it has `{close[0]}`" if close else ""))
-    return getattr(module, name)
+    return module
 
 
 def parameters_of(function: Callable[..., object], known: Sequence[str]) -> tuple[str, ...]:
@@ -84,10 +96,9 @@ def in_words(error: BaseException, *callers: str) -> str:
     return f"{type(error).__name__}: {str(error)[:LONGEST_TEXT]}{where}"
 
 
+@functools.cache
 def _load_file(path: Path) -> ModuleType:
-    """Import a file; the folder that it lies in comes last on the path of further imports."""
-    if not path.is_file():
-        raise UnusableFunction(f"there is no file {path}")
+    """Import a file by its absolute path; the folder that it lies in comes last on the path of further imports."""
     name = f"own_{path.stem}"  # its own may be that of a library, such as math
     _search_in(path.resolve().parent)
     spec = importlib.util.spec_from_file_location(name, path)
@@ -101,6 +112,24 @@ def _load_file(path: Path) -> ModuleType:
 def _load_module(name: str) -> ModuleType:
     _search_in(Path.cwd())
     return importlib.import_module(name)
+
+
+@functools.cache
+def _call_once(module: ModuleType, name: str) -> None:
+    """Call a function of a module, if it has one of that name."""
+    if callable(function := getattr(module, name, None)):
+        function()
+
+
+def _own_names(module: ModuleType) -> list[str]:
+    """The public functions and classes that a module, or one below it, defines."""
+    return [
+        name
+        for name, each in vars(module).items()
+        if callable(each)
+        and not name.startswith("_")
+        and f"{getattr(each, '__module__', '')}.".startswith(f"{module.__name__}.")
+    ]
 
 
 def _search_in(folder: Path) -> None:

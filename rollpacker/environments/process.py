@@ -21,7 +21,9 @@ Run as `python -m rollpacker.environments.process ENV ARGUMENTS PARENT_PID`, wit
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
+import logging
 import resource
 import signal
 import sys
@@ -40,6 +42,8 @@ MEMORY_BYTES = 16 << 30
 
 
 _AS_TEXT = " (of gymnasium's, those with a render_mode `ansi` give texts: name it in environment.arguments)"
+
+_log = logging.getLogger(__name__)
 
 
 class Unfit(Exception):
@@ -74,9 +78,12 @@ class Environment:
                 raise Unfit(f"reset returned {other!r:.300}; it is an observation, a text, and a dict{_AS_TEXT}")
 
     def close(self) -> None:
-        """Let go of what it holds, if it has such a method, as gymnasium's have."""
+        """Let go of what it holds, if it has such a method, as gymnasium's have; what that raises is logged."""
         if callable(close := getattr(self._env, "close", None)):
-            close()
+            try:
+                close()
+            except (Exception, SystemExit) as error:  # noqa: BLE001 its process ends, and so does what it holds
+                _log.warning("Closing an environment raised %s", in_words(error, __file__))
 
     def _step_of(self, value: Any) -> dict[str, Any]:
         match value:
@@ -125,6 +132,8 @@ def _in_texts(source: str, env: Any) -> Environment:
     for name in ("reset", "step"):
         if not callable(getattr(env, name, None)):
             raise UnusableFunction(f"{source} has no method `{name}`")
+        if inspect.iscoroutinefunction(getattr(env, name)):
+            raise UnusableFunction(f"the method `{name}` of {source} is async; it is called as a plain one")
     return Environment(InTexts(env) if is_played_in_numbers(env) else env)
 
 

@@ -30,11 +30,14 @@ import ast, sys, traceback
 def run(source):
     names = {{"__name__": "__main__"}}
     try:
-        tree = ast.parse(source, "program.py")
+        tree = compile(source, "program.py", "exec", ast.PyCF_ONLY_AST)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, "program.py", "exec"), names)
         if last is not None:
             sys.displayhook(eval(compile(ast.Expression(last.value), "program.py", "eval"), names))
+    except SystemExit as error:
+        if error.code:
+            print("SystemExit:", error.code)
     except Exception as error:
         error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
         traceback.print_exception(error, file=sys.stdout)
@@ -46,6 +49,7 @@ _WORDS = {
     "timeout": f"it took longer than {LIMIT_S:g} s",
     "memory": "it needed too much memory",
     "processes": "it started too many processes",
+    "output": "its output is too long",
     "error": "the program ended with an error",
     "checker_crashed": "the sandbox crashed",
 }

@@ -4,7 +4,7 @@
     turn without one ──> the answer: the trajectory ends
 
 Invariant: nothing that a model writes, and nothing that a function raises, `sys.exit` included, is a failure of the
-environment. What hangs or crashes the process is: the trajectory begins again.
+environment. What hangs or crashes the process is: the trajectory begins again. So is what `reset_tools` raises.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from functools import cached_property
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from rollpacker.config.python_names import UnusableFunction, in_words, load_named
+from rollpacker.config.python_names import UnusableFunction, in_words, load_named, module_of
 from rollpacker.environments.tool_calls import PARSERS, Call, MalformedCallError, no_tool, value_of
 
 _PREPARE = "prepare_tools"
 """A function of a tool's module that is called once, before any call, if there is one."""
+
+_RESET = "reset_tools"
+"""A function of a tool's module that is called as a trajectory begins, if there is one: a process has many."""
 
 
 class Tools:
@@ -41,6 +44,7 @@ class Tools:
             if function.__name__ in self._functions:
                 raise UnusableFunction(f"two tools are called {function.__name__}")
             self._functions[function.__name__] = function
+        self._modules = tuple(dict.fromkeys(map(module_of, tools)))
 
     @cached_property
     def tool_schemas(self) -> list[dict[str, Any]]:
@@ -62,7 +66,10 @@ class Tools:
         return schemas
 
     def reset(self) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        """Begin; the prompt asks."""
+        """Begin, with what the tools' modules do then; the prompt asks."""
+        for module in self._modules:
+            if callable(reset := getattr(module, _RESET, None)):
+                reset()
         return [], {}
 
     def step(self, action: str) -> tuple[list[dict[str, str]], float, bool, bool, dict[str, Any]]:

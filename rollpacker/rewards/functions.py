@@ -13,7 +13,8 @@ A function takes any of these parameters, by name:
 * `is_truncated`: whether the response was cut, at the length limit or in its environment.
 
 It returns a number; or a pair of a number and a reason, a word in snake_case; or a dict of `score`, perhaps a `reason`,
-and other numbers, which the tables keep as its parts. It may be `async`. A module may have a function
+and other numbers, which the tables keep as its parts. A reason that is one of `FAILURES` is kept with `own_` before it:
+those say that a check failed, and the function has scored. It may be `async`. A module may have a function
 `prepare_scoring()`, which runs once before the first call and under no time limit.
 
 Invariant: whatever a function does, the outcome is a score with a finite reward.
@@ -32,7 +33,7 @@ from typing import Any
 
 from rollpacker.config.python_names import LONGEST_TEXT, UnusableFunction, in_words, load_named, parameters_of
 from rollpacker.protocols.reward import LARGEST_REWARD
-from rollpacker.rewards.scores import CHECKER_CRASHED, NOT_FINITE, WRONG_RESULT, Score
+from rollpacker.rewards.scores import CHECKER_CRASHED, FAILURES, NOT_FINITE, WRONG_RESULT, Score
 
 PARAMETERS = ("prompt", "response", "ground_truth", "row", "is_truncated")
 
@@ -79,7 +80,7 @@ class RewardFunction:
                 self._loop = self._loop or asyncio.new_event_loop()
                 value = self._loop.run_until_complete(value)
             return outcome_of(value)
-        except Exception as error:  # noqa: BLE001 a response's boundary: its check ends no run
+        except (Exception, SystemExit) as error:  # noqa: BLE001 a response's boundary: its check ends no run
             return Outcome(score=CHECKER_CRASHED, problem=f"it raised {in_words(error, __file__)}")
 
 
@@ -113,7 +114,8 @@ def outcome_of(value: object) -> Outcome:
         return Outcome(score=WRONG_RESULT, problem=f"it returned {reprlib.repr(value)}, which is no score")
     if not _is_fit(number):
         return Outcome(score=NOT_FINITE, problem=f"it returned {number}, which no training bears")
-    return Outcome(score=Score(number, _storable(reason[:LONGEST_TEXT])), parts=parts)
+    reason = f"own_{reason}" if reason in FAILURES else _storable(reason[:LONGEST_TEXT])
+    return Outcome(score=Score(number, reason), parts=parts)
 
 
 def _storable(text: str) -> str:

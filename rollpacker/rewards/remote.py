@@ -3,16 +3,17 @@
     POST   {"query": [prompt + response, ...], "prompts": [prompt, ...], "labels": [ground truth, ...]}
     answer {"rewards": [0.5, ...]}
 
-One entry per response in each list, in the same order. Prompts are as the model saw them, chat template applied; a
-label is empty where the line has no answer. A reward may be anything that a function returns (see `functions`): a
+One entry per response in each list, in the same order. In a run, prompts are as the model saw them, chat template
+applied; its trial before the start and `rollpacker score` send the contents of the messages, one per line. A label is
+empty where the line has no answer. A reward may be anything that a function returns (see `functions`): a
 number, a pair of a number and a reason, or an object with `score`. Other fields of the answer are not read.
 
 A request may take `reward.timeout_s` for each of its responses: a server that scores one after the other has as long
 for each as a function has.
 
-A server that cannot be reached, or answers 429 or 5xx, is asked again after each of `PAUSES_S`. After the last one the
-run ends, or every further response would silently be worth nothing; it resumes from its last checkpoint.
-Anything else is a verdict: `timeout`, `http_error`, `wrong_result`, `not_finite`.
+A server that cannot be reached, or answers with a status that is none of `_OF_TEXTS`, is asked again after each of
+`PAUSES_S`. After the last one the run ends, or every further response would silently be worth nothing; it resumes from
+its last checkpoint. Anything else is a verdict: `timeout`, `http_error`, `wrong_result`, `not_finite`.
 
 Invariant: each request comes back from `collect` exactly once, unless it was forgotten.
 Source: OpenRLHF's remote reward model (`openrlhf/utils/remote_rm_utils.py`, `openrlhf/cli/serve_rm.py`).
@@ -53,7 +54,8 @@ PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 _ANSWER_BYTES = 16 << 20
 """More is no answer."""
 
-_TOO_MANY, _FIRST_SERVER_ERROR = 429, 500
+_OF_TEXTS = frozenset({400, 413, 422})
+"""Statuses that may refuse these texts alone: bad request, content too large, unprocessable content."""
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +103,7 @@ class UrlRewardWorker(QueueRewardWorker):
         raise EngineFailed(
             f"The reward server {self._url} cannot be used: {problem}",
             f"It is asked {1 + len(self._pauses_s)} times, in {sum(self._pauses_s):.0f} s.",
-            "Start it again, and resume the run.",
+            "Start it again or mend its answer, and resume the run.",
         )
 
 
@@ -127,7 +129,7 @@ def ask(url: str, requests: Sequence[ScoringRequest], timeout_s: float) -> list[
                 raise http.client.IncompleteRead(body, answer.length)
     except urllib.error.HTTPError as error:
         problem = f"it answered with status {error.code}"
-        if error.code == _TOO_MANY or error.code >= _FIRST_SERVER_ERROR:
+        if error.code not in _OF_TEXTS:
             raise ServerUnreachable(problem) from error
         return [Outcome(score=HTTP_ERROR, problem=problem)] * len(requests)
     except TimeoutError:

@@ -13,6 +13,7 @@ from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.functions import PARAMETERS
 from rollpacker.rewards.remote import ServerUnreachable, ask
+from rollpacker.rewards.scores import TIMEOUT
 from rollpacker.rewards.supervisor_process import SupervisorProcess
 from rollpacker.rewards.worker import (
     SCORING_PROCESS,
@@ -83,7 +84,8 @@ def _try_server(check: Check, prompt: Prompt, timeout_s: float) -> None:
             "Before a run starts, its reward server scores a made-up response.",
             "Start the server, or correct the URL.",
         ) from error
-    _refuse(check, prompt, outcome.problem, 'A server answers {"rewards": [NUMBER, ...]}, one for each response.')
+    allowed = 'A server answers {"rewards": [NUMBER, ...]}, one for each response.'
+    _refuse(check, prompt, outcome.score.reason, outcome.problem, allowed)
 
 
 def _try_function(check: Check, prompts: Sequence[Prompt], timeout_s: float) -> Sequence[str]:
@@ -96,7 +98,7 @@ def _try_function(check: Check, prompts: Sequence[Prompt], timeout_s: float) -> 
         request = json.dumps(arguments_of(_request(prompts[0])))
         answer: dict[str, Any] = process.ask(request, timeout_s + SUPERVISOR_GRACE_S)
     allowed = "A function returns a finite number, a pair of a number and a reason, or a dict with `score`."
-    _refuse(check, prompts[0], str(answer["problem"]), allowed)
+    _refuse(check, prompts[0], answer["reason"], answer["problem"], allowed)
     return notes
 
 
@@ -113,12 +115,12 @@ def _process_of(check: Check, timeout_s: float) -> SupervisorProcess:
     return process
 
 
-def _refuse(check: Check, prompt: Prompt, problem: str, allowed: str) -> None:
+def _refuse(check: Check, prompt: Prompt, reason: str, problem: str, allowed: str) -> None:
     if problem:
         raise ConfigError(
             f"{check.key}={check}: on the first prompt, {prompt.key!r}, {problem}.",
             allowed,
-            "Correct it, or raise reward.timeout_s where it takes long.",
+            "Make it faster, or raise reward.timeout_s." if reason == TIMEOUT.reason else "Correct it.",
         )
 
 

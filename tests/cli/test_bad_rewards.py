@@ -38,6 +38,9 @@ def hang(response):
 def die(response):
     os._exit(3)
 
+def leave(response):
+    raise SystemExit("no licence")
+
 def nan(response):
     return math.nan
 
@@ -62,8 +65,9 @@ BAD_FUNCTIONS: dict[str, tuple[str, list[str]]] = {
     "an import of no Python": ("prompts.py:score", ["importing prompts.py raised SyntaxError"]),
     "one that raises": ("mine.py:fail", ["on the first prompt, 'p0', it raised ZeroDivisionError", "mine.py, line 16"]),
     "one that raises later": ("mine.py:fail_later", ["it raised KeyError: 'level'"]),
-    "one that hangs": ("mine.py:hang", ["it took longer than 0.3 s", "raise reward.timeout_s"]),
-    "one that dies": ("mine.py:die", ["its process died"]),
+    "one that hangs": ("mine.py:hang", ["it took longer than 0.3 s", "Make it faster, or raise reward.timeout_s."]),
+    "one that dies": ("mine.py:die", ["its process died", "Correct it."]),
+    "one that exits": ("mine.py:leave", ["it raised SystemExit: no licence", "Correct it."]),
     "NaN": ("mine.py:nan", ["it returned nan", "A function returns a finite number"]),
     "nothing": ("mine.py:nothing", ["it returned None, which is no score"]),
     "a text": ("mine.py:text", ["it returned 'good', which is no score"]),
@@ -103,6 +107,10 @@ BAD_WORDS: dict[str, tuple[list[str], list[str]]] = {
         ["reward.name=modelled and reward.function are both set"],
     ),
     "a URL without http": (["reward.url=localhost:5000"], ["reward.url=localhost:5000 is no URL", "http://HOST"]),
+    "a password in a URL": (
+        ["reward.url=http://me:secret@localhost:5000"],
+        ["reward.url has a user or a password", "Requests are sent without"],
+    ),
     "a port that is none": (["reward.url=http://localhost:70000/x"], ["is no URL", "below 65536"]),
     "a check of a domain that is none": (
         ["reward.domains.math=mth"],
@@ -155,6 +163,7 @@ def test_a_function_that_cannot_score_is_refused_with_exit_code_2(
 def test_a_bad_reward_is_refused_with_exit_code_2(case: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words, expected = BAD_WORDS[case]
     message = refused(folder, capsys, ["check", *RUN, *words])
+    assert "secret" not in message
     for part in expected:
         assert part in message
 
@@ -171,6 +180,13 @@ def test_a_server_of_another_kind_is_refused(folder: Path, capsys: pytest.Captur
     with reward_server(lambda _question: (200, {"score": 1.0})) as (url, _):
         message = refused(folder, capsys, ["check", *RUN, f"reward.url={url}"])
     assert "its answer has no list `rewards` of 1" in message
+    assert "timeout_s" not in message
+
+
+def test_a_server_that_refuses_every_request_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with reward_server(lambda _question: (401, {})) as (url, _):
+        message = refused(folder, capsys, ["check", *RUN, f"reward.url={url}"])
+    assert "no score comes from there: it answered with status 401" in message
 
 
 def test_a_function_that_takes_answers_is_refused_where_no_prompt_has_one(

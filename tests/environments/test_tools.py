@@ -90,6 +90,46 @@ def test_what_a_call_raises_and_a_call_that_is_none_are_messages(tools: Tools, a
     assert says in content
 
 
+STATEFUL = '''
+prepared = []
+memory = {}
+
+
+def prepare_tools():
+    prepared.append(1)
+
+
+def reset_tools():
+    memory.clear()
+
+
+def remember(key: str, value: str):
+    """Keep it."""
+    memory[key] = value
+
+
+def recall(key: str):
+    """Give it back."""
+    return [memory.get(key), len(prepared)]
+'''
+
+
+@pytest.mark.parametrize("place", ["{folder}/stateful.py", "stateful_tools.stateful"])
+def test_tools_of_one_file_share_its_state_which_is_prepared_once_and_reset_for_each_trajectory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+):
+    folder = tmp_path / "stateful_tools"
+    folder.mkdir()
+    (folder / "stateful.py").write_text(STATEFUL)
+    monkeypatch.syspath_prepend(tmp_path)
+    place = place.format(folder=folder)
+    made = Tools([f"{place}:remember", f"{place}:recall"], "hermes")
+    made.reset()
+    assert contents(made, call("remember", key="a", value="1") + call("recall", key="a")) == ["null", '["1", 1]']
+    made.reset()
+    assert contents(made, call("recall", key="a")) == ["[null, 1]"]
+
+
 def test_a_turn_without_a_call_ends_the_trajectory(tools: Tools):
     assert contents(tools, "It is 5/6.<|im_end|>") == []
 
@@ -102,13 +142,16 @@ def test_python_runs_in_the_sandbox_and_shows_what_it_prints_its_last_value_and_
         (error,) = contents(made, call("python", code="x"))
         assert "NameError: name 'x' is not defined" in error
         assert "rollpacker" not in error
-        assert "SyntaxError" in contents(made, call("python", code="x ="))[0]
+        assert contents(made, call("python", code="x ="))[0].startswith('  File "program.py", line 1\n')
+        assert contents(made, call("python", code="print('a')\nraise SystemExit('bye')")) == ["a\nSystemExit: bye\n"]
+        assert contents(made, call("python", code="print('a'); exit()")) == ["a\n"]
         (tmp_path / "secret").write_text("secret")
         (error,) = contents(made, call("python", code=f"open('{tmp_path}/secret').read()"))
         assert "FileNotFoundError" in error
-        assert contents(made, call("python", code="import sys; sys.exit(3)")) == [
+        assert contents(made, call("python", code="import os; os._exit(3)")) == [
             "Error: the program ended with an error"
         ]
+        assert contents(made, call("python", code="print('x' * 17_000_000)")) == ["Error: its output is too long"]
         (long,) = contents(made, call("python", code="print('x' * 30_000)"))
         assert len(long) < python_tool.MOST_CHARACTERS + 100
         assert "characters left out" in long

@@ -68,6 +68,11 @@ def test_a_number_a_pair_and_a_dict_are_scores(value, reward, reason, parts):
     assert (outcome.score, outcome.parts, outcome.problem) == ((reward, reason), parts, "")
 
 
+@pytest.mark.parametrize("value", [(0.5, "timeout"), {"score": 0.5, "reason": "timeout"}])
+def test_a_reason_of_the_functions_own_is_never_that_of_a_failed_check(value):
+    assert outcome_of(value).score == (0.5, "own_timeout")
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -110,6 +115,14 @@ def test_an_exception_scores_0_and_names_the_line(written):
     assert outcome.problem == "it raised KeyError: '4' (mine.py, line 6)"
 
 
+@pytest.mark.parametrize("prefix", ["", "async "])
+def test_a_function_that_exits_has_raised(written, prefix):
+    function = load_function(written(f"import sys\n{prefix}def score(): sys.exit('no licence')"))
+    outcome = function(ARGUMENTS)
+    assert outcome.score == (0.0, "checker_crashed")
+    assert outcome.problem == "it raised SystemExit: no licence (mine.py, line 2)"
+
+
 def test_an_async_function_keeps_its_event_loop_from_call_to_call(written):
     function = load_function(
         written(
@@ -149,6 +162,7 @@ def test_a_module_of_the_working_directory_is_found_and_prepared_once(tmp_path, 
     ("text", "words"),
     [
         ("def scores(response): return 1.0", "has no `score`; it has `scores`"),
+        ("from math import sqrt as scores", "has no `score`$"),
         ("score = 1.0", "`score` of .* is 1.0, which is no function"),
         ("class score: pass", "which is no function"),
         ("def score(answer): return 1.0", "its parameter `answer` is none of prompt, response, ground_truth"),

@@ -67,7 +67,9 @@ async def test_a_reward_may_be_all_that_a_function_returns():
         (200, {"rewards": [1.0]}, "wrong_result"),
         (200, {"scores": [1.0, 1.0]}, "wrong_result"),
         (200, [1.0, 1.0], "wrong_result"),
-        (404, {}, "http_error"),
+        (400, {}, "http_error"),
+        (413, {}, "http_error"),
+        (422, {}, "http_error"),
     ],
 )
 async def test_a_wrong_answer_is_a_reason_and_the_next_is_scored(status, body, reason):
@@ -159,7 +161,7 @@ async def test_as_many_requests_are_under_way_as_there_are_workers(monkeypatch):
     assert rewards == [(1.0, "scored")] * num_workers
 
 
-@pytest.mark.parametrize("trouble", [(503, {}), (429, {}), (None, None)])
+@pytest.mark.parametrize("trouble", [(503, {}), (429, {}), (401, {}), (404, {}), (None, None)])
 async def test_a_server_in_trouble_is_asked_again(trouble):
     answers = iter([trouble, trouble])
     with reward_server(lambda question: next(answers, None) or lengths(question)) as (url, questions):
@@ -172,6 +174,15 @@ async def test_a_server_that_stays_away_ends_the_run():
     with reward_server(lengths) as (url, _):
         pass
     with pytest.raises(EngineFailed, match="cannot be used: Connection refused"):
+        await score(url, ["x"], pauses_s=(0.0,))
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+async def test_a_server_that_refuses_whatever_it_is_sent_ends_the_run(status):
+    with (
+        reward_server(lambda _question: (status, {})) as (url, _),
+        pytest.raises(EngineFailed, match=f"cannot be used: it answered with status {status}"),
+    ):
         await score(url, ["x"], pauses_s=(0.0,))
 
 

@@ -64,7 +64,9 @@ class EnvironmentSection(Section):
     """The functions: my_tools.py:search, or package.module:search; the package has
     rollpacker.environments.calculator:calculate and rollpacker.environments.python_tool:python. The chat template tells
     the model of each what its type hints and its Google docstring say. What a call returns, or why it failed, is the
-    next message; a call that never returns ends the trajectory's attempt after turn_timeout_s."""
+    next message; a call that never returns ends the trajectory's attempt after turn_timeout_s.
+    Tools of one file share its state, and a process goes from one trajectory to the next: what a trajectory leaves in
+    a module, its function reset_tools() clears, called as each begins. prepare_tools() is called once in a process."""
     tool_parser: Annotated[
         Literal["hermes", "llama3_json", "qwen3_coder", "pythonic", "deepseek_v3", "deepseek_v31"],
         OnlyWith("environment.name", "tools", "verifiers"),

@@ -58,7 +58,9 @@ class RewardSection(Section):
     url: str | None = None
     """A server that scores, in the place of `name`. It gets POST requests with JSON lists of up to 64 texts, {query:
     prompts with responses, prompts: [...], labels: ground truths}, and answers {rewards: [...]}, as OpenRLHF's remote
-    reward models do."""
+    reward models do. A run sends prompts with the chat template applied; its trial before the start, and `rollpacker
+    score`, which knows no model, the contents of their messages, one per line. A server that refuses requests, with 401
+    or 404 say, ends the run, as one that is away; only 400, 413 and 422 score the texts 0."""
     parts: Annotated[
         dict[str, RewardPart], Kind("a mapping of each part to {name|function|url: CHECK, weight: NUMBER}")
     ] = Field(default_factory=dict)

@@ -85,9 +85,11 @@ def function_check(key: str, source: str) -> Check:
 
 
 def url_check(key: str, url: str) -> Check:
-    """Read a URL; raises `ValueError` where it is none."""
+    """Read a URL; raises `ValueError` where it is none, or has a password, which no request is sent with."""
+    has_user = False
     try:
         parts = urlsplit(url)
+        has_user = "@" in parts.netloc
         is_whole = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:  # of a port
         is_whole = False
@@ -96,6 +98,12 @@ def url_check(key: str, url: str) -> Check:
             f"{key}={url} is no URL.\n"
             "It is http://HOST:PORT/PATH, or https://..., with a port below 65536.\n"
             "Correct it."
+        )
+    if has_user:
+        raise ValueError(
+            f"{key} has a user or a password.\n"
+            "Requests are sent without, and run.dir keeps the configuration as it is.\n"
+            "Write http://HOST:PORT/PATH, and have the server answer without them."
         )
     return Check(kind="url", source=url, key=key)
 

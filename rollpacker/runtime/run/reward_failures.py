@@ -1,4 +1,4 @@
-"""What a person is told of checks that fail: a response whose check failed gets 0, which says nothing of it."""
+"""What a person is told of checks that fail: a response whose check failed gets 0 for it, which says nothing of it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ class RewardFailures:
             return ""
         counts = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
         return (
-            f"{num_failed} of {len(scored)} rewards of {where} failed: {counts}. A check that fails gives 0, whatever "
-            "the response is. Read why in reward.log below run.dir/logs."
+            f"{num_failed} of {len(scored)} rewards of {where} failed: {counts}. Such a reward is 0, or its part is, "
+            "whatever the response is. Read why in reward.log below run.dir/logs."
         )

@@ -25,8 +25,8 @@ def verdicts(**numbers: int) -> list[Verdict]:
 def test_each_reason_is_counted_the_most_frequent_first() -> None:
     text = RewardFailures().describe("step 1", verdicts(scored=7, wrong_result=6, checker_crashed=12))
     assert text == (
-        "18 of 25 rewards of step 1 failed: 12 checker_crashed, 6 wrong_result. A check that fails gives 0, whatever "
-        "the response is. Read why in reward.log below run.dir/logs."
+        "18 of 25 rewards of step 1 failed: 12 checker_crashed, 6 wrong_result. Such a reward is 0, or its part "
+        "is, whatever the response is. Read why in reward.log below run.dir/logs."
     )
 
 
