@@ -23,7 +23,7 @@ Source: RLBoost (arXiv 2510.19225), section 4.3. Predicted ends instead of a lea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final, NamedTuple, Self
 
@@ -123,19 +123,20 @@ class Balance:
         """Tell whether a measurement was asked for here."""
         return event.round in self._asked
 
-    def choose(self, event: ProgressMeasured, held: Held, now: float) -> list[RequestId]:
+    def choose(self, event: ProgressMeasured, held: Held, fleet: Collection[EngineId], now: float) -> list[RequestId]:
         """Learn from a measurement that was asked for, and name what moves; nothing if its round is over.
 
         Args:
-            event: The measurement.
+            event: The measurement, which has passed `validate_progress`.
             held: What may move, by what was told so far; nothing moves to engines that are not named.
+            fleet: All engines that are there; the speeds of others are forgotten.
             now: Seconds since the run began.
         """
         self._asked.remove(event.round)
         if event.round != self._round or not self._is_open:
             return []
         self._learn(event, now)
-        self._times.keep(held.keys())
+        self._times.keep(fleet)
         if not self._times.are_known:
             return []
         estimate = LengthEstimate(self._recent_lengths, self._settings.max_response_tokens)

@@ -22,6 +22,7 @@ from rollpacker.core.commands import (
     RoundKind,
     ScoreResponse,
 )
+from rollpacker.core.environment_events import EnvironmentEvent
 from rollpacker.core.events import (
     PromptsDrawn,
     ResponseAborted,
@@ -42,8 +43,16 @@ class GivenUp:
 
 
 BatchingEvent = (
-    StepStarted | PromptsDrawn | ResponseFinished | ResponseAborted | ResponseEvicted | RewardComputed | GivenUp
+    StepStarted
+    | PromptsDrawn
+    | ResponseFinished
+    | ResponseAborted
+    | ResponseEvicted
+    | RewardComputed
+    | EnvironmentEvent
+    | GivenUp
 )
+"""With an eviction, and each event of its environment, a request runs on: these are only checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

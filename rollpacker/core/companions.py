@@ -20,7 +20,8 @@ from rollpacker.core.commands import (
     ScoreResponse,
 )
 from rollpacker.core.engine_states import Closing
-from rollpacker.core.environments import Conclude, EnvironmentEvent, Environments, Note
+from rollpacker.core.environment_events import EnvironmentEvent
+from rollpacker.core.environments import Conclude, Environments, Note
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation
 from rollpacker.core.events import (

@@ -46,6 +46,7 @@ from rollpacker.core.events import (
 from rollpacker.core.fleet import Admit, Close, Fleet, FleetDecision, Remove
 from rollpacker.core.ids import EngineId, RequestId, WorkerId, member_of
 from rollpacker.core.load_order import Room
+from rollpacker.core.progress import validate_progress
 from rollpacker.core.routing import Router
 from rollpacker.core.worker import Stage
 
@@ -171,9 +172,14 @@ class Elastic:
         return self._beside.balance.fire(event, self._movable(), is_starved=self._router.is_starved)
 
     def level(self, event: ProgressMeasured, now: float) -> tuple[Evict, ...]:
-        """Move requests, if a measurement that balance has asked for says that it pays."""
+        """Move requests, if a measurement that balance has asked for says that it pays.
+
+        Raises:
+            ImpossibleEvent: It cannot have been made; nothing was changed.
+        """
         assert self._beside.balance
-        chosen = self._beside.balance.choose(event, self._movable(), now)
+        validate_progress(event)
+        chosen = self._beside.balance.choose(event, self._movable(), self._router.engines, now)
         self._router.pace(self._beside.balance.speeds)
         return tuple(self._router.evict(chosen))
 

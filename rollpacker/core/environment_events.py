@@ -50,3 +50,6 @@ class EnvironmentFailed:
     """Of the order that it does not answer."""
     reason: str
     """A word in snake_case."""
+
+
+EnvironmentEvent = TurnFinished | EnvironmentBegan | EnvironmentStepped | EnvironmentFailed

@@ -39,13 +39,20 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from enum import StrEnum
 from typing import Any, Final, Self
 
 from rollpacker.core.batching_machine import GivenUp
 from rollpacker.core.commands import CloseEnvironment, Command, OpenEnvironment, SetTimer, StepEnvironment
-from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped, TurnFinished
+from rollpacker.core.environment_events import (
+    EnvironmentBegan,
+    EnvironmentEvent,
+    EnvironmentFailed,
+    EnvironmentStepped,
+    TurnFinished,
+)
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import ResponseAborted, ResponseFinished, TimerFired
 from rollpacker.core.ids import EngineId, RequestId, VersionSpan, is_held_out
@@ -62,7 +69,6 @@ LOST: Final = "environment_lost"
 NO_TURN: Final = "environment_over"
 """Its reset left the policy nothing to say."""
 
-EnvironmentEvent = TurnFinished | EnvironmentBegan | EnvironmentStepped | EnvironmentFailed
 Conclude = Callable[[ResponseFinished | GivenUp], tuple[Command, ...]]
 """Tells batching or evaluation that a trajectory has finished, or was given up, and gives what follows."""
 Note = Callable[[ResponseAborted], object]
@@ -116,8 +122,8 @@ class Environments:
         self._settings = settings
         self._trajectories: dict[RequestId, _Trajectory] = {}
         """In the order in which they were started."""
-        self._queues: dict[bool, dict[RequestId, None]] = {False: {}, True: {}}
-        """Those that are queued, in order: the held-out ones are under True."""
+        self._queues: dict[bool, OrderedDict[RequestId, None]] = {False: OrderedDict(), True: OrderedDict()}
+        """Those that are queued, in order: the held-out ones are under True. As in `core.waiting` no plain dicts."""
         self._num_open = {False: 0, True: 0}
         """The others, likewise."""
         self._to_step: list[RequestId] = []
@@ -168,7 +174,7 @@ class Environments:
         """Take in one fact.
 
         Args:
-            event: What happened.
+            event: What happened, to a request that batching or evaluation knows.
             now: Seconds since the run began.
             router: Has what is generated.
             conclude: Told of a trajectory that ends.
@@ -197,9 +203,9 @@ class Environments:
         self, event: EnvironmentStepped, trajectory: _Trajectory, now: float, router: Router, conclude: Conclude
     ) -> tuple[Command, ...]:
         """Let a trajectory go on, or end it."""
-        trajectory.acted_s += now - trajectory.called_at_s
         is_over = event.is_done or event.num_tokens_left <= 0 or trajectory.num_turns >= self._settings.max_turns
         if not is_over:
+            trajectory.acted_s += now - trajectory.called_at_s
             trajectory.stage = Stage.GENERATING
             return tuple(router.launch([event.request], trajectory.turn.engine if trajectory.turn else None))
         if trajectory.turn is None:  # the policy has written nothing that could be trained

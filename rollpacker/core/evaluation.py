@@ -39,6 +39,7 @@ from rollpacker.core.commands import (
     ScoreResponse,
     SetTimer,
 )
+from rollpacker.core.environment_events import EnvironmentEvent
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import (
     EnginesWanted,
@@ -53,7 +54,9 @@ from rollpacker.core.filling import Filling
 from rollpacker.core.ids import HELD_OUT, EngineId, PromptId, RequestId, held_out_prompt, set_of
 from rollpacker.core.settings import EvaluationSettings, FillSettings
 
-EvaluationEvent = EvaluationOffered | ResponseFinished | ResponseAborted | ResponseEvicted | RewardComputed
+EvaluationEvent = (
+    EvaluationOffered | ResponseFinished | ResponseAborted | ResponseEvicted | RewardComputed | EnvironmentEvent
+)
 EvaluationDecision = BeginEvaluation | StartRequests | ScoreResponse | EndEvaluation
 
 
@@ -98,6 +101,8 @@ class Evaluation:
             return self._offer(event)
         request = event.request
         self._require_known(request)
+        if isinstance(event, EnvironmentEvent):
+            return ()  # the request runs on
         is_owed = request in self._generating
         if isinstance(event, RewardComputed):
             return self._count_reward(event, is_owed=is_owed)

@@ -14,6 +14,7 @@ Invariant: on no engine more held-out requests stay than it has room for.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
@@ -25,8 +26,8 @@ class Filling:
     """Places held-out requests, and takes them away again."""
 
     def __init__(self) -> None:
-        self._waiting: dict[RequestId, None] = {}
-        """In launch order."""
+        self._waiting: OrderedDict[RequestId, None] = OrderedDict()
+        """In launch order. As in `core.waiting` no plain dict."""
         self._held: dict[EngineId, dict[RequestId, None]] = {}
         """What stays on each engine, in launch order."""
         self._leaving: dict[EngineId, dict[RequestId, None]] = {}
@@ -34,7 +35,7 @@ class Filling:
 
     def begin(self, requests: Sequence[RequestId]) -> None:
         """Let requests wait for room, in launch order."""
-        self._waiting = dict.fromkeys(requests)
+        self._waiting = OrderedDict.fromkeys(requests)
 
     def fill(self, rooms: Mapping[EngineId, int]) -> list[Launch | Evict]:
         """Launch what there is room for, the roomiest engine first, and order away what has none any more.
@@ -60,15 +61,14 @@ class Filling:
             if free[engine] <= 0:
                 break
             free[engine] -= 1
-            request = next(iter(self._waiting))
-            del self._waiting[request]
+            request, _ = self._waiting.popitem(last=False)
             self._held.setdefault(engine, {})[request] = None
             orders.append(Launch(request=request, engine=engine))
         return orders
 
     def stop(self) -> list[Abort]:
         """Order everything to stop."""
-        self._waiting = {}
+        self._waiting.clear()
         orders = [Abort(request=request, engine=engine) for engine, held in self._held.items() for request in held]
         orders += [Abort(request=request, engine=engine) for engine, each in self._leaving.items() for request in each]
         for engine, held in self._held.items():
@@ -90,7 +90,7 @@ class Filling:
 
     def wait_first(self, requests: Sequence[RequestId]) -> None:
         """Let requests that ran before wait ahead of all others."""
-        self._waiting = {**dict.fromkeys(requests), **self._waiting}
+        self._waiting = OrderedDict.fromkeys([*requests, *self._waiting])
 
     def lose(self, engine: EngineId) -> list[RequestId]:
         """Forget an engine; gives what it had, in launch order."""
@@ -118,7 +118,7 @@ class Filling:
     def restore(cls, snapshot: dict[str, Any]) -> Self:
         """Rebuild the one that gave the snapshot."""
         filling = cls()
-        filling._waiting = _from_plain(snapshot["waiting"])
+        filling._waiting = OrderedDict.fromkeys(_from_plain(snapshot["waiting"]))
         filling._held = {EngineId(engine): _from_plain(plain) for engine, plain in snapshot["held"]}
         filling._leaving = {EngineId(engine): _from_plain(plain) for engine, plain in snapshot["leaving"]}
         return filling

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self, assert_never
 
 from rollpacker.core.batching_machine import BatchingEvent, Decision, GivenUp, StartRequests, StopRequests
 from rollpacker.core.commands import BeginRound, DropPrompt, EndRound, EndRun, FailRun, RoundKind, ScoreResponse
+from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import (
     PromptsDrawn,
@@ -65,7 +66,12 @@ class Race(ABC):
                 return self._count_reward(event)
             case GivenUp():
                 return self._give_up(event)
-            case ResponseAborted() | ResponseEvicted():
+            case TurnFinished():
+                self._ledger.running_group(event)
+                return ()
+            case (
+                ResponseAborted() | ResponseEvicted() | EnvironmentBegan() | EnvironmentStepped() | EnvironmentFailed()
+            ):
                 self._ledger.launched_group(event.request)
                 return ()
             case StepStarted():

@@ -11,8 +11,7 @@
     the same ──> tail escalation ──> MeasureProgress, EscalateTail; SwitchEngines, when all engines are empty
     PolicyUpdated ──> router: Evict, or nothing where engines keep what they have; what waits is launched at StepStarted
     EvaluationOffered ──> evaluation ──Decision──> router: what becomes of held-out requests is its business alone
-    TurnFinished, Environment{Began, Stepped, Failed} ──> environments ──> router, or batching and evaluation;
-                                           after every event their orders: Open-, Step-, CloseEnvironment
+    TurnFinished, Environment* ──> environments ──> router, or batching and evaluation; {Open, Step, Close}Environment
     BeginRound, and every event of a round that it fills ──> evaluation ──> Launch, Evict, as the router has room
     SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
     what only workers have ──> elastic ──> StartMember, FetchPolicy, Evict ..., and who is in the router's fleet
@@ -140,6 +139,7 @@ class Scheduler:
             case ResponseFinished():
                 return self._finish(event)
             case TurnFinished() | EnvironmentBegan() | EnvironmentStepped() | EnvironmentFailed():
+                self._machine_of(event.request).handle(event)  # for it, the request runs on
                 return self._beside.take_turn(event, now, self._router, self._conclude)
             case RewardComputed():
                 return self._reward(event)
@@ -382,7 +382,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> tuple[RequestId, ...]:
-        """The requests that wait for an engine, in the order in which they will get one."""
+        """The requests that wait for an engine, in launch order."""
         return tuple(request for request, holder in self._router.holders.items() if holder is None)
 
     @property

@@ -22,7 +22,10 @@ If no worker serves while the engines are lent, nothing is generated at all; if 
 than the training that lending has spared. So engines are taken back from the trainer, what it has learned kept, and
 stay until the round ends, when for `reclaim_after_s` nobody serves, or so few that
 
-    R / n > R / (n_l + n) + t + reclaim_after_s,    with R engine-seconds of W still to come.
+    R / n > R / (n_l + n) + t + reclaim_after_s,
+
+with R engine-seconds of W still to come if workers alone, the most that served while engines were lent, had generated
+since the round began. What local engines generated in the window is not subtracted: R is too large by T n_l.
 
 A round ends whatever becomes of its workers. One that loses all of them takes no longer than one that never had any,
 and `silence_s` until they are lost, `reclaim_after_s`, two switches of an engine, and a reload: the policy, and what an

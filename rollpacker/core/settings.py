@@ -363,9 +363,18 @@ class SchedulerSettings:
             fills = self.evaluation is not None and self.evaluation.fill is not None
             require(not fills, "which prompts dynamic sampling launches depends on which rewards come first")
             self._check_dynamic_sampling(self.dynamic_sampling)
+        if self.parallelism is not None and self.parallelism.escalation is not None:
+            self._check_escalation()
 
         fills = self.evaluation is not None and self.evaluation.fill is not None
         require(not (fills and self.environment), "an evaluation that fills a round has no places for environments")
+
+    def _check_escalation(self) -> None:
+        require(self.dynamic_sampling is None, "with dynamic sampling nobody knows what is left of a round")
+        require(self.elastic is None, "what leaves the engines that escalation changes would go to those of workers")
+        require(self.environment is None, "how long a trajectory of several turns goes on is not known to escalation")
+        fills = self.evaluation is not None and self.evaluation.fill is not None
+        require(not fills, "an evaluation that fills a round uses the engines that escalation changes")
 
     def _check_dynamic_sampling(self, sampling: DynamicSamplingSettings) -> None:
         is_tail, limit = self.batching == "tail", sampling.max_active_requests

@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from rollpacker.core.commands import EndRound, Evict, Launch, MeasureProgress, OpenEnvironment, SetTimer
+from rollpacker.core.balance import Balance
+from rollpacker.core.commands import (
+    BeginRound,
+    EndRound,
+    Evict,
+    Launch,
+    MeasureProgress,
+    OpenEnvironment,
+    RoundKind,
+    SetTimer,
+)
 from rollpacker.core.elastic_settings import BalanceSettings
 from rollpacker.core.environment_events import EnvironmentStepped, TurnFinished
 from rollpacker.core.errors import ImpossibleEvent
@@ -15,6 +25,7 @@ from rollpacker.core.events import (
     ProgressMeasured,
     ResponseEvicted,
     RunningRequest,
+    TimerFired,
     WorkerLeft,
 )
 from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan, held_out_prompt, member_of
@@ -157,6 +168,52 @@ def test_a_measurement_of_a_round_that_is_over_moves_nothing():
         ended = player.reward(request)
     assert of_kind(ended, EndRound)
     assert player.tell(ProgressMeasured(round=0, engines=())) == ()
+
+
+@pytest.mark.parametrize("broken", ["an engine twice", "a count below 0"])
+def test_a_measurement_that_cannot_have_been_made_is_refused(broken):
+    player = BalancePlayer()
+    player.serve(A)
+    player.fire(TIMER)
+    progress = EngineProgress(LOCAL, 0, (RunningRequest(player.held[LOCAL][0], 10, -(broken == "a count below 0")),))
+    before = player.scheduler.snapshot()
+    with pytest.raises(ImpossibleEvent, match="twice" if broken == "an engine twice" else "below 0"):
+        player.tell(ProgressMeasured(round=0, engines=(progress,) * (1 + (broken == "an engine twice"))))
+    assert player.scheduler.snapshot() == before
+
+
+def test_speeds_are_remembered_while_nothing_may_move():
+    balance = Balance(BALANCE)
+    balance.begin_round(
+        BeginRound(
+            round=0,
+            step=0,
+            kind=RoundKind.PLAIN,
+            num_prompts_launched=8,
+            num_prompts_needed=8,
+            num_responses_launched=1,
+            num_responses_needed=1,
+        )
+    )
+    names = requests(8)
+    held = {ONE: names[:5], TWO: names[5:]}
+    tokens_per_s = {ONE: 30, TWO: 10}
+
+    def measure(now, movable):
+        balance.watch(now, is_served=True)
+        assert balance.fire(TimerFired(timer=TIMER), held, is_starved=False)
+        engines = tuple(
+            EngineProgress(engine, 0, tuple(RunningRequest(each, 10, int(tokens_per_s[engine] * now)) for each in on))
+            for engine, on in held.items()
+        )
+        balance.choose(ProgressMeasured(round=0, engines=engines), movable, held.keys(), now)
+
+    for now in range(10, 90, 10):
+        measure(now, held)
+    before = balance.speeds
+    assert before[ONE] > 1
+    measure(90, {})
+    assert balance.speeds == pytest.approx(before, rel=0.2)
 
 
 # Room and order

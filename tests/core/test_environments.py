@@ -25,7 +25,6 @@ from rollpacker.core.commands import (
 from rollpacker.core.engine_states import Closing
 from rollpacker.core.environment_events import EnvironmentBegan, EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.environments import LOST, TIMER, Environments
-from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import EngineJoined, EngineLost, RewardComputed, TimerFired
 from rollpacker.core.ids import HELD_OUT, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.core.load_order import Room
@@ -423,22 +422,6 @@ def test_a_reset_that_leaves_nothing_to_say_is_a_failure():
     assert only(player.answer_call(first(), is_done=True), OpenEnvironment) == [
         OpenEnvironment(request=first(), call=1)
     ]
-
-
-def test_an_answer_to_a_call_that_was_never_made_is_impossible_and_changes_nothing():
-    player = TurnsPlayer()
-    player.start(0)
-    before = player.scheduler.snapshot()
-    with pytest.raises(ImpossibleEvent, match="answered call 7"):
-        player.tell(EnvironmentStepped(request=first(), call=7, num_tokens_left=9, is_done=False))
-    assert player.scheduler.snapshot() == before
-
-
-def test_a_turn_in_a_run_without_environments_is_impossible():
-    player = Player(make_settings())
-    player.start(0)
-    with pytest.raises(ImpossibleEvent, match="without environments"):
-        player.tell(EnvironmentFailed(request=first(), call=0, reason="x"))
 
 
 @pytest.mark.parametrize("block", range(10))

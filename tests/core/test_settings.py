@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -8,15 +9,22 @@ import pytest
 
 from rollpacker.core.ids import Domain
 from rollpacker.core.settings import (
+    DynamicSamplingSettings,
+    EvaluationSettings,
+    FillSettings,
+    HeldOutSet,
     ParallelismSettings,
     RewardBudgetSettings,
     SchedulerSettings,
     SpeculativeDecodingSettings,
     StreamSettings,
 )
+from rollpacker.core.tail_escalation_settings import TailEscalationSettings
 from rollpacker.metrics.codec import from_plain, to_plain
 from tests.core.plans import degree_costs
 from tests.core.player import make_settings
+from tests.core.test_fleet import ELASTIC
+from tests.core.turns import RULES
 
 
 def test_settings_survive_json_exactly() -> None:
@@ -55,6 +63,33 @@ def test_settings_survive_json_exactly() -> None:
 def test_nonsense_is_refused_with_its_value(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_settings(**changes)
+
+
+FILLING = EvaluationSettings(
+    sets=(HeldOutSet(name="unseen", keys=("a",), num_samples=1),),
+    every_steps=1,
+    at_start=False,
+    at_end=False,
+    fill=FillSettings(num_slots=1, max_tokens=1, grace_s=0.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dynamic_sampling": DynamicSamplingSettings()}, "nobody knows what is left of a round"),
+        ({"elastic": ELASTIC}, "would go to those of workers"),
+        ({"environment": RULES}, "how long a trajectory of several turns goes on"),
+        ({"evaluation": FILLING}, "uses the engines that escalation changes"),
+    ],
+)
+def test_what_escalation_excludes_is_refused(changes: dict[str, Any], message: str) -> None:
+    costs = (degree_costs(1), degree_costs(2))
+    planner = ParallelismSettings(degrees=(1, 2), initial=1, costs=costs)
+    make_settings(parallelism=planner, **changes)
+    escalating = replace(planner, escalation=TailEscalationSettings(max_response_tokens=9))
+    with pytest.raises(ValueError, match=message):
+        make_settings(parallelism=escalating, **changes)
 
 
 DRAFTS = {"max_sequences": 8}

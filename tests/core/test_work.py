@@ -1,19 +1,25 @@
 """The scheduler's work for an event does not grow with the round, the line of waiting requests, or the fleet.
 
-Work is counted in bytecode instructions: no other load on the machine changes their number.
+Work is counted in bytecode instructions: no other load on the machine changes their number. What they leave out, the
+time within one instruction, is the least of several times.
 """
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from rollpacker.core.commands import Command
+from rollpacker.core.environments import Environments
 from rollpacker.core.events import Event
-from tests.benchmarks.control_plane import Batching, Rollouts
+from rollpacker.core.filling import Filling
+from rollpacker.core.ids import EngineId, PromptId, RequestId
+from tests.benchmarks.control_plane import TURNS, Batching, Rollouts
 
 MOST_GROWTH = 1.4
 """With 8 times as many prompts or engines: sorting engines once a step is part of it."""
@@ -56,3 +62,41 @@ def test_an_event_of_a_larger_round_costs_no_more(batching: Batching) -> None:
 def test_an_event_in_a_larger_fleet_costs_no_more(batching: Batching) -> None:
     small, large = (work(batching, 64, num_engines) for num_engines in (4, 32))
     assert large < MOST_GROWTH * small
+
+
+def least_s(call: Callable[[], object]) -> float:
+    """The shortest CPU time of five calls, in seconds."""
+    times = []
+    for _ in range(5):
+        began = time.process_time()
+        call()
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+def requests(number: int) -> list[RequestId]:
+    return [RequestId(0, PromptId(0, f"q{index}"), 0) for index in range(number)]
+
+
+def test_an_event_costs_no_more_when_many_trajectories_were_queued() -> None:
+    def events_s(num_queued: int) -> float:
+        environments = Environments(TURNS)
+        environments.start(requests(num_queued))
+        environments.act(0.0)
+        return least_s(lambda: [environments.act(0.0) for _ in range(100)])
+
+    assert events_s(50_000) < 5 * events_s(1)
+
+
+def test_a_held_out_request_is_launched_at_no_more_cost_when_many_were_before_it() -> None:
+    def launch_s(num_waiting: int) -> float:
+        filling, waiting = Filling(), requests(num_waiting)
+
+        def launch_all() -> None:
+            filling.begin(waiting)
+            filling.fill({EngineId("engine-0"): num_waiting})
+            filling.lose(EngineId("engine-0"))
+
+        return least_s(launch_all) / num_waiting
+
+    assert launch_s(60_000) < 5 * launch_s(200)
