@@ -82,7 +82,7 @@ def render(stories: Sequence[RunStory]) -> str:
         wait_names=KIND_NAMES,
         cycle_steps=CYCLE_STEPS,
         token_sentence=_token_sentence,
-        verdict=_verdict(runs) if len(runs) > 1 else "",
+        verdict=_verdict(runs) + _other_work(runs) if len(runs) > 1 else "",
         tiles=_tiles(runs),
         facts=_facts_of(runs),
         **_time(runs),
@@ -148,6 +148,13 @@ def _verdict(runs: Sequence[ShownRun]) -> str:
         f"{fast} is {ratio(slow_s / fast_s).removesuffix(' x')} times as fast as {slow}: {plural(number, 'step')} took "
         f"{seconds(fast_s)} instead of {seconds(slow_s)}."
     )
+
+
+def _other_work(runs: Sequence[ShownRun]) -> str:
+    """That two runs do not do the same work, so that their times do not compare; empty where they do."""
+    rows = [(what, values) for what, values in _facts_of(runs) if what in _WORK and len(set(values)) > 1]
+    said = [f"{what} ({' and '.join(values)})" for what, values in rows]
+    return f" They do not do the same work: they differ in {', '.join(said)}." if said else ""
 
 
 def _tiles(runs: Sequence[ShownRun]) -> list[tuple[str, list[str]]]:
@@ -268,6 +275,9 @@ def _scored_by(reward: Mapping[str, Any]) -> str:
     own = reward.get("function") or reward.get("url") or " + ".join(reward.get("parts") or ()) or reward.get("name")
     return ", ".join([str(own), *(f"{domain}: {name}" for domain, name in (reward.get("domains") or {}).items())])
 
+
+_WORK = ("model", "batch", "hardware", "reward")
+"""Facts in which runs must be alike for their times to compare."""
 
 _PARALLEL = {
     "TP": "tensor_parallel",

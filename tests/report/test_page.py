@@ -154,6 +154,13 @@ def test_of_two_runs_the_page_says_which_is_faster_by_the_ratio_of_the_sums_of_t
     assert "verl: mean per step" in text
 
 
+def test_of_two_runs_that_do_other_work_the_page_says_so_beside_the_ratio(runs, tmp_path):
+    small = modelled_run(tmp_path / "small", "system=verl", "rollout.num_prompts=4")
+    said = r"They do not do the same work: they differ in batch \(\d+ prompts x .* and 4 prompts x .* at most\)\."
+    assert re.search(said, Reader(page_of(runs["verl"], small)).text)
+    assert "the same work" not in Reader(page_of(runs["rollpacker"], runs["verl"])).text
+
+
 def test_runs_of_different_length_are_compared_over_the_steps_that_both_have(runs):
     assert "verl: 1 step took" in Reader(page_of(runs["single"], runs["verl"])).text
 
