@@ -44,7 +44,7 @@ def test_workers_generate_beside_the_run_s_own_engines_and_the_same_tokens_are_t
 
 @pytest.mark.parametrize("silently", ["true", "false"])
 def test_what_a_lost_worker_had_reported_is_not_generated_again(tmp_path, alone, silently):
-    words = (*WORKERS, LOSS, f"elastic.modelled.loses_silently={silently}")
+    words = (*WORKERS, LOSS, f"elastic.modelled.loses_silently={silently}", "elastic.max_moves=0")
     kept = steps_of(tmp_path / "kept", *words)
     again = steps_of(tmp_path / "again", *words, "elastic.keeps_tokens=false")
     for steps in (kept, again):
