@@ -135,12 +135,12 @@ def _line(row: Row, outcome: Outcome) -> Table:
 @contextmanager
 def _signals_leave() -> Iterator[None]:
     """SIGTERM and SIGHUP end the row that runs, and this process, as Ctrl-C does."""
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    from rollpacker.runtime.job.signals import handlers_kept
+
+    with handlers_kept():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _leave)
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

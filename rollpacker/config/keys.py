@@ -126,8 +126,8 @@ def value_at(tree: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def nearest(name: str, legal: Iterable[str], *, limit: int = 1) -> tuple[str, ...]:
-    """The legal names most similar to `name`, best first; none when none is similar enough.
+def nearest(name: str, legal: Iterable[str]) -> tuple[str, ...]:
+    """The legal name most similar to `name`, alone; none when none is similar enough.
 
     A dotted name is compared whole and by its last part, so that `num_steps` finds `run.num_steps`.
     """
@@ -139,8 +139,8 @@ def nearest(name: str, legal: Iterable[str], *, limit: int = 1) -> tuple[str, ..
         return max(whole, 0.9 * difflib.SequenceMatcher(a=leaf, b=candidate_leaf).ratio()), whole
 
     scores = {candidate: similarity(candidate) for candidate in sorted(legal)}
-    ranked = sorted(scores, key=scores.__getitem__, reverse=True)
-    return tuple(candidate for candidate in ranked[:limit] if scores[candidate][0] >= NEAREST_CUTOFF)
+    best = max(scores, key=scores.__getitem__, default=None)
+    return (best,) if best is not None and scores[best][0] >= NEAREST_CUTOFF else ()
 
 
 def _walk(schema: type[BaseModel], values: BaseModel | None, prefix: str, absent_section: str = "") -> Iterable[Key]:

@@ -77,13 +77,6 @@ class Sweep:
         return replace(self, configs=tuple(change(config) for config in self.configs))
 
 
-def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """List the overrides of every point that a multirun would run, in Hydra's order; does not validate their values."""
-    with hydra_session() as session:
-        base = _base(session, with_defaults_of_deleted(TRAIN, readable(TRAIN, overrides)))
-        return _expand(base, _choices(session, base))
-
-
 def point_names(points: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """The name of each point: those of its overrides that not all points have, without its folder."""
     shared = set.intersection(*(set(overrides) for overrides in points))

@@ -64,8 +64,6 @@ class EventLog:
     snapshot: dict[str, Any] | None
     """The scheduler's state at the start of the attempt; None at the start of a run."""
     records: tuple[LogRecord, ...]
-    is_torn: bool
-    """True when a kill cut the last line, which is left out."""
 
 
 class EventLogWriter:
@@ -144,7 +142,7 @@ def read_event_log(path: Path) -> EventLog:
         data = read_bytes(path)
     except OSError as error:
         raise _unreadable(path, error) from error
-    first_line, *lines, torn = data.split(b"\n") if b"\n" in data else (data, b"")
+    first_line, *lines, _ = data.split(b"\n") if b"\n" in data else (data, b"")  # a kill may have cut the last one
     settings, snapshot = _parse_header(path, first_line)
     records = []
     for number, line in enumerate(lines, start=2):
@@ -152,7 +150,7 @@ def read_event_log(path: Path) -> EventLog:
             records.append(_parse_record(line, seq=number - 2))
         except ValueError as error:
             raise _broken_line(path, number, error) from error
-    return EventLog(settings=settings, snapshot=snapshot, records=tuple(records), is_torn=bool(torn))
+    return EventLog(settings=settings, snapshot=snapshot, records=tuple(records))
 
 
 def scan_event_log(path: Path, types: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -77,7 +77,7 @@ def write_atomically(path: Path, data: bytes | memoryview, *, durable: bool = Fa
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
+def replacing(path: Path, *, durable: bool) -> Iterator[IO[bytes]]:
     """Yield a file that becomes `path` when the block ends, or vanishes when it raises; OSErrors pass unchanged.
 
     A link stays, and what it names is replaced.

@@ -33,6 +33,9 @@ MOST_BARS: Final = 120
 MOST_ENGINES: Final = 40
 """More engines are drawn by an even choice of them."""
 
+MOST_CHARACTERS: Final = 14
+"""Of the label of a row; a longer name is cut."""
+
 MOST_ACTORS: Final = 8
 
 LOWEST: Final = 0.08
@@ -320,5 +323,5 @@ def evenly(rows: Sequence[RowType], most: int) -> list[RowType]:
     return [rows[round(number * (len(rows) - 1) / (most - 1))] for number in range(most)]
 
 
-def _short(name: str, most: int = 14) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+def _short(name: str) -> str:
+    return name if len(name) <= MOST_CHARACTERS else f"{name[: MOST_CHARACTERS - 1]}…"

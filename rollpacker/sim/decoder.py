@@ -415,11 +415,6 @@ class Decoder:
         return len(self._sequences) + sum(len(sequences) for sequences, _ in self._orders)
 
     @property
-    def kv_tokens_used(self) -> int:
-        """In whole blocks."""
-        return (self._num_blocks - self._free_blocks) * KV_BLOCK_TOKENS
-
-    @property
     def kv_tokens_capacity(self) -> int:
         return self._num_blocks * KV_BLOCK_TOKENS
 

@@ -103,8 +103,6 @@ class TraceSummary:
     num_slices: int
     num_migrations: int
     """Flows of requests that left an engine for another, without those of turns of an environment."""
-    num_instants: int
-    num_counters: int
 
 
 def save_trace(run: RunTables, path: Path) -> TraceSummary:
@@ -173,8 +171,6 @@ class _Trace:
             num_tracks=self._tracks.num_threads,
             num_slices=self._num["X"],
             num_migrations=self._num["migrations"],
-            num_instants=self._num["i"],
-            num_counters=self._num["C"],
         )
 
     # One event each -----------------------------------------------------------------------------------------------

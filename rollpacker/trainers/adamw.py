@@ -32,7 +32,7 @@ def make_adamw(parameters: Iterable[nn.Parameter], section: TrainerSection) -> t
 
 
 def clip_and_step(
-    optimizer: torch.optim.Optimizer, max_grad_norm: float, learning_rate: float, gradient_scale: float = 1.0
+    optimizer: torch.optim.Optimizer, max_grad_norm: float, learning_rate: float, gradient_scale: float
 ) -> float:
     """Scale and clip the gradients and update; returns their norm before clipping.
 

@@ -10,7 +10,6 @@ from rollpacker.config.mistakes import combined
 from rollpacker.config.multirun import (
     compose_sweep,
     config_of_point,
-    expand_sweep,
     mistakes_of_points,
     notes_of_points,
     run_sweep,
@@ -74,8 +73,9 @@ def test_a_sweep_of_more_points_than_anybody_waits_for_is_refused_at_once(words:
 
 
 def test_a_sweep_is_the_product_of_its_choices_in_order() -> None:
-    assert expand_sweep([*INPUTS, "system=verl,rollpacker", "run.seed=1,2"]) == [
-        [*INPUTS, f"system={system}", f"run.seed={seed}"] for system in ("verl", "rollpacker") for seed in (1, 2)
+    configs = compose_sweep([*INPUTS, "system=verl,rollpacker", "run.seed=1,2"]).configs
+    assert [(config.system.name, config.run.seed) for config in configs] == [
+        (system, seed) for system in ("verl", "rollpacker") for seed in (1, 2)
     ]
 
 

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rollpacker.config.compose import compose
 from rollpacker.config.entry_names import escaped, word_below
-from rollpacker.config.multirun import expand_sweep, point_names
+from rollpacker.config.multirun import compose_sweep, point_names
 from rollpacker.config.words import in_hydra, key_of, quoted
 from rollpacker.core.errors import ConfigError
 
@@ -137,5 +137,5 @@ def test_a_wrong_value_of_a_domain_is_refused_with_the_name_as_it_was_given(valu
 
 
 def test_points_of_a_multirun_name_a_domain_as_it_was_given() -> None:
-    points = expand_sweep([*INPUTS, "data.domain_weights.openai/gsm8k=1,2"])
+    points = compose_sweep([*INPUTS, "data.domain_weights.openai/gsm8k=1,2"]).points
     assert point_names(points) == ("data.domain_weights.openai/gsm8k=1", "data.domain_weights.openai/gsm8k=2")

@@ -138,7 +138,6 @@ def _advance(decoder):
     now = decoder.next_at_s
     ended = decoder.advance()
     decoder.check()
-    assert decoder.kv_tokens_used <= decoder.kv_tokens_capacity
     return [(each.sequence.request.prompt.key, each.sequence.num_generated, each.is_aborted, now) for each in ended]
 
 
@@ -159,7 +158,6 @@ def test_jumps_end_where_single_passes_end_whatever_is_ordered_and_however_tight
     for counter in (*counters, "waiting_request_steps", "kv_token_steps"):
         assert getattr(jumping, counter) == getattr(stepping, counter)
     assert jumping.num_generated_tokens == sum(end[1] for end in ends)
-    assert jumping.kv_tokens_used == 0
     assert jumping.kv_token_steps <= jumping.kv_tokens_capacity * jumping.num_passes
 
 

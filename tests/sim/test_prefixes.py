@@ -159,7 +159,6 @@ def test_every_token_of_a_turn_is_found_or_computed_and_jumps_end_where_single_p
     assert found.num_hit_tokens == stepping.prefixes.num_hit_tokens
     if not jumping.num_preemptions:
         assert found.num_hit_tokens + jumping.num_prefilled == found.num_query_tokens
-    assert jumping.kv_tokens_used == 0
 
 
 @settings(max_examples=60)

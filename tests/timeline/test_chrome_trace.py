@@ -182,12 +182,11 @@ def test_steps_rounds_stages_and_the_trainer_are_where_the_tables_say(streamed, 
 
 
 def test_counters_of_running_requests_begin_and_end_with_none_and_stay_below_the_number_of_requests(streamed, tmp_path):
-    trace, summary = trace_of(streamed, tmp_path / "trace.json")
+    trace, _ = trace_of(streamed, tmp_path / "trace.json")
     counters = defaultdict(list)
     for event in trace["traceEvents"]:
         if event["ph"] == "C":
             counters[event["pid"], event["name"]].append((event["ts"], *event["args"].values()))
-    assert sum(map(len, counters.values())) == summary.num_counters
     running = [points for (_, name), points in counters.items() if name == "requests running"]
     assert len(running) == 4
     for points in running:

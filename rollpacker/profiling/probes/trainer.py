@@ -14,6 +14,9 @@ from rollpacker.profiling.subject import now_s
 from rollpacker.protocols.rollout import RolloutGroup
 from rollpacker.protocols.trainer import BatchShape
 
+_SHORTER = 8
+"""How many times shorter the short sequences of `of_equal_tokens` are than its long ones."""
+
 
 def selections(batch: Sequence[RolloutGroup]) -> Iterator[list[RolloutGroup]]:
     """Yield parts of a batch that differ in size and in length, and the whole."""
@@ -27,20 +30,18 @@ def selections(batch: Sequence[RolloutGroup]) -> Iterator[list[RolloutGroup]]:
     yield by_length
 
 
-def of_equal_tokens(
-    batch: Sequence[RolloutGroup], longest: int, ratio: int = 8
-) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
-    """Return a batch's tokens in few long sequences, and the same number in `ratio` times as many short ones.
+def of_equal_tokens(batch: Sequence[RolloutGroup], longest: int) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
+    """Return a batch's tokens in few long sequences, and the same number in `_SHORTER` times as many short ones.
 
     The difference is what a sequence takes beside its tokens, and longer attention counts against it. Sequences of one
     length need no padding, so these batches say nothing of the data's, whose times the `train` points are.
     `longest` bounds a sequence, of prompt and response.
     """
-    num_groups = max(1, len(batch) // ratio)
+    num_groups = max(1, len(batch) // _SHORTER)
     mean = sum(len(group.prompt_token_ids) * len(group.responses) + _num_tokens(group) for group in batch)
     mean //= sum(len(group.responses) for group in batch)
-    short = max(min(ratio * mean, longest) // ratio, 2)
-    return _reshaped(batch, num_groups, ratio * short), _reshaped(batch, ratio * num_groups, short)
+    short = max(min(_SHORTER * mean, longest) // _SHORTER, 2)
+    return _reshaped(batch, num_groups, _SHORTER * short), _reshaped(batch, _SHORTER * num_groups, short)
 
 
 def _reshaped(batch: Sequence[RolloutGroup], num_groups: int, num_tokens: int) -> list[RolloutGroup]:

@@ -58,7 +58,7 @@ class Gpus:
         return number if self.num_nodes == 1 else f"{self.num_nodes} nodes of {number}"
 
 
-def gpus_of_run(tree: Mapping[str, Any], *, is_job: bool = False) -> Gpus:
+def gpus_of_run(tree: Mapping[str, Any], *, is_job: bool) -> Gpus:
     """Those that its job will ask for, that Slurm gave, or this machine has; of each node at most backend.num_gpus."""
     given = (tree.get("backend") or {}).get("num_gpus")
     most = given if type(given) is int else LARGEST

@@ -31,7 +31,7 @@ from rollpacker.runtime.placing.fleets import check_degrees, degrees_of
 from rollpacker.runtime.placing.host import usable_cpus, usable_memory, visible_gpus
 
 
-def cluster_size(config: RunConfig, allocation: Allocation | None = None) -> ClusterSize:
+def cluster_size(config: RunConfig, allocation: Allocation | None) -> ClusterSize:
     """Size Ray by this machine, or by the Slurm allocation; raises `ConfigError` when the actors do not fit.
 
     Outside Slurm cores may be shared, since engines and trainer work in turn; in an allocation only where

@@ -31,7 +31,6 @@ from rollpacker.config.sections.elastic_job import LEAVES_BEFORE_LIMIT_S
 from rollpacker.core.errors import DataError, RollpackerError, StorageFailed
 from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.job.elastic_folder import (
-    LEASE_WAIT_S,
     ElasticFolder,
     Lease,
     Order,
@@ -66,9 +65,7 @@ class Outcome(IntEnum):
     """Its Ray ended before it had joined the run's; the script begins it again a few times."""
 
 
-def serve_worker(
-    run_dir: Path, allocation: Allocation | None, element: str, patience_s: float = LEASE_WAIT_S
-) -> Outcome:
+def serve_worker(run_dir: Path, allocation: Allocation | None, element: str, patience_s: float) -> Outcome:
     """Be a worker until it is not needed, is told to leave, or no run takes it. In the main thread.
 
     Args:

@@ -58,10 +58,6 @@ class Elastic:
         self._on_reclaim = on_reclaim
         self._clock = clock
         self._under_way = under_way
-        self._sync: WeightSync | None = None
-        """That published last."""
-        self._policy_version: int | None = None
-        """That lies ready for workers."""
         self._has_started = False
         self._num_wished = self._num_reclaims = 0
         """The latter since the last step."""
@@ -78,11 +74,10 @@ class Elastic:
 
     async def publish(self, sync: WeightSync) -> None:
         """Lay out the trainer's policy for the engines of workers, before the others get it; nobody waits for them."""
-        self._sync = sync
         if self._members.are_any_expected:
-            before, self._policy_version = self._policy_version, await self._members.lay_out(sync)
-            if self._has_started and self._policy_version != before:  # else `start` reports it, or a checkpoint came
-                self._report(PolicyPublished(policy_version=self._policy_version))
+            policy_version = await self._members.lay_out(sync)
+            if self._has_started and policy_version is not None:  # else `start` reports it, or it lay there before
+                self._report(PolicyPublished(policy_version=policy_version))
 
     def carry_out(self, command: ElasticCommand) -> None:
         """Carry out one command."""
@@ -101,9 +96,8 @@ class Elastic:
                 self._aside.begin_in_turn(self._reclaim(command), "lent engines to come back")
 
     async def _reclaim(self, command: ReclaimEngines) -> None:
-        assert self._sync is not None
         await self._on_reclaim()
-        returned = await self._engines.take_back(command.engines, self._sync)
+        returned = await self._engines.take_back(command.engines)
         self._report(EnginesReturned(round=command.round, engines=returned))
 
     def report_step(

@@ -284,7 +284,7 @@ class Engines:
     def _lent_gpus(self) -> frozenset[int]:
         return frozenset(gpu for engine_id in self._asleep for gpu in self._sets.gpus_of(engine_id))
 
-    async def take_back(self, engine_ids: Iterable[EngineId], sync: WeightSync) -> tuple[EngineId, ...]:
+    async def take_back(self, engine_ids: Iterable[EngineId]) -> tuple[EngineId, ...]:
         """Wake lent engines, and give them the policy that they had; gives those that have it."""
         to_wake = [engine_id for engine_id in engine_ids if engine_id in self._asleep]  # or it was lost in its sleep
         self._asleep = [engine_id for engine_id in self._asleep if engine_id not in to_wake]
@@ -292,7 +292,7 @@ class Engines:
             self._interval_log.add(engine_id, "engine", "asleep", self._asleep_since.pop(engine_id))
         await self._sets.each("to wake", to_wake, lambda engine: engine.wake())
         awake = [engine_id for engine_id in to_wake if engine_id in self.present]
-        await self._serve(awake, sync)
+        await self._serve(awake)
         await self._withhold_lent()
         return tuple(engine_id for engine_id in awake if engine_id in self.present)
 
@@ -374,7 +374,7 @@ class Engines:
             await self._withhold_lent()
             able = await self._sets.take_over(self._asleep)
             woken = [engine_id for engine_id in self.present if engine_id not in (*self._asleep, *able)]
-            await self._serve(woken, self._sync)
+            await self._serve(woken)
             self._interval_log.add("driver", "driver", "switch", began_at_s)
             joining = [engine_id for engine_id in self.present if engine_id not in self._asleep]
             return await self._report_change(joining, retired)
@@ -421,10 +421,11 @@ class Engines:
             self._interval_log.add(engine_id, "engine", "load_weights", began)
         return published
 
-    async def _serve(self, engine_ids: Iterable[EngineId], sync: WeightSync) -> None:
+    async def _serve(self, engine_ids: Iterable[EngineId]) -> None:
         """Give engines the policy that was published last."""
+        assert self._sync is not None
         present = [(engine_id, self.present[engine_id]) for engine_id in engine_ids if engine_id in self.present]
-        for published in await asyncio.gather(*(sync.serve(*each) for each in present)):
+        for published in await asyncio.gather(*(self._sync.serve(*each) for each in present)):
             for engine_id, error in published.lost.items():
                 self.lose(engine_id, error)
 

@@ -36,17 +36,10 @@ class IntervalLog:
         self._clock = clock
         self._entries: list[Interval] = []
 
-    def add(self, actor: str, role: str, activity: str, started_at_s: float, subject: str | None = None) -> None:
+    def add(self, actor: str, role: str, activity: str, started_at_s: float) -> None:
         """Write down what ends now."""
         self._entries.append(
-            Interval(
-                actor=actor,
-                role=role,
-                activity=activity,
-                started_at_s=started_at_s,
-                ended_at_s=self._clock.now(),
-                subject=subject,
-            )
+            Interval(actor=actor, role=role, activity=activity, started_at_s=started_at_s, ended_at_s=self._clock.now())
         )
 
     @contextmanager

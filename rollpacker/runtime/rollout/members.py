@@ -144,15 +144,16 @@ class MemberEngines:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def lay_out(self, sync: WeightSync) -> int:
-        """Put the trainer's policy where engines fetch it from; gives its version."""
+    async def lay_out(self, sync: WeightSync) -> int | None:
+        """Put the trainer's policy where engines fetch it from; gives its version, or None if that lay there before."""
         if not isinstance(sync, Shelf):
             raise InternalError(f"{type(sync).__name__} serves no rollout workers: it has no shelf.")
         self._shelf = sync
         before, self._newest = self._newest, await sync.lay_out()
-        if self._newest != before:  # or it lies there again, after a checkpoint on the engines' GPUs
-            for member in self._known.values():
-                self._end_service(member)
+        if self._newest == before:  # after a checkpoint on the engines' GPUs
+            return None
+        for member in self._known.values():
+            self._end_service(member)
         return self._newest
 
     # Orders

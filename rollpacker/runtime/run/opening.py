@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.commands import Command
-from rollpacker.core.errors import ConfigError, PolicyDiverged, RepeatedFailure, WrongSampling
+from rollpacker.core.errors import PolicyDiverged, RepeatedFailure, WrongSampling
 from rollpacker.core.events import Event
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
@@ -360,12 +360,6 @@ def _told_to(event_log: EventLogWriter, watched: OnEvent | None) -> OnEvent:
 
 def _settings(config: RunConfig, workers: Workers, progress: Progress) -> SchedulerSettings:
     fleets, parts = workers.fleets, workers.trainer_parts
-    if config.elastic.is_on and workers.members is None:
-        raise ConfigError(
-            f"elastic.max_workers={config.elastic.max_workers} with backend={config.backend.name}.",
-            "This backend has no rollout workers.",
-            "Set elastic=none.",
-        )
     if config.system.stream and not any(can_stream(config, parts, fleet.gpus) for fleet in fleets.values()):
         progress.note(f"Nothing streams to the trainer: {NOTHING_TO_LEND}.")
     prompts = [*workers.prompts.values()] or [each for of_set in workers.held_out.values() for each in of_set.values()]

@@ -55,7 +55,7 @@ class Progress:
 
     def begin_run(self, title: str, num_steps: int) -> None: ...
 
-    def stage(self, name: str, detail: str = "") -> None:
+    def stage(self, name: str) -> None:
         """Begin a stage, such as `starting Ray` or `rollout`; the last one is over."""
 
     def rollout(self, done: int, needed: int) -> None:
@@ -73,7 +73,7 @@ class Progress:
     def note(self, text: str) -> None:
         """Show a message for the person who follows the run."""
 
-    def end_run(self, summary: str = "") -> None:
+    def end_run(self) -> None:
         """Show that the run is complete."""
 
     def fail(self, error: BaseException) -> None:
@@ -105,8 +105,8 @@ class _ShownProgress(Progress):
     def begin_run(self, title: str, num_steps: int) -> None:
         self._history = RunHistory(title=title, num_steps=num_steps, began_at_s=self._now())
 
-    def stage(self, name: str, detail: str = "") -> None:
-        self._history.enter_stage(name, detail, self._now())
+    def stage(self, name: str) -> None:
+        self._history.enter_stage(name, self._now())
 
     def rollout(self, done: int, needed: int) -> None:
         self._history.rollout = (done, needed)
@@ -120,8 +120,8 @@ class _ShownProgress(Progress):
     def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
         self._history.finish_step(row, domains, self._now())
 
-    def end_run(self, summary: str = "") -> None:
-        self._end(summary or self._history.summary(self._now()), "bold green")
+    def end_run(self) -> None:
+        self._end(self._history.summary(self._now()), "bold green")
 
     def fail(self, error: BaseException) -> None:
         self._end(self._history.describe_failure(error, self._now()), "bold red")
@@ -141,11 +141,11 @@ class PlainProgress(_ShownProgress):
         super().begin_run(title, num_steps)
         self._print(f"{title}: {counted(num_steps, 'step')}" if num_steps else title)
 
-    def stage(self, name: str, detail: str = "") -> None:
-        super().stage(name, detail)
+    def stage(self, name: str) -> None:
+        super().stage(name)
         if not self._history.rewards and name not in self._stages_shown:
             self._stages_shown.add(name)
-            self._print(f"  {name}{f' ({detail})' if detail else ''} ...")
+            self._print(f"  {name} ...")
 
     def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
         if len(self._history.rewards) % HEADER_EVERY_LINES == 0:
@@ -229,8 +229,6 @@ class LiveProgress(_ShownProgress):
         history = self._history
         waited = Text(format_duration(self._now() - history.stage_began_at_s), style="dim")
         name = Text(history.stage or "starting", style="cyan")
-        if history.stage_detail:
-            name.append(f" ({history.stage_detail})", style="dim")
         line = Table.grid(padding=(0, 2), expand=True)
         if history.rollout is None:
             for ratio in (None, 1):
@@ -299,7 +297,6 @@ class RunHistory:
     """Rows of the `domains` table, of the last step."""
     last_finished_at_s: float = 0.0
     stage: str = ""
-    stage_detail: str = ""
     stage_began_at_s: float = 0.0
     rollout: tuple[int, int] | None = None
     """Prompts complete and needed, during a rollout."""
@@ -317,8 +314,8 @@ class RunHistory:
         self.domains = domains
         self.last_finished_at_s = now
 
-    def enter_stage(self, name: str, detail: str, now: float) -> None:
-        self.stage, self.stage_detail, self.stage_began_at_s = name, detail, now
+    def enter_stage(self, name: str, now: float) -> None:
+        self.stage, self.stage_began_at_s = name, now
         self.rollout = None
 
     def reward_average(self, index: int) -> float:

@@ -37,7 +37,7 @@ class ScriptedSides:
     async def give_back(self):
         await self._take_turns("the trainer leaves")
 
-    async def take_back(self, engine_ids, _):
+    async def take_back(self, engine_ids):
         await self._take_turns("engines come")
         return engine_ids[:1]  # the other one is lost meanwhile
 
@@ -54,7 +54,6 @@ async def test_lent_engines_come_back_after_they_have_left_and_the_trainer_has()
         clock=RunClock(),
         under_way=RequestBook,
     )
-    await elastic.publish(object())
     aside.begin_in_turn(sides.lend(), "engines to be lent")
     elastic.carry_out(ReclaimEngines(round=4, engines=ENGINES))
     while aside.is_any:  # noqa: ASYNC110  (both have ended)

@@ -278,7 +278,7 @@ async def test_a_lent_engine_that_died_in_its_sleep_is_replaced_as_soon_as_the_o
         lent.die()
         await turns(20)
         assert bringer.asked == []
-        assert await driver._engines.take_back([lent.engine], weights(0)) == ()
+        assert await driver._engines.take_back([lent.engine]) == ()
         await until(lambda: bringer.asked == [(lent.engine, f"{lent.engine}-r1")])
         await driver.quiesce()
 

@@ -75,7 +75,7 @@ def test_plain_progress_prints_the_start_and_then_one_line_per_step() -> None:
     progress, console, clock = make("plain")
     progress.begin_run("rollpacker in runs/x", 4)
     progress.stage("starting Ray")
-    progress.stage("loading model", "2 engines")
+    progress.stage("loading model")
     for step in range(2):
         progress.stage("rollout")
         progress.rollout(3, 4)
@@ -86,7 +86,7 @@ def test_plain_progress_prints_the_start_and_then_one_line_per_step() -> None:
     assert written(console).splitlines() == [
         "rollpacker in runs/x: 4 steps",
         "  starting Ray ...",
-        "  loading model (2 engines) ...",
+        "  loading model ...",
         "  rollout ...",
         " step round  reward    mean tokens/s  length longest idle queue  time s     left",
         "    1 short   0.000   0.000    1,234      85     412  23%     3    10.0     0:30",
@@ -158,11 +158,11 @@ def test_the_live_screen_shows_stage_batch_steps_and_time_left_in_80_columns() -
     assert "left -:--" in screen(progress)
     for step in range(9):
         progress.step_finished(make_row(step, round_kind="long" if step == 8 else "short"))
-    progress.stage("rollout", "round 9")
+    progress.stage("rollout")
     progress.rollout(11, 16)
     clock.now_s = 65
     shown = screen(progress)
-    for text in ("step 9/40", "elapsed 1:05", "rollout (round 9)", "11/16 prompts", "mean of 8: 0.450", "▁", "█"):
+    for text in ("step 9/40", "elapsed 1:05", "rollout", "11/16 prompts", "mean of 8: 0.450", "▁", "█"):
         assert text in shown
     for column in COLUMNS:
         assert column.name in shown
@@ -179,10 +179,10 @@ def test_the_live_screen_draws_in_place_and_ends_with_the_outcome() -> None:
     progress.note("engine-1 died")
     progress.step_finished(make_row(0))
     clock.now_s = 10
-    progress.end_run("all done")
+    progress.end_run()
     text = written(console)
     assert "note: engine-1 died" in text
-    assert "all done" in text
+    assert "1 step in 0:10" in text
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
 
 
