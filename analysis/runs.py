@@ -295,7 +295,10 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
         if steps.empty:
             problems.append(f"{folder} is left out: no step has finished yet")
             continue
-        runs.append(Run(folder=folder, system=str(steps["system"].iloc[0]), steps=steps))
+        run = Run(folder=folder, system=str(steps["system"].iloc[0]), steps=steps)
+        if not run.config:
+            problems.append(f"{folder} has no {CONFIG_FILE} that can be read: its model, seed and setup are not known")
+        runs.append(run)
     return runs, problems
 
 

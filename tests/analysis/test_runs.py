@@ -154,3 +154,10 @@ def test_a_run_without_evaluations_lacks_nothing(tmp_path):
     [run] = read_runs([tmp_path])[0]
     assert run.evaluations.empty
     assert not run.unread
+
+
+def test_a_run_that_has_lost_its_configuration_is_named(tmp_path):
+    write_run(tmp_path, "verl", [4.0])
+    (tmp_path / "config.yaml").write_text("")
+    [run], said = read_runs([tmp_path])
+    assert said == [f"{run.folder} has no config.yaml that can be read: its model, seed and setup are not known"]
