@@ -11,7 +11,9 @@
 #   --skip-test                 does not run the image's own test
 #
 # The build installs from the registries that this machine's pip is configured for. pip's settings, its certificates and
-# folders of wheels, proxies, and uv's cache, are lent to the build below /mnt, and are not part of the image.
+# folders of wheels, proxies, and uv's cache, are lent to the build below /mnt, and are not part of the image. Apptainer
+# unpacks the image in APPTAINER_TMPDIR (/tmp) and keeps layers in APPTAINER_CACHEDIR (~/.apptainer/cache): set them to
+# folders with tens of GB free; the first one on a local disk.
 set -euo pipefail
 project="$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")"
 readonly project

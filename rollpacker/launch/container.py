@@ -230,13 +230,14 @@ def _image_mistakes(image: Path) -> Iterator[ConfigError]:
         yield ConfigError(
             f"cluster.container.image={image} does not exist.",
             "It is a SIF file or an unpacked image, on a file system that the nodes see; a registry's name is neither.",
-            f"Build it: slurm/build_image.sh {image.name}; or fetch it: apptainer pull FILE docker://...",
+            f"Build it in a checkout of RollPacker: slurm/build_image.sh {image.name}; or fetch it: "
+            "apptainer pull FILE docker://...",
         )
     elif not _is_image(image):
         yield ConfigError(
             f"cluster.container.image={image} is no image.",
             "An image is a SIF file, or a folder that `apptainer build --sandbox` has made.",
-            "Name another one, or build it: slurm/build_image.sh rollpacker.sif",
+            "Name another one, or build it in a checkout of RollPacker: slurm/build_image.sh rollpacker.sif",
         )
     elif not os.access(image, os.R_OK):
         yield ConfigError(

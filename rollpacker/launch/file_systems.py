@@ -17,7 +17,7 @@ from rollpacker.paths import real_path
 _SHARED = frozenset(
     [
         *("9p", "afs", "beegfs", "ceph", "cifs", "daos", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2"),
-        *("orangefs", "panfs", "pvfs2", "quobyte", "smb3", "virtiofs", "weka", "wekafs"),
+        *("dvs", "orangefs", "panfs", "pvfs2", "quobyte", "smb3", "virtiofs", "weka", "wekafs"),
     ]
 )
 _SHARED_BY_FUSE = ("ceph", "daos", "dfuse", "glusterfs", "juicefs", "lustre", "quobyte", "seaweedfs", "sshfs", "weka")

@@ -32,6 +32,7 @@ _SQUEUE_COLUMNS = (
     "JobArrayID:64|,JobID:24|,State:24|,Reason:128|,exit_code:16|,NumNodes:12|,NodeList:2048|,StartTime:24|,"
     "RestartCnt:12|,Partition:64|"
 )
+_NUM_SQUEUE_COLUMNS = _SQUEUE_COLUMNS.count("|")
 _SACCT_COLUMNS = "JobID,JobIDRaw,State,Reason,ExitCode,NNodes,NodeList,Start,End,Partition,Submit"
 
 
@@ -97,7 +98,9 @@ def parse_squeue(text: str) -> Mapping[str, JobState]:
     jobs: dict[str, JobState] = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
-        name, number, state, reason, status, num_nodes, nodes, start, restarts, partition = cells[:10]
+        if len(cells) < _NUM_SQUEUE_COLUMNS:
+            continue  # what a site's own squeue says
+        name, number, state, reason, status, num_nodes, nodes, start, restarts, partition = cells[:_NUM_SQUEUE_COLUMNS]
         is_over = state not in NOT_OVER
         code, killer = _wait_status(status) if is_over else (None, None)
         # The waiting elements of an array share the array's number.

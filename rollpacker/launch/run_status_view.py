@@ -78,6 +78,9 @@ _ENDED_BY = {
 }
 """Ends that Slurm decides on; the run often has no time to record them."""
 
+_NO_LOG_SIGNAL = 53
+"""By which Slurm says that it could not open the output of a job's script; no signal of the kernel's."""
+
 _LEFT_NOTHING = "its job ended without an error, and the run left no status in this folder"
 
 
@@ -198,6 +201,9 @@ class RunStatusView:
 
     def _reason_of_job(self, state: RunState) -> str:
         """What Slurm says of a run that left no reason itself."""
+        if self.job is not None and self.job.exit_signal == _NO_LOG_SIGNAL:
+            folder = self.submission.folder if self.submission is not None else self.run_dir
+            return f"its node could not write its log in {folder}: not seen there, not writable, or full"
         if self.job is not None and self.job.exit_signal:
             return f"its job was killed by signal {self.job.exit_signal}"
         if self.job is not None and self.job.exit_code:

@@ -29,6 +29,15 @@ from rollpacker.metrics.files import write_atomically
 DEADLINE_S = 60.0
 """sbatch answers within a second; a busy controller takes longer."""
 
+_TOO_MANY = re.compile(r"job array|submit limit", re.IGNORECASE)
+"""In what sbatch complains of: too many elements of an array (MaxArraySize), or too many jobs of a user or account."""
+
+_FEWER = {
+    "cluster": "give fewer points at once, and the others when those are over",
+    "elastic.job": "lower elastic.job.num_elements",
+}
+"""What to do then, by the section of the job."""
+
 
 def submit(folder: Path, script: str, calls: Mapping[Path, PointProcess], num_nodes: int) -> list[Submission]:
     """Submit one job per call: several make an array, which the script has to ask for.
@@ -120,10 +129,11 @@ def _sbatch(script: Path, section: str = "cluster") -> str:
             "See `squeue --me` before you launch again.",
         )
     if not outcome.is_success:
+        fewer = f", or {_FEWER[section]}" if _TOO_MANY.search(outcome.complaint) else ""
         raise WorldError(
             f"sbatch refused a job: {outcome.complaint}",
             "Nothing of this job or array was submitted; those before it were.",
-            f"Change what `{section}` asks for; launch again and what was submitted is left alone.",
+            f"Change what `{section}` asks for{fewer}; launch again and what was submitted is left alone.",
         )
     numbers = re.findall(r"^(\d+)(?:;.*)?$", outcome.output, re.MULTILINE)
     if not numbers:

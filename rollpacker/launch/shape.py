@@ -55,7 +55,7 @@ class JobShape:
         sizes = {key: getattr(nodes, key) for key in ("cpus_per_node", "memory_gb_per_node", "constraint", "sbatch")}
         nothing = {"gpus_per_node": 0, "gpu_type": None, "exclusive": False, "environment_nodes": _NO_NODES}
         cluster, section = self.cluster.model_copy(update=own | sizes | nothing), "cluster.environment_nodes"
-        keys = {key: f"{section}.{key}" for key in own | sizes}
+        keys = {**self.keys, **{key: f"{section}.{key}" for key in own | sizes}}
         return JobShape(num_nodes=nodes.num_nodes, cluster=cluster, section=section, keys=keys)
 
 

@@ -15,6 +15,9 @@ from rollpacker.launch.slurm_commands import ask_slurm, failure_of, run_slurm
 DEFAULT_CREDENTIAL_LIFE_S = 120
 """Slurm's default of AuthInfo's cred_expire, which is also how long a requeued job waits at least."""
 
+_DEFAULT_ARRAY_SIZE = 1001
+"""Slurm's default of MaxArraySize."""
+
 _UNAVAILABLE = frozenset({"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "UNKNOWN", "FUTURE"})
 """Node states, or flags of states, in which no job starts there until an administrator acts."""
 
@@ -111,6 +114,16 @@ class Site:
         """Whether a preempted job gets the signal that it asked for (sbatch --signal), and not SIGTERM."""
         ours = self.settings.get("SlurmctldParameters", ""), self.settings.get("PreemptParameters", "")
         return any("send_user_signal" in value for value in ours)
+
+    @property
+    def max_array_size(self) -> int:
+        """How many elements an array may have; 0: there are no arrays."""
+        return int(self.settings.get("MaxArraySize") or _DEFAULT_ARRAY_SIZE)
+
+    @property
+    def chooses_partition(self) -> bool:
+        """Whether a job that names no partition may go to another than the default one."""
+        return bool(self.settings.get("JobSubmitPlugins"))
 
     @property
     def default_partition(self) -> Partition | None:

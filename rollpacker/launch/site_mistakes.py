@@ -16,6 +16,7 @@ from rollpacker.launch.sbatch_script import memory_mb
 from rollpacker.launch.shape import JobShape
 from rollpacker.launch.site import Node, Partition, Site
 
+_SECONDS_PER_MINUTE = 60
 _MOST_LISTED = 20
 """Names in one message."""
 
@@ -42,6 +43,8 @@ def site_mistakes(shape: JobShape, site: Site) -> Iterator[ConfigError]:
 def partitions_of(shape: JobShape, site: Site) -> tuple[Partition, ...]:
     """The partitions of a job, which starts in the first of them that has its nodes free.
 
+    All of them where it names none and the cluster's own program (job_submit) may choose one.
+
     Raises:
         ConfigError: Slurm does not have one of them.
     """
@@ -49,6 +52,8 @@ def partitions_of(shape: JobShape, site: Site) -> tuple[Partition, ...]:
     names = [partition.name for partition in site.partitions]
     listed = f"The partitions are {_listed(names)}."
     if given is None:
+        if site.chooses_partition:
+            return site.partitions
         if site.default_partition is None:
             raise ConfigError(f"{key}=null, and this Slurm has no default partition.", listed, f"Write {key}=...")
         return (site.default_partition,)
@@ -86,6 +91,7 @@ def job_mistakes(shape: JobShape, partitions: Sequence[Partition], site: Site) -
 def _partition_mistakes(shape: JobShape, partition: Partition) -> Iterator[ConfigError]:
     cluster, section, name = shape.cluster, shape.section, partition.name
     longest = partition.max_time_min
+    usual = partition.default_time_min or longest
     if cluster.qos is not None:
         yield from _qos_mistakes(shape, partition, cluster.qos)
         return  # it may lift the partition's limits
@@ -96,6 +102,13 @@ def _partition_mistakes(shape: JobShape, partition: Partition) -> Iterator[Confi
             f"It allows {longest} minutes.",
             f"Set {time_key}={longest} or lower (a job that needs longer is requeued and goes on), or "
             f"choose another {section}.partition.",
+        )
+    if cluster.time_limit_min is None and usual is not None and usual * _SECONDS_PER_MINUTE <= cluster.signal_lead_s:
+        yield ConfigError(
+            f"Partition `{name}` limits a job that names no limit to {counted(usual, 'minute')}, no longer than "
+            f"cluster.signal_lead_s={cluster.signal_lead_s}.",
+            "The job is signalled that long before its limit, so it would be signalled at its start.",
+            f"Set {shape.key('time_limit_min')}, or lower cluster.signal_lead_s.",
         )
     if partition.max_nodes is not None and shape.num_nodes > partition.max_nodes:
         yield ConfigError(

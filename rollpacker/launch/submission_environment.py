@@ -2,15 +2,19 @@
 
 Not of a job or an image in which this process runs, and nothing that the script itself says: sbatch prefers a variable
 (SBATCH_PARTITION) to a line of the script. What the script leaves open stays the user's or the site's, such as
-SBATCH_ACCOUNT.
+SBATCH_ACCOUNT; what of it a cluster is compared with, `as_submitted` adds to a shape.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.launch.sbatch_script import gpus_in_gres
+from rollpacker.launch.shape import JobShape
+from rollpacker.launch.site import parse_minutes
 from rollpacker.runtime.job.allocation import surrounding_images
 
 _CONTAINER_WORDS = ("APPNAME", "BIND", "COMMAND", "CONTAINER", "ENVIRONMENT", "NAME")
@@ -43,6 +47,14 @@ _OPTION_OF = {
 }
 """What variables set, or count in another way, whose names are not those of an option with SBATCH_ in front."""
 
+_VARIABLE_OF = {
+    "partition": "SBATCH_PARTITION",
+    "time_limit_min": "SBATCH_TIMELIMIT",
+    "qos": "SBATCH_QOS",
+    "constraint": "SBATCH_CONSTRAINT",
+}
+"""What sbatch reads in place of a key of `cluster` that is null."""
+
 
 def submission_environment(environment: Mapping[str, str], script: str) -> dict[str, str]:
     """Drop what would change the job that `script` asks for, and what is of a surrounding job or container."""
@@ -56,6 +68,34 @@ def submission_environment(environment: Mapping[str, str], script: str) -> dict[
         if name in _KEPT
         or not (name.startswith("SLURM_") or name in dropped or name in _NEVER or _option(name) in asked)
     }
+
+
+def as_submitted(shape: JobShape, environment: Mapping[str, str]) -> JobShape:
+    """Add what sbatch is told by variables where the script says nothing, under the names of these variables."""
+    given = given_by_variables(shape.cluster, environment)
+    keys = {key: _VARIABLE_OF[key] for key in given}
+    return replace(shape, cluster=shape.cluster.model_copy(update=given), keys={**shape.keys, **keys})
+
+
+def given_by_variables(cluster: ClusterSection, environment: Mapping[str, str]) -> dict[str, str | int]:
+    """The values of keys of `cluster` that are null, and which `submission_environment` leaves to a variable."""
+    given: dict[str, str | int] = {}
+    for key, variable in _VARIABLE_OF.items():
+        nodes = cluster.environment_nodes
+        has_line = getattr(cluster, key) is not None or (nodes.num_nodes and getattr(nodes, key, None) is not None)
+        text = environment.get(variable)
+        value = _minutes(text) if text and key == "time_limit_min" else text
+        if value and not has_line:
+            given[key] = value
+    return given
+
+
+def _minutes(text: str) -> int | None:
+    """A time limit; None where it is none, or no time, which sbatch refuses itself."""
+    try:
+        return parse_minutes(text)
+    except ValueError:
+        return None
 
 
 def _option(variable: str) -> str:

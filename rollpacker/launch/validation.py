@@ -18,7 +18,7 @@ from rollpacker.config.mistakes import collected, raise_mistakes
 from rollpacker.config.multirun import Sweep, mistakes_of_points
 from rollpacker.config.names_in_slurm import OWN_OPTIONS
 from rollpacker.config.schema import RunConfig
-from rollpacker.config.sections.cluster import ClusterSection
+from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError, UserError, WorldError
 from rollpacker.launch.batches import batch_folder, batch_script, batches
 from rollpacker.launch.container import check_container
@@ -30,6 +30,7 @@ from rollpacker.launch.shape import JobShape, job_shape, ray_size, workers_shape
 from rollpacker.launch.site import Site, read_site
 from rollpacker.launch.site_mistakes import site_mistakes
 from rollpacker.launch.slurm_commands import has_slurm, named_cluster
+from rollpacker.launch.submission_environment import as_submitted, given_by_variables
 from rollpacker.runtime.job.allocation import surrounding_images
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.run.preflight import RealRunFacts, ResolvedRun, RunFactsOf
@@ -64,9 +65,11 @@ def validate_sweep(sweep: Sweep, run_facts_of: RunFactsOf) -> tuple[ResolvedRun,
     mistakes.extend(_pattern_mistakes(sweep.folder))
     mistakes.extend(_launch_mistakes(points, site, is_dry_run=settings.dry_run))
     raise_mistakes(mistakes)
+    raise_mistakes(list(_array_mistakes(points, site)))
     for batch in batches(points):
         batch_script(batch, settings, sweep.folder)  # refuses what cannot be bound into a container
-    return tuple(replace(resolved, notes=(*unchecked, *resolved.notes)) for resolved in resolved_runs)
+    notes = (*unchecked, *_notes(points, site, is_dry_run=settings.dry_run))
+    return tuple(replace(resolved, notes=(*notes, *resolved.notes)) for resolved in resolved_runs)
 
 
 class _JobFacts(RealRunFacts):
@@ -115,8 +118,41 @@ def _launch_mistakes(points: Sequence[Point], site: Site | None, *, is_dry_run: 
         )
     yield from _other_cluster_mistakes(os.environ)
     if site is not None or not is_dry_run:
-        yield from _folder_mistakes([point.config for point in points])
+        yield from _folder_mistakes(points)
     yield from _job_mistakes(points, site)
+
+
+def _notes(points: Sequence[Point], site: Site | None, *, is_dry_run: bool) -> Iterator[str]:
+    """Tell what cannot be known before the jobs run."""
+    if site is not None or not is_dry_run:
+        for file_system, run_dir in _file_systems(points).items():
+            if file_system.is_shared is None:
+                yield (
+                    f"run.dir={run_dir} lies on {file_system}, a type that does not say whether every node sees it at "
+                    "the same path, as jobs need: `rollpacker doctor` in a job tries it. If so, "
+                    "cluster.has_shared_files=true says it."
+                )
+    clusters = [point.config.cluster for point in points if point.config.cluster is not None]
+    names = [cluster.partition or given_by_variables(cluster, os.environ).get("partition") for cluster in clusters]
+    if site is not None and site.chooses_partition and None in names:
+        yield (
+            f"cluster.partition=null leaves the choice to Slurm's JobSubmitPlugins={site.settings['JobSubmitPlugins']}:"
+            " it is only known that some partition takes the job."
+        )
+
+
+def _array_mistakes(points: Sequence[Point], site: Site | None) -> Iterator[UserError]:
+    if site is None:
+        return
+    largest = max(1, site.max_array_size)
+    for batch in batches([point for point in points if not point.has_finished]):
+        if len(batch.points) > largest:
+            yield ConfigError(
+                f"{len(batch.points)} points share an array of jobs.",
+                f"This Slurm takes {counted(largest, 'point')} of one shape at once "
+                f"(MaxArraySize={site.max_array_size}).",
+                "Give fewer points at once, and the others when these are submitted.",
+            )
 
 
 def _job_mistakes(points: Sequence[Point], site: Site | None) -> Iterator[UserError]:
@@ -145,15 +181,15 @@ def _job_mistakes(points: Sequence[Point], site: Site | None) -> Iterator[UserEr
         if workers is not None:
             yield from _option_mistakes(workers.cluster.sbatch, workers.section, OWN_OPTIONS_OF_WORKERS)
             yield from _gres_mistakes(workers)
-        yield from _time_mistakes(cluster)
+        yield from _time_mistakes(as_submitted(shape, os.environ))
         yield from check_container(cluster.container, cluster.setup)
         if site is not None:
             try:
-                yield from site_mistakes(job_shape(config), site)
+                yield from site_mistakes(as_submitted(job_shape(config), os.environ), site)
             except ConfigError:
                 continue  # the actors find no room, which the validation of the run reports
             if workers is not None:
-                yield from site_mistakes(workers, site)
+                yield from site_mistakes(as_submitted(workers, os.environ), site)
 
 
 def _other_cluster_mistakes(environment: Mapping[str, str]) -> Iterator[UserError]:
@@ -214,37 +250,41 @@ def _gres_mistakes(shape: JobShape) -> Iterator[UserError]:
     )
 
 
-def _time_mistakes(cluster: ClusterSection) -> Iterator[UserError]:
+def _time_mistakes(shape: JobShape) -> Iterator[UserError]:
+    cluster, key = shape.cluster, shape.key("time_limit_min")
     if cluster.time_limit_min and cluster.time_limit_min * _SECONDS_PER_MINUTE <= cluster.signal_lead_s:
         yield ConfigError(
-            f"cluster.time_limit_min={cluster.time_limit_min} is no longer than cluster.signal_lead_s="
-            f"{cluster.signal_lead_s}.",
+            f"{key}={cluster.time_limit_min} is no longer than cluster.signal_lead_s={cluster.signal_lead_s}.",
             "The job is signalled that long before its limit, so it would be signalled at its start.",
-            "Raise cluster.time_limit_min, or lower cluster.signal_lead_s.",
+            f"Raise {key}, or lower cluster.signal_lead_s.",
         )
 
 
 def _pattern_mistakes(folder: Path) -> Iterator[UserError]:
-    """Report what submitit replaces wherever it stands in the path of a call: scripts and calls would be elsewhere."""
-    if found := re.search(r"%[Aajt]", str(batch_folder(folder))):
+    """Report what submitit replaces in the path of a call, or sbatch in that of a log: they would be elsewhere."""
+    if found := re.search(r"%[Aajt]|\\", str(batch_folder(folder))):
         yield ConfigError(
             f"The path of {folder.resolve()} has {found[0]} in it.",
-            "%A, %a, %j and %t stand for numbers of a job there, and its ranks would not find their scripts.",
+            "%A, %a, %j and %t stand for numbers of a job there, and \\ keeps Slurm from replacing any: its ranks "
+            "would not find their scripts, or the folder of their logs.",
             "Choose a run.dir without it.",
         )
 
 
-def _folder_mistakes(configs: Sequence[RunConfig]) -> Iterator[UserError]:
-    """Report each file system that is not shared once."""
-    seen: set[FileSystem] = set()
-    for config in configs:
-        if config.cluster is None or config.cluster.has_shared_files:
-            continue
-        file_system = file_system_of(config.run.dir)
-        if not file_system.is_shared and file_system not in seen:
-            seen.add(file_system)
+def _file_systems(points: Sequence[Point]) -> dict[FileSystem, Path]:
+    """Where the runs of jobs write, each with the first run.dir there; none of those that are said to be shared."""
+    found: dict[FileSystem, Path] = {}
+    for config in (point.config for point in points):
+        if config.cluster is not None and not config.cluster.has_shared_files:
+            found.setdefault(file_system_of(config.run.dir), config.run.dir)
+    return found
+
+
+def _folder_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
+    for file_system, run_dir in _file_systems(points).items():
+        if file_system.is_shared is False:
             yield ConfigError(
-                f"run.dir={config.run.dir} lies on {file_system}, which other machines probably do not see.",
+                f"run.dir={run_dir} lies on {file_system}, which other machines probably do not see.",
                 "Every node of a job writes and reads there, and so does the next attempt on other nodes.",
                 "Choose a run.dir on the cluster's shared file system. If all nodes do see this one, at the same path, "
                 "set cluster.has_shared_files=true",

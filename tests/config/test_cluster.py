@@ -33,3 +33,13 @@ def test_inside_an_image_a_variable_may_have_any_name_that_env_takes() -> None:
 def test_inside_an_image_a_name_that_env_would_read_otherwise_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match=f"cluster.container.environment names no variable by '{name}'"):
         ContainerSection(environment={name: "x"})
+
+
+@pytest.mark.parametrize(("lead_s", "is_legal"), [(65535, True), (65536, False)])
+def test_a_signals_lead_is_one_that_sbatch_takes(lead_s: int, is_legal: bool) -> None:
+    words = [*MODELLED, f"cluster.signal_lead_s={lead_s}"]
+    if is_legal:
+        compose(words)
+    else:
+        with pytest.raises(ConfigError, match=r"cluster\.signal_lead_s"):
+            compose(words)

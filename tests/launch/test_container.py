@@ -156,8 +156,8 @@ def test_no_image_is_no_mistake() -> None:
 @pytest.mark.parametrize(
     ("content", "problem", "remedy"),
     [
-        (None, "does not exist", "slurm/build_image.sh image.sif"),
-        (b"", "is no image", "slurm/build_image.sh"),
+        (None, "does not exist", "in a checkout of RollPacker: slurm/build_image.sh image.sif"),
+        (b"", "is no image", "in a checkout of RollPacker: slurm/build_image.sh"),
         (b"hsqs" + bytes(100), "is no image", "slurm/build_image.sh"),
         ("a folder", "is no image", "slurm/build_image.sh"),
     ],

@@ -178,7 +178,7 @@ def test_only_a_real_run_that_may_take_workers_submits_and_looks_for_some(
 
 
 @pytest.mark.parametrize(
-    ("name", "is_legal"), [("%j", False), ("a%t", False), ("%A", False), ("x%a", False), ("a%b", True)]
+    ("name", "is_legal"), [("%j", False), ("a%t", False), ("%A", False), ("x%a", False), ("\\b", False), ("a%b", True)]
 )
 def test_a_folder_that_would_be_another_one_in_the_job_is_refused(
     name: str, is_legal: bool, here: Path, capsys: pytest.CaptureFixture[str]
@@ -186,7 +186,7 @@ def test_a_folder_that_would_be_another_one_in_the_job_is_refused(
     words = ["model=qwen2.5-7b", "hydra.launcher.dry_run=true", f"run.dir={name}/${{system.name}}"]
     assert main(["train", "-m", *replaced(E2E, words)]) == (0 if is_legal else 2)
     told = " ".join(capsys.readouterr().err.split())
-    assert (f"The path of {here}/{name} has {name[-2:]} in it." in told) != is_legal
+    assert (f"The path of {here}/{name} has " in told) != is_legal
 
 
 def test_a_cluster_that_only_sbatch_is_told_of_is_refused(

@@ -36,7 +36,14 @@ def test_a_path_lies_on_the_deepest_mount_above_it_and_the_latest_of_these(
 
 @pytest.mark.parametrize(
     ("kind", "is_shared"),
-    [("fuse.glusterfs", True), ("fuse.squashfuse_ll", None), ("overlay", None), ("gpfs", True), ("xfs", False)],
+    [
+        ("fuse.glusterfs", True),
+        ("fuse.squashfuse_ll", None),
+        ("overlay", None),
+        ("gpfs", True),
+        ("dvs", True),
+        ("xfs", False),
+    ],
 )
 def test_a_type_that_does_not_tell_is_neither_shared_nor_local(kind: str, is_shared: bool | None) -> None:
     assert FileSystem(kind=kind, mount_point="/").is_shared is is_shared

@@ -221,3 +221,8 @@ def test_nothing_is_asked_about_no_jobs(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
 
     assert job_states([]) == ({}, "")
+
+
+def test_what_a_sites_own_squeue_says_beside_its_rows_is_no_job() -> None:
+    banner = "** maintenance tomorrow **\n\n| see | the | web |\n"
+    assert list(parse_squeue(f"{banner}{_squeue_row('7', '7', 'RUNNING')}\n")) == ["7"]

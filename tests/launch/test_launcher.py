@@ -53,7 +53,7 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = folder / "sbatch"
     program.write_text(
         "#!/bin/bash\n"
-        'if [[ -e refuse ]]; then echo "sbatch: error: invalid account" >&2; exit 1; fi\n'
+        'if [[ -e refuse ]]; then echo "sbatch: error: $(<refuse)" >&2; exit 1; fi\n'
         'if [[ $(<"$2") == *dependency=after* && -e refuse-workers ]]; then echo "invalid qos" >&2; exit 1; fi\n'
         'echo x >>calls; read -r -d "" all <calls; lines=(${all}); echo "${#lines[@]};cluster"\n'
     )
@@ -97,10 +97,18 @@ def test_every_element_of_an_array_has_its_own_call(sbatch: Path) -> None:
 
 
 def test_what_sbatch_refuses_leaves_nothing_but_what_was_submitted_before(sbatch: Path) -> None:
-    Path("refuse").touch()
-    with pytest.raises(WorldError, match="invalid account"):
+    Path("refuse").write_text("invalid account")
+    with pytest.raises(WorldError, match="invalid account") as error:
         _launch("run.seed=0")
     assert sorted(path.name for path in Path("sweep").rglob("*")) == [".submitit", "launch.lock"]
+    assert error.value.remedy.startswith("Change what `cluster` asks for; launch again")
+
+
+@pytest.mark.parametrize("complaint", ["Invalid job array specification", "Job violates policy (job submit limit)"])
+def test_of_too_many_jobs_fewer_are_to_be_submitted(complaint: str, sbatch: Path) -> None:
+    Path("refuse").write_text(complaint)
+    with pytest.raises(WorldError, match="or give fewer points at once"):
+        _launch("run.seed=0,1")
 
 
 def _put_in_queue(job: str, sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> None:

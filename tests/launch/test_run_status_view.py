@@ -145,3 +145,9 @@ def test_the_time_of_an_attempt_ends_with_it() -> None:
     assert a_run(job=a_job("FAILED", end_time=NOW - 100)).started_and_ended(NOW) == (BEGAN_AT, NOW - 100)
     assert a_run(job=a_job("FAILED")).started_and_ended(NOW) is None, "Slurm without accounting does not tell"
     assert a_run(job=a_job("PENDING", start_time=NOW + 60)).started_and_ended(NOW) is None
+
+
+def test_a_job_whose_log_could_not_be_opened_names_the_folder_of_its_log() -> None:
+    job = a_job("FAILED", exit_code=0, exit_signal=53)
+    reason = a_run(submission=a_submission(), job=job).reason
+    assert reason == "its node could not write its log in submitted: not seen there, not writable, or full"

@@ -183,6 +183,29 @@ def test_a_slurm_without_a_default_partition_wants_one_named() -> None:
     assert "no default partition" in told
 
 
+def test_where_a_program_of_the_cluster_may_choose_the_partition_one_of_all_takes_the_job() -> None:
+    chosen = replace(SITE, settings={"JobSubmitPlugins": "lua"})
+    without_default = tuple(replace(partition, is_default=False) for partition in SITE.partitions)
+    cpu_first = tuple(replace(partition, is_default=partition.name == "cpu") for partition in SITE.partitions)
+    for partitions in (without_default, cpu_first):
+        assert _told("cluster.gpus_per_node=8", site=replace(chosen, partitions=partitions)) == []
+    assert len(_told("cluster.gpus_per_node=9", site=chosen)) == 2
+    (told,) = _told("cluster.gpus_per_node=8", "cluster.partition=cpu", site=chosen)
+    assert "partition `cpu`" in told
+
+
+@pytest.mark.parametrize(("default", "longest"), [(2, 60), (None, 2)])
+def test_the_usual_limit_of_a_partition_is_longer_than_the_lead_of_its_signal(
+    default: int | None, longest: int
+) -> None:
+    short = replace(SITE, partitions=(replace(GPU, default_time_min=default, max_time_min=longest),))
+    (told,) = _told(site=short)
+    assert "Partition `gpu` limits a job that names no limit to 2 minutes" in told
+    assert _told("cluster.signal_lead_s=119", site=short) == []
+    if default is not None:
+        assert _told("cluster.time_limit_min=60", site=short) == []
+
+
 ENVIRONMENTS = (
     *("backend=ray", "model.path=m", "data.path=p", "environment=gym", "environment.env=e.py:E"),
     *(

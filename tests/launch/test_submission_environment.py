@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from rollpacker.launch.submission_environment import submission_environment
+from rollpacker.config.compose import compose
+from rollpacker.launch.shape import job_shape
+from rollpacker.launch.submission_environment import as_submitted, submission_environment
 
 
 @pytest.mark.parametrize("script", ["#SBATCH --nodes=1\n", "#SBATCH --gpus-per-node=2\n", "#SBATCH --gres=gpu:2\n"])
@@ -23,3 +25,33 @@ def test_a_login_to_slurm_by_variables_reaches_sbatch_and_no_other_job_does() ->
     login = dict.fromkeys(("SLURM_JWT", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS"), "x")
 
     assert submission_environment({**login, "SLURM_JOB_ID": "7"}, "#SBATCH --nodes=1\n") == login
+
+
+SHELL = {"SBATCH_PARTITION": "short", "SBATCH_TIMELIMIT": "1:30:00", "SBATCH_QOS": "tail", "SBATCH_CONSTRAINT": "ib"}
+
+
+def test_what_variables_say_of_a_job_stands_in_its_shape_under_their_names() -> None:
+    shape = as_submitted(job_shape(compose(["backend=sim", "model=qwen2.5-7b", "cluster=slurm"])), SHELL)
+    cluster = shape.cluster
+    asked = (cluster.partition, cluster.time_limit_min, cluster.qos, cluster.constraint)
+    assert asked == ("short", 90, "tail", "ib")
+    assert shape.key("partition") == "SBATCH_PARTITION"
+    assert shape.key("time_limit_min") == "SBATCH_TIMELIMIT"
+
+
+@pytest.mark.parametrize("text", ["UNLIMITED", "0", "soon", ""])
+def test_a_variable_with_no_time_limit_sets_none(text: str) -> None:
+    shape = job_shape(compose(["backend=sim", "model=qwen2.5-7b", "cluster=slurm"]))
+    assert as_submitted(shape, {"SBATCH_TIMELIMIT": text}).cluster.time_limit_min is None
+
+
+def test_keys_come_before_variables_also_where_only_nodes_of_environments_have_them() -> None:
+    words = [
+        *("backend=ray", "model.path=m", "data.path=p", "environment=gym", "environment.env=e.py:E", "cluster=slurm"),
+        *("reward=environment", "reward.function=null", "cluster.environment_nodes.num_nodes=1"),
+        *("cluster.environment_nodes.partition=cpu", "cluster.time_limit_min=20"),
+    ]
+    shape = as_submitted(job_shape(compose(words)), SHELL)
+    assert (shape.cluster.partition, shape.cluster.time_limit_min, shape.cluster.qos) == (None, 20, "tail")
+    assert shape.beside is not None
+    assert (shape.beside.cluster.qos, shape.beside.key("qos")) == ("tail", "SBATCH_QOS")

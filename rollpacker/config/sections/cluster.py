@@ -97,9 +97,9 @@ class ClusterSection(Section):
     memory_gb_per_node: Number | None = Field(None, ge=0)
     """10^9 bytes; 0 asks for all of a node's memory, null leaves it to Slurm's default."""
     time_limit_min: Count | None = Field(None, ge=1)
-    """Of one attempt; null leaves it to the partition's default."""
+    """Of one attempt; null leaves it to SBATCH_TIMELIMIT, or the partition's default."""
     partition: str | None = None
-    """Where the job queues; null leaves it to Slurm's default."""
+    """Where the job queues; null leaves it to SBATCH_PARTITION, or Slurm's default."""
     account: str | None = None
     """The account that is charged; null leaves it to Slurm's default."""
     qos: str | None = None
@@ -128,8 +128,9 @@ class ClusterSection(Section):
     signal: Literal["URG", "USR2", "TERM"] = "URG"
     """What Slurm sends to every process of a job before the time limit and, where it is set up so, at preemption. USR2
     and TERM end Ray and images that are mounted without root (squashfuse) unless they are shielded; URG does not. Where
-    preemption always sends TERM, use an unpacked image, which needs no mount: slurm/build_image.sh FOLDER."""
-    signal_lead_s: Count = Field(120, ge=1)
+    preemption always sends TERM, use an unpacked image, which needs no mount; in a checkout of RollPacker:
+    slurm/build_image.sh FOLDER."""
+    signal_lead_s: Count = Field(120, ge=1, le=65535)
     """How long before the time limit; Slurm may be a minute early."""
     max_attempts_without_progress: Count = Field(2, ge=1)
     """The job is not requeued again after so many attempts in a row without a new checkpoint."""

@@ -43,6 +43,7 @@ from rollpacker.launch.doctor.worker_partition import check_workers
 from rollpacker.launch.shape import workers_shape
 from rollpacker.launch.site import read_site
 from rollpacker.launch.slurm_commands import has_slurm
+from rollpacker.launch.submission_environment import given_by_variables
 from rollpacker.runtime.run.folder_checks import check_run_dir
 
 
@@ -77,11 +78,14 @@ def check_place(environment: Mapping[str, str], *, has_cluster: bool) -> Finding
 
 
 def _cluster_of(config: RunConfig, environment: Mapping[str, str]) -> ClusterSection | None:
-    """The section `cluster`; in a job, with the partition of the job."""
-    partition = environment.get("SLURM_JOB_PARTITION")
-    if config.cluster is None or config.cluster.partition is not None or partition is None:
-        return config.cluster
-    return config.cluster.model_copy(update={"partition": partition})
+    """The section `cluster` with what variables say where it is null; in a job, with the partition of the job."""
+    cluster, partition = config.cluster, environment.get("SLURM_JOB_PARTITION")
+    if cluster is None:
+        return None
+    given = given_by_variables(cluster, environment)
+    if cluster.partition is None and partition is not None:
+        given["partition"] = partition
+    return cluster.model_copy(update=given)
 
 
 def _check_slurm(

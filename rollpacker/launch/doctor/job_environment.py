@@ -61,7 +61,7 @@ def check_software(software: Software, *, must_be_shared: bool) -> Iterator[Find
     missing = [name for name, version in software.versions.items() if version is None]
     versions = ", ".join(f"{name} {version}" for name, version in software.versions.items() if version)
     text = f"{software.python_version}, {versions}"
-    install = "Install RollPacker again: pip install rollpacker"
+    install = "Install RollPacker again: pip install . in a checkout of it"
     yield probe("python", text, (bool(missing), "problem", f"{text}; without {', '.join(missing)}", install))
     for name, (path, file_system) in software.places.items() if must_be_shared else ():
         sees = "the nodes may not see" if file_system.is_shared is None else "only this machine sees"
@@ -169,7 +169,8 @@ def check_trial(section: ContainerSection, trial: ImageTrial) -> Finding:
     if trial.version:
         return fine("runtime", f"{section.runtime} runs {section.image} with RollPacker {trial.version}")
     if "rollpacker" in trial.complaint and "ModuleNotFound" in trial.complaint:
-        remedy = "Build the image again (slurm/build_image.sh), or set cluster.container.python to its interpreter."
+        build = "Build the image again, in a checkout of RollPacker (slurm/build_image.sh)"
+        remedy = f"{build}, or set cluster.container.python to its interpreter."
     elif not trial.has_user_namespaces:
         remedy = "This kernel refuses user namespaces (user.max_user_namespaces): ask for a setuid installation."
     elif not trial.can_mount and section.image is not None and section.image.is_file():

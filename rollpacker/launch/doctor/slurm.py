@@ -71,8 +71,8 @@ def check_site(site: Site) -> Iterator[Finding]:
     ends = "Slurm ends every process of a job (cgroup)"
     yield probe("processes", ends, (kind != "cgroup", "warning", misses, detach))
 
-    largest = int(site.settings.get("MaxArraySize") or 0)
-    points = f"of up to {largest - 1} points (MaxArraySize={largest})"
+    largest = site.max_array_size
+    points = f"of up to {largest} points (MaxArraySize)"
     one_by_one = "A sweep of several points needs them: run its points one by one."
     yield probe("arrays", points, (largest <= 1, "warning", "are not allowed (MaxArraySize)", one_by_one))
 

@@ -54,7 +54,7 @@ def _check_array(
     site: Site, partitions: Sequence[Partition], job: ElasticJobSection, max_workers: int, qos: str | None
 ) -> Finding:
     """Check whether one of the partitions takes the array, and starts its elements."""
-    elements, largest = job.num_elements or 4 * max_workers, int(site.settings.get("MaxArraySize") or 0)
+    elements, largest = job.num_elements or 4 * max_workers, site.max_array_size
     service, starts_jobs = service_of(site, partitions)
     text = f"{service}; {elements} elements"
     names = ", ".join(partition.name for partition in partitions)

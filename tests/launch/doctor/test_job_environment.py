@@ -58,6 +58,12 @@ def test_python_has_to_be_whole_and_where_the_nodes_find_it(
     assert found.remedy
 
 
+def test_a_python_without_a_library_is_told_where_rollpacker_is_installed_from() -> None:
+    found = next(check_software(replace(SOFTWARE, versions={"ray": None}), must_be_shared=False))
+
+    assert found.remedy == "Install RollPacker again: pip install . in a checkout of it"
+
+
 def test_this_python_is_whole() -> None:
     assert [finding.level for finding in check_software(gather_software(), must_be_shared=False)] == ["ok"]
     assert {finding.level for finding in check_software(SOFTWARE, must_be_shared=True)} == {"ok"}
@@ -141,7 +147,7 @@ def test_an_image_that_is_missing_or_fails_is_a_problem(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("trial", "remedy"),
     [
-        ({"complaint": "ModuleNotFoundError: No module named 'rollpacker'"}, "Build the image again"),
+        ({"complaint": "ModuleNotFoundError: No module named 'rollpacker'"}, "again, in a checkout of RollPacker"),
         ({"has_user_namespaces": False}, "user.max_user_namespaces"),
         ({"can_mount": False}, "build --sandbox"),
         ({}, "Try it by hand: apptainer exec"),

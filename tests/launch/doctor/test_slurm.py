@@ -162,3 +162,9 @@ def test_a_requeued_job_waits_as_long_as_its_credential_lives() -> None:
 
     assert "a requeued job waits for at least 300 s (cred_expire)" in texts
     assert _levels(_site(), _cluster(requeue=False))["requeue"] == "ok"
+
+
+def test_an_array_has_as_many_points_as_slurm_allows_elements() -> None:
+    texts = [finding.text for finding in check_slurm(_site(MaxArraySize="1001"), _cluster(), {})]
+
+    assert "of up to 1001 points (MaxArraySize)" in texts

@@ -1,0 +1,96 @@
+"""What is said of a sweep before it is submitted to a Slurm that answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollpacker.cli.main import main
+from rollpacker.config.words import replaced
+from rollpacker.launch import validation
+from rollpacker.launch.file_systems import FileSystem
+from tests.launch.commands import install_command
+
+WORDS = [
+    *("backend=sim", "model=qwen2.5-7b", "cluster=slurm", "hydra/launcher=slurm", "run.dir=sweep/${run.seed}"),
+    *("run.seed=0,1,2", "cluster.has_shared_files=true"),
+]
+PARTITION = "PartitionName={} Default={} State=UP MaxTime={} Nodes=n1 MaxNodes=UNLIMITED AllowQos=ALL"
+NODE = "NodeName=n1 CPUTot=64 RealMemory=256000 State=IDLE Partitions=main,short"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory on a cluster whose partitions are main, the default, and short."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("SBATCH_PARTITION", "SBATCH_TIMELIMIT", "SLURM_CLUSTERS"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("sbatch", "squeue"):
+        install_command(tmp_path, name, "exit 1", monkeypatch)
+    _set_up(monkeypatch)
+    return tmp_path
+
+
+def _set_up(monkeypatch: pytest.MonkeyPatch, *settings: str, default: str = "YES") -> None:
+    """Have scontrol tell of a cluster with these settings."""
+    partitions = "\n".join(
+        [PARTITION.format("main", default, "UNLIMITED"), PARTITION.format("short", "NO", "00:05:00")]
+    )
+    config = "\n".join(["ClusterName = test", *settings])
+    script = f"case $* in *config) echo '{config}';; *partition*) echo '{partitions}';; *) echo '{NODE}';; esac"
+    install_command(Path.cwd(), "scontrol", script, monkeypatch)
+
+
+def _check(*words: str) -> int:
+    return main(["check", "-m", *replaced(WORDS, words)])
+
+
+def test_a_partition_and_a_limit_that_variables_name_are_compared_with_the_cluster(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _check("cluster.time_limit_min=10") == 0
+    monkeypatch.setenv("SBATCH_PARTITION", "short")
+    assert _check("cluster.time_limit_min=10") == 2
+    assert "cluster.time_limit_min=10 is more than partition `short` allows." in capsys.readouterr().err
+    _set_up(monkeypatch, default="NO")
+    assert _check("cluster.time_limit_min=5") == 0
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "1")
+    assert _check() == 2
+    assert "SBATCH_TIMELIMIT=1 is no longer than cluster.signal_lead_s=120." in capsys.readouterr().err
+
+
+def test_a_partition_that_slurm_will_choose_is_noted(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _set_up(monkeypatch, "JobSubmitPlugins = lua", default="NO")
+    assert _check() == 0
+    assert "cluster.partition=null leaves the choice to Slurm's JobSubmitPlugins=lua" in _words(capsys)
+    assert _check("cluster.partition=main") == 0
+    assert "JobSubmitPlugins" not in _words(capsys)
+    monkeypatch.setenv("SBATCH_PARTITION", "main")
+    assert _check() == 0
+    assert "JobSubmitPlugins" not in _words(capsys)
+
+
+def _words(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    return " ".join((captured.out + captured.err).split())
+
+
+@pytest.mark.parametrize(("largest", "is_enough"), [(0, False), (2, False), (3, True)])
+def test_a_sweep_that_is_larger_than_an_array_of_slurms_is_refused(
+    largest: int, is_enough: bool, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _set_up(monkeypatch, f"MaxArraySize = {largest}")
+    assert _check() == (0 if is_enough else 2)
+    assert ("3 points share an array of jobs." in capsys.readouterr().err) != is_enough
+
+
+@pytest.mark.parametrize(("kind", "code"), [("ext4", 2), ("overlay", 0), ("nfs4", 0)])
+def test_a_folder_is_refused_only_where_its_file_system_is_known_not_to_be_shared(
+    kind: str, code: int, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(validation, "file_system_of", lambda _: FileSystem(kind=kind, mount_point="/x"))
+    assert _check("cluster.has_shared_files=false") == code
+    assert (f"run.dir=sweep/0 lies on {kind} at /x" in _words(capsys)) == (kind != "nfs4")
