@@ -160,6 +160,8 @@ def _run_and_words(others: Sequence[str]) -> tuple[Path | None, list[str]]:
             "It evaluates one run, or one model.",
             "For example: rollpacker evaluate runs/x, or rollpacker evaluate model.path=DIR evaluation.path=FILE",
         )
+    if not (runs or {*map(key_of, words)} & {*_BRING_SETS}):
+        raise ConfigError("No held-out prompts are named.", "A model is scored on them.", "Add evaluation.path=FILE.")
     return (Path(runs[0]) if runs else None), words
 
 

@@ -108,6 +108,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["runs/x", "at=5", SET], "whose checkpoint was kept: 4, 6"),
         ([*MODEL, SET, "at=5"], "at=5 without a run"),
         (["runs/x"], "runs/x has no held-out prompts"),
+        ([*MODEL], "No held-out prompts are named. A model is scored on them. Add evaluation.path=FILE."),
         (["runs/x"], "Add evaluation.path=FILE"),
         (["runs/x", "evaluation={num_samples: 4}"], "Name held-out files in evaluation.path"),
         (

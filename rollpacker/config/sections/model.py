@@ -64,8 +64,9 @@ class ModelSection(Section):
     """What tables and figures call it; null: they call it by its directory."""
     path: Path | None
     """A directory in Hugging Face format, with its tokenizer; or the name of a model on the Hub, such as
-    Qwen/Qwen2.5-7B-Instruct or NAME@REVISION, which is read from the local cache. A run records the commit, and resumes
-    with it. null in a modelled run that has a shape instead, such as that of model=qwen2.5-7b."""
+    Qwen/Qwen2.5-7B-Instruct or NAME@REVISION, which `train` downloads where the local cache lacks it (model.download).
+    A run records the commit, and resumes with it. null in a modelled run that has a shape instead, such as that of
+    model=qwen2.5-7b."""
     download: Annotated[Literal["never", "auto"], NOT_IN_FINGERPRINT] = "auto"
     """For a model by name that the cache lacks: `train` downloads it before it starts, but never in a Slurm job; or it
     is a mistake."""
