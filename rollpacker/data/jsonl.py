@@ -55,8 +55,8 @@ _MAX_SHOWN_CHARS = 60
 _MOST_LISTED = 20
 """Names of fields in a message; published data sets have some ten."""
 _USUAL_NAMES = {
-    "prompt": ("question", "problem", "instruction", "query"),
-    "ground_truth": ("answer", "solution", "final_answer", "expected_answer"),
+    "prompt": ("question", "problem", "instruction", "query", "input"),
+    "ground_truth": ("answer", "solution", "final_answer", "expected_answer", "label"),
 }
 """What published data sets call our fields, the likeliest first."""
 _REFERENCES = ("ground_truth", "test_cases", "rubric", "reference_answer")
@@ -209,15 +209,15 @@ class JsonLine:
         """One of these fields, and what the line calls it by its name and its value; None where nothing is like it."""
         given = {name.lower(): name for name in self.fields}
         for name in names:
-            if usual := [given[each] for each in _USUAL_NAMES.get(name, ()) if each in given]:
-                return name, usual[0]
+            if usual := usual_column(name, given):
+                return name, given[usual]
         if misspelt := self.misspelt(names, similarity=0.6):
             return misspelt[1], misspelt[0]
         known = {*PROMPT_FIELDS, *self.made, *(given.get(name) for name in _USUAL_NAMES["ground_truth"])}
         others = {name: value for name, value in self.fields.items() if name not in known}
         if "prompt" in names:
             for name, value in others.items():
-                if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+                if isinstance(value, list) and value and all(_is_message(each) for each in value):
                     return "messages", name
             texts = [name for name, value in others.items() if isinstance(value, str) and value]
             return "prompt", texts[0] if len(texts) == 1 else None
@@ -262,6 +262,15 @@ def _in_yaml(value: object) -> str:
 
 def _either(names: Sequence[str]) -> str:
     return " or ".join(f"`{name}`" for name in names)
+
+
+def usual_column(name: str, columns: Collection[str]) -> str | None:
+    """What published data sets call one of our fields, of these columns; None where they call it so in none."""
+    return next((each for each in _USUAL_NAMES.get(name, ()) if each in columns), None)
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and {"role", "content"} <= value.keys()
 
 
 def _listed(names: Collection[str]) -> str:

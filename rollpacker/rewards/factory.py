@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from rollpacker.config.entry_names import word_below
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain
-from rollpacker.data.jsonl import shown
+from rollpacker.data.jsonl import shown, usual_column
 from rollpacker.data.test_cases import load_test_cases
 from rollpacker.protocols.references import AnswerReference, CallCase, CodeReference, JudgeReference, StdinCase
 from rollpacker.rewards import math_truths, walk
 from rollpacker.rewards.remote import UrlRewardWorker
 from rollpacker.rewards.routing import RoutingRewardWorker, SummingRewardWorker
 from rollpacker.rewards.sandbox.values import encode
-from rollpacker.rewards.worker import WHERE_ANSWERS_ARE, InPlaceRewardWorker, KillableRewardWorker
+from rollpacker.rewards.worker import InPlaceRewardWorker, KillableRewardWorker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,6 +71,15 @@ def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
             _check_reference(section, each.check.kind, prompt)
 
 
+def where_answers_are(prompt: Prompt) -> str:
+    """What to do where prompts have no `ground_truth`, in words."""
+    column = usual_column("ground_truth", prompt.row) or "COLUMN"
+    return (
+        f"name the column that has it ('data.columns={{ground_truth:{column}}}'; for held-out prompts "
+        f"`columns: {{ground_truth: {column}}}` in the entry of their file in evaluation.path)"
+    )
+
+
 def _check_reference(section: RewardSection, name: CheckKind, prompt: Prompt) -> None:
     usable, in_words = _USABLE[name]
     allowed, reference = f"Allowed with {name}: {in_words}", prompt.reference
@@ -79,7 +88,7 @@ def _check_reference(section: RewardSection, name: CheckKind, prompt: Prompt) ->
             f"{prompt.line}: the prompt {prompt.key!r} has nothing that the reward of its domain `{prompt.domain}`, "
             f"{name}, could score a response by",
             allowed,
-            f"Fill it in, {WHERE_ANSWERS_ARE}, or leave out the prompt",
+            f"Fill it in, {where_answers_are(prompt)}, or leave out the prompt",
         )
     if isinstance(reference, AnswerReference) and (problem := _problem(name, reference.text)):
         raise DataError(

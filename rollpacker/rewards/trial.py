@@ -11,6 +11,7 @@ from rollpacker.config.mistakes import collected, raise_mistakes
 from rollpacker.core.errors import ConfigError, DataError, UserError
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.protocols.reward import ScoringRequest
+from rollpacker.rewards.factory import where_answers_are
 from rollpacker.rewards.functions import PARAMETERS
 from rollpacker.rewards.remote import ServerUnreachable, ask
 from rollpacker.rewards.scores import TIMEOUT
@@ -18,7 +19,6 @@ from rollpacker.rewards.supervisor_process import SupervisorProcess
 from rollpacker.rewards.worker import (
     SCORING_PROCESS,
     SUPERVISOR_GRACE_S,
-    WHERE_ANSWERS_ARE,
     arguments_of,
     ground_truth_of,
 )
@@ -133,7 +133,7 @@ def _refuse_without_answers(check: Check, prompts: Sequence[Prompt]) -> None:
         f"{first.line}: neither the prompt {first.key!r} nor any other that {check.key}={check} scores has a "
         "`ground_truth`, which that function takes",
         f"Other fields of this line: {others}",
-        f"Give the parameter a default, or {WHERE_ANSWERS_ARE}",
+        f"Give the parameter a default, or {where_answers_are(first)}",
     )
 
 

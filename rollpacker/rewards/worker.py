@@ -201,13 +201,6 @@ def arguments_of(request: ScoringRequest) -> dict[str, Any]:
     }
 
 
-WHERE_ANSWERS_ARE = (
-    "name the column that has it ('data.columns={ground_truth:COLUMN}'; for held-out prompts "
-    "`columns: {ground_truth: COLUMN}` in the entry of their file in evaluation.path)"
-)
-"""What to do where prompts have no `ground_truth`, in words."""
-
-
 def ground_truth_of(reference: Reference) -> str:
     """The answer to compare with; empty where the line has none."""
     match reference:

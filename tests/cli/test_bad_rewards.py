@@ -198,7 +198,7 @@ def test_a_function_that_takes_answers_is_refused_where_no_prompt_has_one(
     assert "q.jsonl, line 1: neither the prompt" in message
     assert "that reward.function=mine.py:score scores has a `ground_truth`, which that function takes" in message
     assert "Other fields of this line: `answer`" in message
-    assert "name the column that has it ('data.columns={ground_truth:COLUMN}'" in message
+    assert "name the column that has it ('data.columns={ground_truth:answer}'" in message
 
 
 def test_a_function_with_a_default_takes_prompts_without_answers(

@@ -253,6 +253,17 @@ def test_check_reads_several_files_and_says_who_judges_each_domain(
     assert "(longer ones lose their beginning)" in text
 
 
+def test_check_says_what_ends_before_its_epochs_and_that_wandb_uploads_nothing_by_itself(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["check", *RUN, "rollout.num_prompts=10", "run.num_epochs=3", "tracker.wandb=true"]
+    said = "run.num_epochs=3 would take about 12 steps: the run ends before, at run.num_steps=11."
+    text = run([*words, "run.num_steps=11"], capsys)
+    assert said in text
+    assert "also to wandb (offline: `wandb sync` uploads it)" in text
+    assert "the run ends before" not in run([*words, "run.num_steps=12"], capsys)
+
+
 def test_check_says_where_a_resumed_run_goes_on(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step in (10, 20):
         write_checkpoint(workdir / "run", RUN, step)

@@ -99,6 +99,7 @@ def test_a_column_is_suggested_beside_those_that_are_named(tmp_path):
         ({"source": "aime", "text": "2 + 2", "answer": "4"}, "{prompt:COLUMN,ground_truth:answer}"),
         ({"task_id": "t1", "Problem": "2 + 2"}, "{prompt:Problem}"),
         ({"solution": [{"step": 1}], "task": "2 + 2"}, "{prompt:task,ground_truth:solution}"),
+        ({"conversations": [{"from": "human", "value": "2 + 2"}], "label": "4"}, "{prompt:COLUMN,ground_truth:label}"),
     ],
 )
 def test_neither_an_answer_nor_one_of_several_texts_is_suggested_as_the_prompt(tmp_path, row, columns):

@@ -110,14 +110,15 @@ def test_a_domain_of_any_signs_is_advised_as_a_shell_and_the_configuration_take_
 
 
 @pytest.mark.parametrize("name", ["math", "walk", "judge", "sandbox"])
-@pytest.mark.parametrize("fields", [{}, {"ground_truth": " "}, {"truth": "7"}], ids=["none", "blank", "another"])
+@pytest.mark.parametrize("fields", [{}, {"ground_truth": " "}, {"truth": "7"}, {"label": "7"}])
 def test_a_reference_is_asked_for_where_the_reward_needs_one(tmp_path, name, fields):
     (tmp_path / "p.jsonl").write_text(json.dumps({"id": 1, "domain": "d", "prompt": "?", **fields}))
     prompts = load_prompts([PromptFile(path=tmp_path / "p.jsonl")])
     words = rf"p\.jsonl, line 1: the prompt '1' has nothing that the reward of its domain `d`, {name}, could score"
     with pytest.raises(DataError, match=words) as caught:
         check_references(RewardSection.model_construct(name=name, domains={}, sandbox=SandboxSection()), prompts)
-    assert "'data.columns={ground_truth:COLUMN}'" in caught.value.remedy
+    column = "label" if "label" in fields else "COLUMN"
+    assert f"'data.columns={{ground_truth:{column}}}'" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

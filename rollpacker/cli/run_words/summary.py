@@ -65,7 +65,8 @@ def summary_of(
 
 def _writes(config: RunConfig) -> str:
     tracker = config.tracker
-    named = {"tensorboard": tracker.tensorboard, "wandb": tracker.wandb, "tracker.jsonl": tracker.jsonl}
+    wandb = "wandb" if tracker.wandb_mode == "online" else "wandb (offline: `wandb sync` uploads it)"
+    named = {"tensorboard": tracker.tensorboard, wandb: tracker.wandb, "tracker.jsonl": tracker.jsonl}
     trackers = [*(name for name, is_on in named.items() if is_on), *([tracker.plugin] if tracker.plugin else [])]
     text = f"{config.run.dir}/ (metrics, events, checkpoints, logs)"
     return f"{text}; also to {' and '.join(trackers)}" if trackers else text

@@ -27,7 +27,8 @@ class RunSection(Section):
     """Training steps; the learning-rate schedule spans them. 0 trains nothing and starts no trainer: the model is
     evaluated on evaluation.path, as `rollpacker evaluate` does."""
     num_epochs: Count | None = Field(None, ge=1)
-    """Ends the run when every prompt was trained this often; null repeats the data until `num_steps`."""
+    """Ends the run when every prompt was trained this often, or at `num_steps`, whichever is first; null repeats the
+    data until `num_steps`."""
     resume: Annotated[Literal["never", "auto"], NOT_IN_FINGERPRINT] = "never"
     """`auto` continues from the newest whole checkpoint in `run.dir`, or starts when there is none."""
     checkpoint_every_steps: Annotated[Count, NOT_IN_FINGERPRINT] = 10

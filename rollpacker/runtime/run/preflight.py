@@ -209,8 +209,22 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
         cluster=cluster,
         fit=fit,
         finished_steps=newest.meta.step if newest else 0,
-        notes=(*run_facts.notes(), *keys_without_effect(config), *_notes_on_own_loss(config, loss_reads)),
+        notes=(
+            *run_facts.notes(),
+            *_notes_on_epochs(config, sum(num_prompts_by_domain.values())),
+            *keys_without_effect(config),
+            *_notes_on_own_loss(config, loss_reads),
+        ),
     )
+
+
+def _notes_on_epochs(config: RunConfig, num_prompts: int) -> tuple[str, ...]:
+    """A note where a run ends before its epochs do; empty otherwise."""
+    num_steps = math.ceil(num_prompts * (config.run.num_epochs or 0) / config.rollout.num_prompts)
+    if num_steps <= config.run.num_steps or not config.trains:
+        return ()
+    would_take = f"run.num_epochs={config.run.num_epochs} would take about {num_steps:,} steps"
+    return (f"{would_take}: the run ends before, at run.num_steps={config.run.num_steps:,}.",)
 
 
 def _try_own_functions(config: RunConfig) -> tuple[str, ...] | None:
