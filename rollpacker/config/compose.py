@@ -29,7 +29,7 @@ from pydantic import BaseModel, ValidationError
 from rollpacker.config.composed_choices import ComposedChoices
 from rollpacker.config.entry_names import escaped, unescaped, unescaped_names
 from rollpacker.config.given_file import NO_FILE, GivenFile, take_file
-from rollpacker.config.keys import REQUIRED, legal_keys, nearest, value_at
+from rollpacker.config.keys import REQUIRED, legal_keys, value_at
 from rollpacker.config.launching import is_chosen, single_run_mistake
 from rollpacker.config.mistakes import combined, raise_interruption, raise_mistakes
 from rollpacker.config.optional_sections import base_tree, take_defaults, with_defaults_of_deleted, without_absent
@@ -41,6 +41,7 @@ from rollpacker.config.word_mistakes import (
     KEYS_LISTED,
     grammar_mistake,
     name_mistakes,
+    remedy_of_value,
     sweep_mistakes,
     unknown_key,
     unknown_option,
@@ -341,14 +342,13 @@ def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError
             f"They are {', '.join(own)}." if own else "",
             f"Set single keys, such as {own[0]}=..." if own else KEYS_LISTED.format(command=root.command),
         )
-    close = nearest(str(details["input"]), key.choices)
     is_out_of_bounds = _fault(details["type"]) == "out of bounds"
     exceeds_type = is_out_of_bounds and set(details.get("ctx", {}).values()) <= _LIMITS_OF_TYPES
     says_more = key.name != name and details["type"] != "model_type"  # which names a class of ours
     return ConfigError(
         f"{given} is {_fault(details['type'])}" + (f": {details['msg'].lower()}." if says_more else "."),
         f"`{key.name}` is {key.legal if exceeds_type else key.described}.",
-        f"Write {key.name}={close[0]}." if close else "",
+        remedy_of_value(key, shown(details["input"])),
     )
 
 

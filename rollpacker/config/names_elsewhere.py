@@ -1,6 +1,13 @@
-"""The names of our keys in other tools (veRL, TRL, OpenRLHF), for hints on unknown keys."""
+"""What other tools (veRL, TRL, OpenRLHF) call our keys and values, and what only they have, for hints on mistakes."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollpacker.config.keys import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _NAMES_ELSEWHERE = {
     "model.path": "model_name_or_path model_path pretrain hf_checkpoint base_model",
@@ -9,12 +16,13 @@ _NAMES_ELSEWHERE = {
     "data.split": "train_split dataset_split prompt_split",
     "data.max_prompt_tokens": "max_prompt_length prompt_max_len",
     "data.chat_template": "apply_chat_template",
-    "rollout.num_prompts": "batch_size train_batch_size rollout_batch_size per_device_train_batch_size",
+    "data.template_arguments": "chat_template_kwargs apply_chat_template_kwargs",
+    "rollout.num_prompts": "batch_size train_batch_size rollout_batch_size",
     "rollout.num_responses": "num_generations n n_samples_per_prompt n_samples group_size",
     "rollout.max_response_tokens": "max_response_length max_completion_length generate_max_len max_new_tokens "
     "max_tokens",
     "run.dir": "output_dir save_path default_local_dir ckpt_path save_dir",
-    "run.num_steps": "max_steps total_training_steps num_train_steps num_rollout",
+    "run.num_steps": "steps max_steps total_training_steps num_train_steps num_rollout",
     "run.num_epochs": "num_train_epochs total_epochs epochs",
     "run.checkpoint_every_steps": "save_steps save_freq save_interval",
     "run.keep_checkpoints": "save_total_limit max_ckpt_num max_ckpt_to_keep max_actor_ckpt_to_keep",
@@ -23,6 +31,10 @@ _NAMES_ELSEWHERE = {
     "evaluation.path": "val_files eval_dataset eval_prompt_data test_files",
     "evaluation.every_steps": "test_freq eval_steps eval_interval val_period eval_every",
     "evaluation.at_start": "val_before_train eval_on_start val_at_start",
+    "evaluation.num_samples": "val_kwargs.n",
+    "evaluation.temperature": "val_kwargs.temperature",
+    "evaluation.top_k": "val_kwargs.top_k",
+    "evaluation.top_p": "val_kwargs.top_p",
     "engine.num_engines": "vllm_num_engines rollout_num_engines",
     "engine.max_num_seqs": "vllm_max_num_seqs",
     "engine.tensor_parallel": "tensor_parallel_size tensor_model_parallel_size vllm_tensor_parallel_size "
@@ -39,27 +51,23 @@ _NAMES_ELSEWHERE = {
     "trainer.dual_clip": "clip_ratio_c dual_clip_loss_value eps_clip_c delta",
     "trainer.entropy_coefficient": "entropy_coeff entropy_coef entropy_loss_coef",
     "trainer.kl_estimator": "kl_loss_type kl_penalty",
-    "trainer.kl_in": "use_kl_in_reward",
     "trainer.kl_coefficient": "beta kl_coef kl_loss_coef init_kl_coef",
     "trainer.loss_normalisation": "loss_agg_mode",
-    "trainer.mismatch": "rollout_is use_tis vllm_importance_sampling_mode vllm_importance_sampling_correction "
-    "truncated_importance_sampling_type",
+    "trainer.mismatch": "rollout_is vllm_importance_sampling_mode truncated_importance_sampling_type",
     "trainer.mismatch_high": "rollout_is_threshold vllm_importance_sampling_cap tis_imp_ratio_cap",
     "trainer.advantage": "adv_estimator advantage_estimator",
     "trainer.turn_discount": "step_reward_gamma",
     "trainer.turn_weight": "step_reward_weight step_advantage_w",
-    "trainer.num_minibatches": "ppo_mini_batch_size mini_batch_size",
-    "trainer.max_tokens_per_microbatch": "ppo_max_token_len_per_gpu micro_train_batch_size micro_batch_size "
-    "ppo_micro_batch_size_per_gpu max_tokens_per_gpu gradient_accumulation_steps",
+    "trainer.max_tokens_per_microbatch": "ppo_max_token_len_per_gpu max_tokens_per_gpu",
     "trainer.pipeline_parallel": "pipeline_model_parallel_size",
     "trainer.context_parallel": "context_parallel_size ring_attn_size ulysses_sequence_parallel_size",
     "trainer.context_parallel_above": "dynamic_context_parallel hybrid_context_parallel",
     "trainer.recompute_activations": "gradient_checkpointing enable_gradient_checkpointing",
     "system.dynamic_sampling": "filter_groups dynamic_filtering dynamic_sampling_filter_path",
     "cluster.num_nodes": "nnodes actor_num_nodes",
-    "cluster.gpus_per_node": "n_gpus_per_node num_gpus_per_node actor_num_gpus_per_node",
     "environment.starts_per_minute": "tasks_per_minute",
-    "tracker.wandb": "use_wandb report_to logger",
+    "tracker.wandb": "use_wandb",
+    "tracker.wandb_name": "run_name experiment_name wandb_run_name",
     "tracker.wandb_project": "project_name",
     "reward.function": "reward_funcs custom_reward_function custom_rm_path reward_fn",
     "reward.url": "remote_rm_url rm_url",
@@ -68,9 +76,93 @@ _NAMES_ELSEWHERE = {
 }
 """Our key, and the last parts of other tools' keys for it."""
 
-_KEY_OF = {name: key for key, names in _NAMES_ELSEWHERE.items() for name in names.split()}
+_SET_OTHERWISE = {
+    "rollout.num_prompts": "per_device_train_batch_size",
+    "tracker.wandb": "report_to logger",
+    "trainer.kl_coefficient": "use_kl_loss",
+    "trainer.kl_in": "use_kl_in_reward",
+    "trainer.max_tokens_per_microbatch": "micro_train_batch_size micro_batch_size ppo_micro_batch_size_per_gpu "
+    "gradient_accumulation_steps",
+    "trainer.mismatch": "use_tis vllm_importance_sampling_correction",
+    "trainer.num_minibatches": "ppo_mini_batch_size mini_batch_size",
+}
+"""Our key, and those of other tools for the same whose values have another unit or another type."""
+
+_NOT_HERE = {
+    "All weights of the model are trained; there is no LoRA.": "lora lora_rank lora_alpha lora_dropout lora_r use_lora "
+    "use_peft peft_config",
+    "No critic is trained: trainer.advantage has no GAE, and tokens are not discounted.": "critic gamma lam lambd "
+    "gae_lambda value_clip vf_coef cliprange_value critic_pretrain critic_learning_rate",
+    "There is no DeepSpeed; with trainer=fsdp ranks share parameters, gradients and optimizer.": "deepspeed zero_stage",
+    "Nothing is uploaded; a run writes its last model to run.dir/model.": "push_to_hub hub_model_id",
+    "Models are those that transformers itself has; code in a model's folder is not run.": "trust_remote_code",
+    "Each batch is trained once, in trainer.num_minibatches updates; run.num_epochs counts passes over the data.": (
+        "ppo_epochs num_ppo_epochs max_epochs num_iterations"
+    ),
+    "A response ends at the end tokens that the model's own files name.": "stop stop_strings stop_token_ids "
+    "eos_token_id",
+    "The longest sequence is data.max_prompt_tokens and rollout.max_response_tokens together.": "max_model_len",
+    "All GPUs of a machine are used, or those that backend.num_gpus or CUDA_VISIBLE_DEVICES leave; in a Slurm job "
+    "those of cluster.gpus_per_node.": "n_gpus_per_node num_gpus_per_node actor_num_gpus_per_node",
+}
+"""Why there is no such key, and the parts of other tools' keys of which that is true."""
+
+_VALUES_ELSEWHERE = {
+    "run.resume": {"auto": "true", "never": "false disable"},
+    "trainer.advantage": {
+        "group_std": "grpo group_norm",
+        "group_mean": "dr_grpo",
+        "reinforce_pp": "reinforce reinforce_plus_plus",
+        "reinforce_pp_baseline": "reinforce_baseline reinforce_plus_plus_baseline",
+    },
+    "trainer.kl_estimator": {"k1": "kl", "k2": "mse", "k3": "low_var_kl"},
+    "trainer.kl_in": {"reward": "true", "loss": "false"},
+    "trainer.loss": {"ppo": "grpo vanilla dapo bnpo dr_grpo"},
+    "trainer.loss_normalisation": {"sequence": "seq_mean_token_mean", "token_bound": "seq_mean_token_sum_norm"},
+    "trainer.mismatch": {"token_truncate": "token", "sequence_truncate": "sequence"},
+}
+"""Our key, its values, and those of other tools for each."""
+
+_KEY_OF = {
+    name: key for table in (_NAMES_ELSEWHERE, _SET_OTHERWISE) for key, names in table.items() for name in names.split()
+}
+_REASON_OF = {name: reason for reason, names in _NOT_HERE.items() for name in names.split()}
+_VALUE_OF = {
+    (key, other): value
+    for key, values in _VALUES_ELSEWHERE.items()
+    for value, others in values.items()
+    for other in others.split()
+}
 
 
 def key_for(name: str) -> str | None:
-    """Our key for a name of another tool, by the part after its last dot; None when no tool has that name."""
-    return _KEY_OF.get(name.rpartition(".")[2].lower().replace("-", "_"))
+    """Our key for a name of another tool, by its last two parts or its last one; None when no tool has that name."""
+    parts = _plain(name).split(".")
+    return _KEY_OF.get(".".join(parts[-2:]), _KEY_OF.get(parts[-1]))
+
+
+def is_set_otherwise(name: str) -> bool:
+    """Whether `key_for` gives the name a key whose values have another unit or another type."""
+    return _plain(name).rpartition(".")[2] in " ".join(_SET_OTHERWISE.values()).split()
+
+
+def why_absent(name: str) -> str | None:
+    """Why there is no key for a name of another tool; None when there is one, or no tool has that name."""
+    return next((_REASON_OF[part] for part in _plain(name).split(".") if part in _REASON_OF), None)
+
+
+def value_for(key: str, given: str, legal: Collection[str]) -> str | None:
+    """The legal value of a key that another tool's value, or a misspelt one, stands for.
+
+    None where there is none, and for a word that is part of several.
+    """
+    text = _plain(given)
+    if (key, text) in _VALUE_OF:
+        return _VALUE_OF[key, text]
+    if sum(text in value.split("_") for value in legal) > 1:
+        return None
+    return next(iter(nearest(given, legal)), None)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")

@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 
 from rollpacker.config.entry_names import unescaped_names
 from rollpacker.config.keys import Key, legal_keys, nearest, section_names
-from rollpacker.config.names_elsewhere import key_for
+from rollpacker.config.names_elsewhere import is_set_otherwise, key_for, value_for, why_absent
 from rollpacker.config.names_in_slurm import key_for_job, key_of_option
 from rollpacker.config.roots import Root, groups
 from rollpacker.config.words import in_quotes, key_of, shown
@@ -28,6 +28,9 @@ _KEYS_OF_HYDRA = ("hydra.searchpath", "hydra/launcher", "hydra.launcher", "hydra
 _ERRORS_OF_SWEEPS = (HydraException, ValueError, ArithmeticError)
 _MOST_CHOICES = 100
 """Far more than any group has options."""
+
+_NEAREST_ELSEWHERE = 0.75
+"""Of names in different sections, and of those without one: `offload` and `workload` are 0.67 alike."""
 
 _JOB = "cluster"
 """The section of what a Slurm job asks for."""
@@ -132,17 +135,20 @@ def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
     keys = legal_keys(root.schema)
     section, _, leaf = name.rpartition(".")
     problem = f"`{name}` is not a key of the configuration."
+    if reason := why_absent(name):
+        return ConfigError(problem, reason, "Leave it out.")
     of_job = key_for_job(leaf) if section in {"", _JOB} else None
     ours = key_for(name) or of_job
     if ours and (key := keys.get(ours, keys.get(f"{_JOB}.sbatch"))):
-        return ConfigError(
-            problem, f"The key of this name in other tools is `{ours}` here: {key.doc}", f"Write {ours}=..."
-        )
+        allowed = f"The key of this name in other tools is `{ours}` here: {key.doc}"
+        if is_set_otherwise(name):
+            allowed = f"What it sets in other tools is set by `{ours}` here, with other values: {key.doc}"
+        return ConfigError(problem, allowed, f"Write {ours}=...")
     if section and of_job is not None:
         return ConfigError(problem, "RollPacker sets this option of sbatch itself.", "Leave it out.")
     # By the name of a section alone, all of its keys would be near: the last part decides.
     legal = [key for key in keys if nearest(leaf, [key.rpartition(".")[2]])] if section else [*keys, *groups(root)]
-    close = nearest(name, legal)
+    close = [key for key in nearest(name, legal) if _is_near(name, key)]
     topic = f" {section}" if not close and section in section_names(root.schema) else ""
     listed = f"`rollpacker {root.command} --help{topic}` lists {'its keys' if topic else 'every key'}."
     is_of_job = topic and section == _JOB
@@ -153,17 +159,39 @@ def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
     )
 
 
+def _is_near(name: str, key: str) -> bool:
+    """Whether the nearest key is near enough to be the one that is meant: in another section it has to be nearer."""
+    section, _, leaf = name.rpartition(".")
+    if section and key.startswith(f"{section}."):
+        return True
+    pairs = ((name, key), (leaf, key.rpartition(".")[2]))
+    return any(difflib.SequenceMatcher(a=a, b=b).ratio() >= _NEAREST_ELSEWHERE for a, b in pairs)
+
+
 def unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigError:
     """An option that the group does not have."""
     close = nearest(choice, options)
     remedy = f"Write {group}={close[0]}." if close else "Choose one of them."
     if group == "reward" and re.search(r"\.py|:", choice):
         remedy = f"Write {_key_of_check(choice)}"
+    elif group in {"model", "data"} and re.search(r"/|\.[A-Za-z]\w*$", choice):
+        remedy = f"Write {group}.path={choice}"
     return ConfigError(
         f"`{choice}` is not an option of the group `{group}`.",
         f"Its options are {', '.join(options)}." if options else "The group has no options.",
         remedy,
     )
+
+
+def remedy_of_value(key: Key, given: str) -> str:
+    """What to write in place of a value that is not legal; empty where that is unknown."""
+    if key.name == "run.resume" and "/" in given:
+        return (
+            "Write run.resume=auto run.dir=RUN to continue a run. To begin from one of its steps: "
+            "`rollpacker export RUN at=STEPS out=DIR`, then model.path=DIR."
+        )
+    close = value_for(key.name, given, key.choices)
+    return f"Write {key.name}={close}." if close else ""
 
 
 def _key_of_check(text: str) -> str:

@@ -205,6 +205,9 @@ def test_an_unknown_option_is_refused_with_what_the_command_takes_instead(
         ("rollout.batch_size", "rollout.num_prompts"),
         ("output_dir", "run.dir"),
         ("actor_rollout_ref.rollout.n", "rollout.num_responses"),
+        ("actor_rollout_ref.rollout.val_kwargs.n", "evaluation.num_samples"),
+        ("chat_template_kwargs", "data.template_arguments"),
+        ("run_name", "tracker.wandb_name"),
     ],
 )
 def test_another_tools_name_of_a_key_is_answered_with_ours(
@@ -219,8 +222,9 @@ def test_every_name_of_other_tools_leads_to_a_legal_key_and_is_none_itself() -> 
     from rollpacker.config import names_elsewhere
 
     keys = legal_keys(RunConfig)
-    assert set(names_elsewhere._NAMES_ELSEWHERE) <= set(keys)
-    names = [name for names in names_elsewhere._NAMES_ELSEWHERE.values() for name in names.split()]
+    tables = [names_elsewhere._NAMES_ELSEWHERE, names_elsewhere._SET_OTHERWISE, names_elsewhere._NOT_HERE]
+    assert {key for table in tables[:2] for key in table} <= set(keys)
+    names = [name for table in tables for names in table.values() for name in names.split()]
     assert len(names) == len(set(names))
     leaves = {key.rpartition(".")[2] for key in keys}
     assert not leaves & set(names)

@@ -5,6 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rollpacker.config.compose import compose
+from rollpacker.config.keys import legal_keys
+from rollpacker.config.names_elsewhere import _VALUES_ELSEWHERE
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.losses import LOSSES
+from rollpacker.config.sections.trainer import _ADVANTAGES
 from rollpacker.core.errors import ConfigError
 
 RUN = ["model.path=m", "data.path=d", "run.dir=r"]
@@ -59,6 +64,10 @@ def test_an_option_of_sbatch_that_is_set_anyway_is_to_be_left_out() -> None:
         ("reward=http://a:1/b", "Write reward.url=http://a:1/b"),
         ("reward=mth", "Write reward=math."),
         ("hardware=rtx", "Choose one of them."),
+        ("model=Qwen/Qwen2.5-7B", "Write model.path=Qwen/Qwen2.5-7B"),
+        ("model=qwen2.5", "Write model=qwen2.5-7b."),
+        ("data=my.jsonl", "Write data.path=my.jsonl"),
+        ("data=jsnl", "Write data=jsonl."),
     ],
 )
 def test_an_option_that_a_group_does_not_have_is_answered_with_what_it_may_stand_for(word: str, remedy: str) -> None:
@@ -68,3 +77,82 @@ def test_an_option_that_a_group_does_not_have_is_answered_with_what_it_may_stand
 @pytest.mark.parametrize("word", ["{run.seed=1}", "[run.seed=1]", "(run.seed=1)", "'run.seed=1'", '"run.seed=1"'])
 def test_what_closes_what_a_word_begins_with_is_no_part_of_its_value(word: str) -> None:
     assert mistake_of(word).remedy == "Write run.seed=1"
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("trainer.advantage=grpo", "Did you mean trainer.advantage=group_std?"),
+        ("trainer.advantage=dr_grpo", "Did you mean trainer.advantage=group_mean?"),
+        ("trainer.advantage=reinforce_plus_plus", "Did you mean trainer.advantage=reinforce_pp?"),
+        ("trainer.loss=grpo", "Did you mean trainer.loss=ppo?"),
+        ("trainer.loss=vanilla", "Did you mean trainer.loss=ppo?"),
+        ("trainer.loss_normalisation=seq-mean-token-mean", "Write trainer.loss_normalisation=sequence."),
+        ("trainer.mismatch=token", "Write trainer.mismatch=token_truncate."),
+        ("trainer.kl_estimator=low_var_kl", "Write trainer.kl_estimator=k3."),
+        ("run.resume=true", "Write run.resume=auto."),
+        ("run.resume=false", "Write run.resume=never."),
+    ],
+)
+def test_a_value_of_another_tool_is_answered_with_ours(word: str, remedy: str) -> None:
+    assert mistake_of(word).remedy == remedy
+
+
+@pytest.mark.parametrize("word", ["trainer.loss_normalisation=token", "trainer.mismatch=mask"])
+def test_a_value_that_is_a_word_of_several_is_answered_with_none_of_them(word: str) -> None:
+    assert mistake_of(word).remedy == ""
+
+
+def test_a_path_to_resume_from_is_answered_with_how_a_run_goes_on_and_how_one_begins_from_a_step() -> None:
+    remedy = mistake_of("run.resume=runs/x/checkpoints/3").remedy
+    assert "run.resume=auto run.dir=RUN" in remedy
+    assert "`rollpacker export RUN at=STEPS out=DIR`" in remedy
+
+
+def test_every_value_of_other_tools_stands_for_a_legal_one_and_is_none_itself() -> None:
+    keys = legal_keys(RunConfig)
+    for key, values in _VALUES_ELSEWHERE.items():
+        legal = keys[key].choices or {"trainer.loss": tuple(LOSSES), "trainer.advantage": _ADVANTAGES}[key]
+        assert set(values) <= set(legal)
+        assert not {other for others in values.values() for other in others.split()} & set(legal)
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("gradient_accumulation_steps=8", "trainer.max_tokens_per_microbatch"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.num_minibatches"),
+        ("algorithm.use_kl_in_reward=true", "trainer.kl_in"),
+        ("actor_rollout_ref.actor.use_kl_loss=true", "trainer.kl_coefficient"),
+    ],
+)
+def test_a_key_of_another_unit_is_not_said_to_be_the_same(word: str, key: str) -> None:
+    error = mistake_of(word)
+    assert error.allowed.startswith(f"What it sets in other tools is set by `{key}` here, with other values: ")
+    assert error.remedy == f"Write {key}=..."
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("actor_rollout_ref.model.lora_rank=8", "no LoRA"),
+        ("critic.optim.lr=1e-5", "No critic"),
+        ("algorithm.gamma=1", "No critic"),
+        ("deepspeed=x.json", "no DeepSpeed"),
+        ("push_to_hub=true", "Nothing is uploaded"),
+        ("model.trust_remote_code=true", "is not run"),
+        ("ppo_epochs=4", "trained once"),
+        ("engine.max_model_len=4096", "rollout.max_response_tokens"),
+        ("rollout.stop=x", "end tokens"),
+        ("trainer.n_gpus_per_node=8", "backend.num_gpus"),
+    ],
+)
+def test_what_only_other_tools_have_is_answered_with_why_it_is_not_here(word: str, reason: str) -> None:
+    error = mistake_of(word)
+    assert reason in error.allowed
+    assert error.remedy == "Leave it out."
+
+
+@pytest.mark.parametrize("word", ["packing=true", "offload=true", "trainer.offload=true"])
+def test_a_key_of_another_section_is_proposed_only_where_the_names_are_near(word: str) -> None:
+    assert mistake_of(word).allowed == ""
