@@ -102,3 +102,13 @@ def flag(name: str, description: str) -> Column:
 def numbers(name: str, description: str, *, unit: str = "1") -> Column:
     """Real numbers by name; null where there are none."""
     return Column(name=name, type="floats by name", unit=unit, description=description, is_nullable=True)
+
+
+# Of several tables -------------------------------------------------------------------------------------------------
+
+MODELLED = flag("modelled", "False when measured on real engines, True when computed by a model of them")
+DOMAIN = text("domain", "The domain field of the prompt file")
+RESPONSE_TURNS = texts(
+    "response_turns",
+    "response_text in turns: the policy's, what its environment answered, the policy's, ...; null without environments",
+)

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rollpacker.core.errors import DataError
+from rollpacker.metrics.evaluation_schemas import EVALUATION_RESPONSES
 from rollpacker.metrics.outputs import open_output
-from rollpacker.metrics.schemas import EVALUATION_RESPONSES
 from rollpacker.metrics.tables import read_table
 from rollpacker.paths import reason_of
 

@@ -15,9 +15,10 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
+from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.metrics.read_errors import not_resumable_now
-from rollpacker.metrics.schemas import EVALUATION_TABLES, TABLES
+from rollpacker.metrics.schemas import TABLES
 from rollpacker.metrics.tables import (
     MANIFEST,
     DamagedTables,

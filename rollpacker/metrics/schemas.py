@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING
 
 from rollpacker.metrics.account_schemas import ACCOUNT_TABLES
 from rollpacker.metrics.columns import (
+    DOMAIN,
+    MODELLED,
+    RESPONSE_TURNS,
     TableSchema,
     count,
     flag,
@@ -25,9 +28,9 @@ from rollpacker.metrics.columns import (
     numbers,
     seconds,
     text,
-    texts,
     tokens,
 )
+from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
 _STEP = count("step", "Training step, from 0")
 _ROUND = count("round", "Rollout round, from 0, never reused within a run")
 _ROUND_KIND = text("round_kind", "plain (waits for all responses), short (they race), long, or async")
-_MODELLED = flag("modelled", "False when measured on real engines, True when computed by a model of them")
 
 STEPS = TableSchema(
     name="steps",
@@ -253,22 +255,16 @@ STEPS = TableSchema(
             "ratios of trainer's and engine's probability: 1 where the two agree; null when modelled",
             is_nullable=True,
         ),
-        _MODELLED,
+        MODELLED,
     ),
 )
-
-_RESPONSE_TURNS = texts(
-    "response_turns",
-    "response_text in turns: the policy's, what its environment answered, the policy's, ...; null without environments",
-)
-_DOMAIN = text("domain", "The domain field of the prompt file")
 
 DOMAINS = TableSchema(
     name="domains",
     grain="One row per training step and domain, of the trained responses; by the domain's name within a step",
     columns=(
         _STEP,
-        _DOMAIN,
+        DOMAIN,
         count("num_prompts", "Prompts of the domain in the trained batch"),
         count("num_responses", "Responses of the domain in the trained batch"),
         number("reward_mean", "Mean reward of the domain's trained responses"),
@@ -285,7 +281,7 @@ DOMAINS = TableSchema(
         number("truncated_share", "Share of the domain's trained responses that num_truncated counts"),
         number("staleness_mean", "As in `steps`, of the domain's trained tokens"),
         count("staleness_max", "The same of the domain's oldest trained token"),
-        _MODELLED,
+        MODELLED,
     ),
 )
 
@@ -298,7 +294,7 @@ RESPONSES = TableSchema(
         _ROUND_KIND,
         count("epoch", "Pass over the data, from 0"),
         text("prompt", "The id field of the prompt file"),
-        _DOMAIN,
+        DOMAIN,
         count("sample", "Index within the prompt's group, from 0"),
         text("engine", "Engine that generated it; if it moved, the last one"),
         count("policy_version", "Version that generated its last token"),
@@ -326,11 +322,11 @@ RESPONSES = TableSchema(
         count("num_environment_restarts", "Times that it began again as its environment failed", is_nullable=True),
         text("prompt_text", "What the policy saw, of the prompts that run.samples_per_step keeps", is_nullable=True),
         text("response_text", "What it answered, of the same; special tokens left out", is_nullable=True),
-        _RESPONSE_TURNS,
+        RESPONSE_TURNS,
         count("race_rank", "1 for the first of its group to have a reward; null when not scored", is_nullable=True),
         flag("accepted", "True when it was trained"),
         flag("is_raced", "True in a short round, which launches more than it needs"),
-        _MODELLED,
+        MODELLED,
     ),
 )
 
@@ -358,108 +354,13 @@ INTERVALS = TableSchema(
         _ROUND,
         seconds("started_at_s", "Since the run began"),
         seconds("ended_at_s", "Since the run began"),
-        _MODELLED,
+        MODELLED,
     ),
 )
 
-_FINISHED = count("step", "Training steps that the policy had behind it; 0 is the model that training began with")
-_SET = text("set", "Name of the held-out set")
-
-EVALUATIONS = TableSchema(
-    name="evaluations",
-    grain="One row per evaluation and held-out set, in the order of evaluation.path",
-    columns=(
-        _FINISHED,
-        count("policy_version", "Version that generated the responses"),
-        _SET,
-        count("num_prompts", "Prompts of the set"),
-        count("num_samples", "Responses to each prompt"),
-        text("mode", "alone (a round of its own) or fill (beside a training round)"),
-        count("num_unfinished", "Responses without a reward when the evaluation was stopped"),
-        flag("is_complete", "Nothing is unfinished; otherwise the set has no score, since what is missing is long"),
-        number("temperature", "That they were sampled at; 0 is greedy"),
-        number("reward_mean", "Mean reward, avg@num_samples; null where responses are missing", is_nullable=True),
-        number(
-            "se_given_prompts",
-            "Standard error of reward_mean over other samples of the same prompts: for comparing checkpoints on this "
-            "set; null with one sample",
-            is_nullable=True,
-        ),
-        number(
-            "se_over_prompts",
-            "Standard error of reward_mean over other prompts of the same kind, clustered by prompt: for what it says "
-            "beyond this set; null with one prompt",
-            is_nullable=True,
-        ),
-        number(
-            "diff_to_first",
-            "reward_mean less that of the run's first evaluation of the set with its num_prompts, num_samples and "
-            "temperature (other settings are not compared), sample by sample; null in that one and for other prompts",
-            is_nullable=True,
-        ),
-        number(
-            "se_diff_given_prompts", "As se_given_prompts, of diff_to_first: is this policy better?", is_nullable=True
-        ),
-        number("se_diff_over_prompts", "As se_over_prompts, of diff_to_first", is_nullable=True),
-        number("pass_share", "Share of the responses with evaluation.pass_reward or more", is_nullable=True),
-        number("truncated_share", "Share of the responses that were cut, as num_truncated of steps", is_nullable=True),
-        number("length_mean_tokens", "Mean length of the responses", unit="tokens", is_nullable=True),
-        count("length_p50_tokens", "Length that half of them do not exceed", unit="tokens", is_nullable=True),
-        count("length_p90_tokens", "Length that 90 % of them do not exceed", unit="tokens", is_nullable=True),
-        tokens("tokens_generated", "Tokens of the set's responses, as far as they have a reward"),
-        seconds("started_at_s", "Begin of the evaluation, all sets together, since the run began"),
-        seconds("time_s", "Time that it took, all sets together"),
-        _MODELLED,
-    ),
+TABLES: Mapping[str, TableSchema] = MappingProxyType(
+    {table.name: table for table in (STEPS, DOMAINS, RESPONSES, INTERVALS)}
 )
-
-PASS_AT_K = TableSchema(
-    name="pass_at_k",
-    grain="One row per evaluation, held-out set and k of evaluation.pass_at",
-    columns=(
-        _FINISHED,
-        _SET,
-        count("k", "Responses of which one must pass"),
-        number("value", "Chance that one of k passes: the mean of 1 - C(n - c, k) / C(n, k) over the prompts"),
-        number("se_over_prompts", "Its standard error over other prompts; null with one prompt", is_nullable=True),
-        _MODELLED,
-    ),
-)
-
-EVALUATION_RESPONSES = TableSchema(
-    name="evaluation_responses",
-    grain="One row per held-out response of the complete sets; sets in their order, then prompts in the file's, then "
-    "samples",
-    columns=(
-        _FINISHED,
-        _SET,
-        text("prompt", "The id field of the prompt file"),
-        _DOMAIN,
-        count("sample", "Index among the prompt's responses, from 0; the same sample has the same seed in every step"),
-        text("engine", "Engine that generated it"),
-        tokens("length_tokens", "Length of the response"),
-        text("finish_reason", "stop (end of sequence) or length (length limit)"),
-        number("reward", "Its reward"),
-        text("reward_reason", "Why the reward is what it is, one word"),
-        seconds("launched_at_s", "When the driver asked for it, since the run began"),
-        seconds("finished_at_s", "When the driver learned of its end, since the run began"),
-        seconds("scored_at_s", "When the reward was known, since the run began"),
-        text("prompt_text", "What the policy saw, of those that evaluation.num_texts keeps", is_nullable=True),
-        text("response_text", "What it answered, of the same; special tokens left out", is_nullable=True),
-        _RESPONSE_TURNS,
-        _MODELLED,
-    ),
-)
-
-
-def _by_name(*tables: TableSchema) -> Mapping[str, TableSchema]:
-    return MappingProxyType({table.name: table for table in tables})
-
-
-TABLES = _by_name(STEPS, DOMAINS, RESPONSES, INTERVALS)
 """The tables of training, by their names."""
-
-EVALUATION_TABLES = _by_name(EVALUATIONS, PASS_AT_K, EVALUATION_RESPONSES)
-"""Those of evaluations."""
 
 ALL_TABLES: Mapping[str, TableSchema] = MappingProxyType({**TABLES, **EVALUATION_TABLES, **ACCOUNT_TABLES})

@@ -34,9 +34,10 @@ import pyarrow.parquet as pq
 from rollpacker.core.errors import DataError
 from rollpacker.metrics.account_schemas import ACCOUNT_TABLES
 from rollpacker.metrics.columns import SCHEMA_VERSION, VERSION_KEY, TableSchema
+from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 from rollpacker.metrics.files import make_private_folder, write_atomically
 from rollpacker.metrics.read_errors import is_damage
-from rollpacker.metrics.schemas import ALL_TABLES, EVALUATION_TABLES
+from rollpacker.metrics.schemas import ALL_TABLES
 from rollpacker.paths import open_to_read, read_bytes, reason_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import yaml
 
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from rollpacker.metrics.columns import VERSION_KEY
-from rollpacker.metrics.schemas import DOMAINS, EVALUATION_TABLES, EVALUATIONS, INTERVALS, RESPONSES, STEPS
+from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES, EVALUATIONS
+from rollpacker.metrics.schemas import DOMAINS, INTERVALS, RESPONSES, STEPS
 from rollpacker.metrics.table_writer import MetricsWriter
 
 ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}

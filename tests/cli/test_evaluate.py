@@ -21,7 +21,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import CheckpointError, ConfigError, DataError, ModelError, WorldError
 from rollpacker.evaluation.comparison import differences_by_prompt, rewards_by_set
 from rollpacker.metrics.evaluation_files import read_newest_responses, write_responses
-from rollpacker.metrics.schemas import EVALUATION_TABLES
+from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.runtime.run.exporting import checkpoint_of
 from rollpacker.runtime.run.policies import policies_at, policy_name

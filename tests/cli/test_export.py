@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rollpacker.cli.main import main
 from rollpacker.config.compose import compose
 from rollpacker.config.record import to_yaml
-from rollpacker.metrics.schemas import EVALUATION_TABLES
+from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.runtime.run.checkpoints import CheckpointStore
 from rollpacker.runtime.run.exporting import export_at

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from rollpacker.cli.main import main
+from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 from rollpacker.metrics.samples import read_samples
-from rollpacker.metrics.schemas import ALL_TABLES, EVALUATION_TABLES
+from rollpacker.metrics.schemas import ALL_TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
 from tests.timeline.runs import modelled_run
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from rollpacker.core.errors import DataError, StorageFailed
+from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 from rollpacker.metrics.mending import mend_tables
-from rollpacker.metrics.schemas import EVALUATION_TABLES, TABLES
+from rollpacker.metrics.schemas import TABLES
 from rollpacker.metrics.table_writer import STEPS_PER_MERGED_PART, MetricsWriter
 from rollpacker.metrics.tables import MANIFEST, read_table
 from tests.cli.inputs import tree_of

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rollpacker.core.errors import DataError
 from rollpacker.core.ids import held_out_prompt
 from rollpacker.evaluation.comparison import Rewards
+from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 from rollpacker.metrics.mending import mend_tables
-from rollpacker.metrics.schemas import EVALUATION_TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.metrics.tables import EVALUATION_FOLDER, read_table
 from rollpacker.runtime.run.evaluation_rows import (

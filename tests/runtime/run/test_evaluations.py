@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollpacker.metrics.schemas import EVALUATION_TABLES
+from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.metrics.tables import EVALUATION_FOLDER
 from rollpacker.runtime.run import evaluations
