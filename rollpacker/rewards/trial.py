@@ -16,12 +16,7 @@ from rollpacker.rewards.functions import PARAMETERS
 from rollpacker.rewards.remote import ServerUnreachable, ask
 from rollpacker.rewards.scores import TIMEOUT
 from rollpacker.rewards.supervisor_process import SupervisorProcess
-from rollpacker.rewards.worker import (
-    SCORING_PROCESS,
-    SUPERVISOR_GRACE_S,
-    arguments_of,
-    ground_truth_of,
-)
+from rollpacker.rewards.worker import SCORING_PROCESS, SUPERVISOR_GRACE_S, arguments_of, ground_truth_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
