@@ -58,7 +58,7 @@ from rollpacker.core.events import (
     StepStarted,
 )
 from rollpacker.core.ids import Domain, PromptId, RequestId, sampled
-from rollpacker.core.round import FINISHED, RUNNING, SCORED, Group, Outcome
+from rollpacker.core.round import FINISHED, RUNNING, SCORED, Group
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.supply import DrawnPrompt, PromptSupply
 
@@ -94,8 +94,7 @@ class LiveGroup(Group):
 
     @classmethod
     def restore(cls, row: Mapping[str, Any], **own: Any) -> Self:
-        before = {"outcome": Outcome.RACING, **row}  # rows of earlier versions do not have it
-        return super().restore(before, **own | {name: row[name] for name in cls.__slots__})
+        return super().restore(row, **own | {name: row[name] for name in cls.__slots__})
 
 
 class AsyncBatching:
@@ -430,7 +429,7 @@ class AsyncBatching:
             "num_admitted": self._num_admitted,
             "next_number": self._next_number,
             "live": [group.snapshot() for group in self._live.values()],
-            **({"owed": dict(self._owed)} if self._owed else {}),
+            "owed": dict(self._owed),
         }
 
     @classmethod
@@ -439,12 +438,12 @@ class AsyncBatching:
         machine._supply = PromptSupply.restore(dict(settings.domain_weights), snapshot["supply"])
         machine._step, machine._next_step = snapshot["step"], snapshot["next_step"]
         machine._policy_version = snapshot["policy_version"]
-        machine._newest_version = snapshot.get("newest_version", machine._policy_version)
+        machine._newest_version = snapshot["newest_version"]
         machine._is_preparing, machine._places = snapshot["is_preparing"], snapshot["places"]
         machine._accepted = [(number, PromptId(*prompt)) for number, prompt in snapshot["accepted"]]
         machine._num_dropped, machine._num_wanted = snapshot["num_dropped"], snapshot["num_wanted"]
         machine._num_admitted, machine._next_number = snapshot["num_admitted"], snapshot["next_number"]
         machine._live = {group.prompt: group for group in map(LiveGroup.restore, snapshot["live"])}
         machine._num_by_birth = Counter(group.birth for group in machine._live.values())
-        machine._owed = Counter({Domain(domain): number for domain, number in snapshot.get("owed", {}).items()})
+        machine._owed = Counter({Domain(domain): number for domain, number in snapshot["owed"].items()})
         return machine

@@ -435,7 +435,7 @@ class Environments:
             machine._queues[is_held_out(request)][request] = None
         for request in machine._trajectories.keys() - set().union(*machine._queues.values()):
             machine._num_open[is_held_out(request)] += 1
-        next_start_s, heard_at_s = snapshot.get("next_start_s"), snapshot.get("heard_at_s")  # one of before has none
+        next_start_s, heard_at_s = snapshot["next_start_s"], snapshot["heard_at_s"]
         machine._next_start_s = -math.inf if next_start_s is None else next_start_s
         machine._heard_at_s = -math.inf if heard_at_s is None else heard_at_s
         machine._timer_at_s = math.inf if snapshot["timer_at_s"] is None else snapshot["timer_at_s"]

@@ -260,7 +260,6 @@ class Seeding:
             "kind": self._kind.value,
             "lent": list(self._lent),
             "round": self.round,
-            "num_lent_to": self._num_lent_to,
             **{name: getattr(self, f"_{name}") for name in _PLAIN},
         }
 
@@ -273,7 +272,6 @@ class Seeding:
         machine._kind = RoundKind(snapshot["kind"])
         machine._lent = tuple(map(EngineId, snapshot["lent"]))
         machine.round = snapshot["round"]
-        machine._num_lent_to = snapshot.get("num_lent_to", 0)  # one of an older version rests between two rounds
         for name in _PLAIN:
             setattr(machine, f"_{name}", snapshot[name])
         return machine
@@ -287,6 +285,7 @@ _PLAIN = (
     "is_steady",
     "is_over",
     "has_lent",
+    "num_lent_to",
     "is_waiting",
     "is_returning",
     "is_measured",

@@ -8,7 +8,7 @@ from typing import Any, Final
 from rollpacker.core.errors import CheckpointError
 from rollpacker.core.settings import SchedulerSettings
 
-SNAPSHOT_FORMAT: Final = 5
+SNAPSHOT_FORMAT: Final = 6
 """Raised by one whenever a machine's snapshot changes its meaning."""
 
 

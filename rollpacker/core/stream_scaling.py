@@ -371,7 +371,7 @@ class StreamScaling:
         machine._num_launched = snapshot["num_launched"]
         machine._num_samples = snapshot["num_samples"]
         machine._num_finished = snapshot["num_finished"]
-        machine._has_dropped = snapshot.get("has_dropped", False)  # checkpoints of before lack it, between two rounds
+        machine._has_dropped = snapshot["has_dropped"]
         machine._num_tests = snapshot["num_tests"]
         machine._next_point = snapshot["next_point"]
         machine._is_measuring = snapshot["is_measuring"]
