@@ -71,6 +71,13 @@ def partitions_of(shape: JobShape, site: Site) -> tuple[Partition, ...]:
     return tuple(partition for partition in found.values() if partition is not None)
 
 
+def time_limit_min(shape: JobShape, partition: Partition) -> int | None:
+    """The limit of a job of this shape in a partition, which has one for a job that names none; None: no limit."""
+    if shape.cluster.time_limit_min is not None or "time_limit_min" in shape.keys:  # SBATCH_TIMELIMIT=UNLIMITED
+        return shape.cluster.time_limit_min
+    return partition.default_time_min or partition.max_time_min
+
+
 def job_mistakes(shape: JobShape, partitions: Sequence[Partition], site: Site) -> Iterator[ConfigError]:
     """What no partition of a job allows, or has the nodes for; one of several that takes the job is enough."""
     accepting = [partition for partition in partitions if partition.accepts_jobs] or partitions
@@ -90,8 +97,7 @@ def job_mistakes(shape: JobShape, partitions: Sequence[Partition], site: Site) -
 
 def _partition_mistakes(shape: JobShape, partition: Partition) -> Iterator[ConfigError]:
     cluster, section, name = shape.cluster, shape.section, partition.name
-    longest = partition.max_time_min
-    usual = partition.default_time_min or longest
+    longest, limit = partition.max_time_min, time_limit_min(shape, partition)
     if cluster.qos is not None:
         yield from _qos_mistakes(shape, partition, cluster.qos)
         return  # it may lift the partition's limits
@@ -103,9 +109,9 @@ def _partition_mistakes(shape: JobShape, partition: Partition) -> Iterator[Confi
             f"Set {time_key}={longest} or lower (a job that needs longer is requeued and goes on), or "
             f"choose another {section}.partition.",
         )
-    if cluster.time_limit_min is None and usual is not None and usual * _SECONDS_PER_MINUTE <= cluster.signal_lead_s:
+    if cluster.time_limit_min is None and limit is not None and limit * _SECONDS_PER_MINUTE <= cluster.signal_lead_s:
         yield ConfigError(
-            f"Partition `{name}` limits a job that names no limit to {counted(usual, 'minute')}, no longer than "
+            f"Partition `{name}` limits a job that names no limit to {counted(limit, 'minute')}, no longer than "
             f"cluster.signal_lead_s={cluster.signal_lead_s}.",
             "The job is signalled that long before its limit, so it would be signalled at its start.",
             f"Set {shape.key('time_limit_min')}, or lower cluster.signal_lead_s.",

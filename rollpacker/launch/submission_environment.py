@@ -77,23 +77,25 @@ def as_submitted(shape: JobShape, environment: Mapping[str, str]) -> JobShape:
     return replace(shape, cluster=shape.cluster.model_copy(update=given), keys={**shape.keys, **keys})
 
 
-def given_by_variables(cluster: ClusterSection, environment: Mapping[str, str]) -> dict[str, str | int]:
-    """The values of keys of `cluster` that are null, and which `submission_environment` leaves to a variable."""
-    given: dict[str, str | int] = {}
+def given_by_variables(cluster: ClusterSection, environment: Mapping[str, str]) -> dict[str, str | int | None]:
+    """The values of keys of `cluster` that are null, and which `submission_environment` leaves to a variable.
+
+    A time limit may be None there: the variable says that there is none (UNLIMITED).
+    """
+    given: dict[str, str | int | None] = {}
     for key, variable in _VARIABLE_OF.items():
         nodes = cluster.environment_nodes
         has_line = getattr(cluster, key) is not None or (nodes.num_nodes and getattr(nodes, key, None) is not None)
         text = environment.get(variable)
-        value = _minutes(text) if text and key == "time_limit_min" else text
-        if value and not has_line:
-            given[key] = value
+        if text and not has_line:
+            given[key] = _minutes(text) if key == "time_limit_min" else text
     return given
 
 
 def _minutes(text: str) -> int | None:
     """A time limit; None where it is none, or no time, which sbatch refuses itself."""
     try:
-        return parse_minutes(text)
+        return parse_minutes(text) or None
     except ValueError:
         return None
 

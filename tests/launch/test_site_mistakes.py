@@ -11,6 +11,7 @@ from rollpacker.config.words import replaced
 from rollpacker.launch.shape import job_shape, workers_shape
 from rollpacker.launch.site import Node, Partition, Site
 from rollpacker.launch.site_mistakes import site_mistakes
+from rollpacker.launch.submission_environment import as_submitted
 from tests.launch.golden_scripts import ELASTIC
 
 MODELLED = ["backend=sim", "model=qwen2.5-7b", "cluster=slurm"]
@@ -204,6 +205,8 @@ def test_the_usual_limit_of_a_partition_is_longer_than_the_lead_of_its_signal(
     assert _told("cluster.signal_lead_s=119", site=short) == []
     if default is not None:
         assert _told("cluster.time_limit_min=60", site=short) == []
+    unlimited = as_submitted(job_shape(compose(MODELLED)), {"SBATCH_TIMELIMIT": "UNLIMITED"})
+    assert list(site_mistakes(unlimited, short)) == []
 
 
 ENVIRONMENTS = (

@@ -39,10 +39,15 @@ def test_what_variables_say_of_a_job_stands_in_its_shape_under_their_names() -> 
     assert shape.key("time_limit_min") == "SBATCH_TIMELIMIT"
 
 
-@pytest.mark.parametrize("text", ["UNLIMITED", "0", "soon", ""])
-def test_a_variable_with_no_time_limit_sets_none(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [(text, "SBATCH_TIMELIMIT") for text in ("UNLIMITED", "0", "soon")] + [("", "cluster.time_limit_min")],
+)
+def test_a_variable_with_no_time_limit_sets_none_under_its_name(text: str, key: str) -> None:
     shape = job_shape(compose(["backend=sim", "model=qwen2.5-7b", "cluster=slurm"]))
-    assert as_submitted(shape, {"SBATCH_TIMELIMIT": text}).cluster.time_limit_min is None
+    submitted = as_submitted(shape, {"SBATCH_TIMELIMIT": text})
+    assert submitted.cluster.time_limit_min is None
+    assert submitted.key("time_limit_min") == key
 
 
 def test_keys_come_before_variables_also_where_only_nodes_of_environments_have_them() -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.cluster import ClusterSection
-from rollpacker.config.sections.elastic import ElasticSection
 from rollpacker.core.errors import ConfigError, WorldError
 from rollpacker.launch.doctor.files import check_files, try_files
 from rollpacker.launch.doctor.findings import Finding, fine, problem_of
@@ -40,22 +39,21 @@ from rollpacker.launch.doctor.nodes import ask_nodes, check_nodes
 from rollpacker.launch.doctor.preemption import read_qos
 from rollpacker.launch.doctor.slurm import check_slurm
 from rollpacker.launch.doctor.worker_partition import check_workers
-from rollpacker.launch.shape import workers_shape
+from rollpacker.launch.shape import JobShape, workers_shape
 from rollpacker.launch.site import read_site
 from rollpacker.launch.slurm_commands import has_slurm
-from rollpacker.launch.submission_environment import given_by_variables
+from rollpacker.launch.submission_environment import as_submitted
 from rollpacker.runtime.run.folder_checks import check_run_dir
 
 
 def examine(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Make all checks that apply here. No check depends on the result of an earlier one."""
-    cluster, job_id = _cluster_of(config, environment), environment.get("SLURM_JOB_ID")
+    cluster, job_id = config.cluster, environment.get("SLURM_JOB_ID")
     must_be_shared = cluster is not None and not cluster.has_shared_files
     has_image = cluster is not None and cluster.container.image is not None
     yield check_place(environment, has_cluster=cluster is not None)
     if cluster is not None or has_slurm(environment):
-        elastic = config.elastic if workers_shape(config) is not None else None
-        yield from _check_slurm(cluster, elastic, environment.get("SLURM_JOB_QOS"))
+        yield from _check_slurm(config, environment)
     is_seen_by_nodes = has_image or job_id is not None  # in a job, every node is checked
     yield from check_software(gather_software(), must_be_shared=must_be_shared and not is_seen_by_nodes)
     if cluster is not None:
@@ -77,31 +75,28 @@ def check_place(environment: Mapping[str, str], *, has_cluster: bool) -> Finding
     return fine("where", f"{host}, outside any cluster; with cluster=..., what a job would find is checked too")
 
 
-def _cluster_of(config: RunConfig, environment: Mapping[str, str]) -> ClusterSection | None:
-    """The section `cluster` with what variables say where it is null; in a job, with the partition of the job."""
-    cluster, partition = config.cluster, environment.get("SLURM_JOB_PARTITION")
-    if cluster is None:
-        return None
-    given = given_by_variables(cluster, environment)
-    if cluster.partition is None and partition is not None:
-        given["partition"] = partition
-    return cluster.model_copy(update=given)
-
-
-def _check_slurm(
-    cluster: ClusterSection | None, elastic: ElasticSection | None, job_qos: str | None
-) -> Iterator[Finding]:
+def _check_slurm(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Check the cluster, and the partition of the workers that the run submits."""
+    shape = None if config.cluster is None else _shape(config.cluster, environment)
     try:
         site = read_site()
     except WorldError as error:
         found = problem_of("Slurm", error)
-        yield found if cluster is not None else replace(found, level="warning")  # a run outside Slurm does without
+        yield found if shape is not None else replace(found, level="warning")  # a run outside Slurm does without
     else:
         qos = read_qos(site)
-        yield from check_slurm(site, cluster, qos, job_qos)
-        if cluster is not None and elastic is not None:
-            yield from check_workers(site, cluster, elastic, qos)
+        yield from check_slurm(site, shape, qos, environment.get("SLURM_JOB_QOS"))
+        if shape is not None and workers_shape(config) is not None:
+            yield from check_workers(site, shape, config.elastic, qos)
+
+
+def _shape(cluster: ClusterSection, environment: Mapping[str, str]) -> JobShape:
+    """What sbatch would submit from here; inside a job, SBATCH_* do not count, and the partition is that of the job."""
+    shape = JobShape(num_nodes=cluster.num_nodes or 1, cluster=cluster)
+    if "SLURM_JOB_ID" not in environment:
+        return as_submitted(shape, environment)
+    partition = cluster.partition or environment.get("SLURM_JOB_PARTITION")
+    return replace(shape, cluster=cluster.model_copy(update={"partition": partition}))
 
 
 def _check_run_dir(config: RunConfig, *, must_be_shared: bool) -> Iterator[Finding]:

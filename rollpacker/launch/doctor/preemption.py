@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.site import Partition, Site
 from rollpacker.launch.slurm_commands import ask_slurm
@@ -57,6 +58,12 @@ class Preemption:
     def time(self) -> str:
         """The grace time in words."""
         return "some time" if self.grace_s is None else f"{self.grace_s} s"
+
+
+def notice_of(site: Site, cluster: ClusterSection) -> tuple[str, bool]:
+    """The signal that precedes a preemption, and whether it ends the mount of the job's image, one that is one file."""
+    signal, image = cluster.signal if site.signals_before_preempting else "TERM", cluster.container.image
+    return signal, signal == "TERM" and image is not None and not image.is_dir()
 
 
 def preempts_by_qos(site: Site) -> bool:

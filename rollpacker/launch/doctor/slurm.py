@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem_of
-from rollpacker.launch.doctor.preemption import Preemption, Qos, preemption_of
+from rollpacker.launch.doctor.preemption import Preemption, Qos, notice_of, preemption_of
 from rollpacker.launch.shape import JobShape
 from rollpacker.launch.site import Partition, Site
-from rollpacker.launch.site_mistakes import job_mistakes, partitions_of
+from rollpacker.launch.site_mistakes import job_mistakes, partitions_of, time_limit_min
 
 OLDEST_VERSION = (22, 5)
 """The oldest version that the launcher was tested with; 24.11 is the newest."""
@@ -24,28 +24,33 @@ _SHORTEST_KILL_WAIT_S = 10
 
 
 def check_slurm(
-    site: Site, cluster: ClusterSection | None, qos: Mapping[str, Qos], job_qos: str | None = None
+    site: Site, shape: JobShape | None, qos: Mapping[str, Qos], job_qos: str | None = None
 ) -> Iterator[Finding]:
-    """Check a cluster for any job, and for the one of `cluster`.
+    """Check a cluster for any job, and for one of this shape.
 
     Args:
         site: The cluster.
-        cluster: None checks no job.
+        shape: None checks no job.
         qos: What accounting tells of each, where the cluster preempts by QOS.
-        job_qos: That of the surrounding job, where `cluster` names none.
+        job_qos: That of the surrounding job, where the shape names none.
     """
     yield from check_site(site)
-    if cluster is None:
+    if shape is None:
         return
     try:
-        partitions = partitions_of(_shape(cluster), site)
+        partitions = partitions_of(shape, site)
     except ConfigError as error:
         yield problem_of("partition", error)
         return
     yield check_partitions(site, partitions)
-    yield from check_job(site, partitions, cluster)
-    name = cluster.qos or job_qos
-    losses = [(partition.name, preemption_of(site, partition, qos, name)) for partition in partitions]
+    yield from check_job(site, partitions, shape)
+    cluster, likely = shape.cluster, likely_partitions(site, partitions, shape)
+    if len(likely) < len(partitions):
+        plugins = f"JobSubmitPlugins={site.settings['JobSubmitPlugins']}"
+        yield fine(
+            "preemption", f"as in the default partition; cluster.partition=null leaves the choice to Slurm's {plugins}"
+        )
+    losses = [(each.name, preemption_of(site, each, qos, cluster.qos or job_qos)) for each in likely]
     yield from (check_preemption(site, partition, loss, cluster) for partition, loss in losses)
     off = "off (cluster.requeue=false): start the run again to go on"
     requeued = f"a requeued job waits for at least {site.requeue_delay_s} s (cred_expire)"
@@ -106,15 +111,17 @@ def service_of(site: Site, partitions: Sequence[Partition]) -> tuple[str, bool]:
     return "; ".join(texts), starts_jobs
 
 
-def _shape(cluster: ClusterSection) -> JobShape:
-    return JobShape(num_nodes=cluster.num_nodes or 1, cluster=cluster)
+def likely_partitions(site: Site, partitions: Sequence[Partition], shape: JobShape) -> Sequence[Partition]:
+    """Of the partitions of a job, only the default one where it names none: plugins of the cluster often keep it."""
+    default = site.default_partition
+    return partitions if shape.cluster.partition is not None or default is None else (default,)
 
 
-def check_job(site: Site, partitions: Sequence[Partition], cluster: ClusterSection) -> Iterator[Finding]:
+def check_job(site: Site, partitions: Sequence[Partition], shape: JobShape) -> Iterator[Finding]:
     """Check what the job asks for against the partitions' nodes and limits, as a launch does."""
     nodes = "its nodes exist" if site.nodes else "whether its nodes exist is not known"
-    mistakes = list(job_mistakes(_shape(cluster), partitions, site))
-    limits = (cluster.time_limit_min or each.default_time_min or each.max_time_min for each in partitions)
+    mistakes = list(job_mistakes(shape, partitions, site))
+    limits = (time_limit_min(shape, each) for each in partitions)
     times = ("without a time limit" if limit is None else f"{limit} minutes for each attempt" for limit in limits)
     time = " or ".join(dict.fromkeys(times))
     yield from [problem_of("job", mistake) for mistake in mistakes] or [fine("job", f"{nodes}; {time}")]
@@ -124,9 +131,8 @@ def check_preemption(site: Site, partition: str, loss: Preemption | None, cluste
     """Check which signal precedes a preemption, and how long the job has then."""
     if loss is None:
         return fine("preemption", f"jobs of {partition} keep their nodes")
-    signal = cluster.signal if site.signals_before_preempting else "TERM"
+    signal, ends_mount = notice_of(site, cluster)
     text = f"jobs of {loss.jobs} lose their nodes ({loss.mode}) {loss.time} after SIG{signal}"
-    image = cluster.container.image
     return probe(
         "preemption",
         text,
@@ -143,7 +149,7 @@ def check_preemption(site: Site, partition: str, loss: Preemption | None, cluste
             "The run goes on from its last regular checkpoint: lower run.checkpoint_every_steps.",
         ),
         (
-            signal == "TERM" and image is not None and not image.is_dir(),
+            ends_mount,
             "warning",
             f"{text}, which ends the mount of an image that is one file",
             "Unpack the image into a folder, or ask for SlurmctldParameters=preempt_send_user_signal.",

@@ -9,8 +9,8 @@ from rollpacker.config.sections.elastic import ElasticSection
 from rollpacker.config.sections.elastic_job import ElasticJobSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem_of
-from rollpacker.launch.doctor.preemption import Preemption, Qos, preemption_of
-from rollpacker.launch.doctor.slurm import service_of
+from rollpacker.launch.doctor.preemption import Preemption, Qos, notice_of, preemption_of
+from rollpacker.launch.doctor.slurm import likely_partitions, service_of
 from rollpacker.launch.shape import JobShape
 from rollpacker.launch.site import Partition, Site
 from rollpacker.launch.site_mistakes import partitions_of
@@ -18,30 +18,30 @@ from rollpacker.launch.site_mistakes import partitions_of
 _ELSEWHERE = "Its requests go on elsewhere from the tokens that it has reported."
 
 
-def check_workers(
-    site: Site, cluster: ClusterSection, elastic: ElasticSection, qos: Mapping[str, Qos]
-) -> Iterator[Finding]:
+def check_workers(site: Site, shape: JobShape, elastic: ElasticSection, qos: Mapping[str, Qos]) -> Iterator[Finding]:
     """Check a cluster for the rollout workers of a run; nothing where it submits none.
 
     Args:
         site: The cluster.
-        cluster: Of the run's own job.
+        shape: Of the run's own job.
         elastic: Of the run.
         qos: What accounting tells of each, where the cluster preempts by QOS.
     """
-    job = elastic.job
+    job, cluster = elastic.job, shape.cluster
     if job is None or not elastic.is_on:
         return
     asked = cluster.model_copy(update={"partition": job.partition or cluster.partition})
-    keys = {"partition": "elastic.job.partition"} if job.partition else {}
+    keys = {"partition": "elastic.job.partition"} if job.partition else shape.keys
+    workers = JobShape(num_nodes=1, cluster=asked, keys=keys)
     try:
-        partitions = partitions_of(JobShape(num_nodes=1, cluster=asked, keys=keys), site)
+        partitions = partitions_of(workers, site)
     except ConfigError as error:
         yield problem_of("workers", error)
         return
     name = job.qos or cluster.qos
     yield _check_array(site, partitions, job, elastic.max_workers, name)
-    losses = [(partition.name, preemption_of(site, partition, qos, name)) for partition in partitions]
+    likely = likely_partitions(site, partitions, workers)
+    losses = [(partition.name, preemption_of(site, partition, qos, name)) for partition in likely]
     yield from (_check_loss(site, partition, loss, cluster, elastic) for partition, loss in losses)
     yield from (fine("workers: queue", text) for text in dict.fromkeys(_queue_again(site, loss) for _, loss in losses))
     files = "their hours of GPUs are those of the run's own files: Slurm keeps no accounts here"
@@ -91,9 +91,8 @@ def _check_loss(
     if loss is None:
         return fine("workers: loss", f"{partition} does not preempt; they end with their time limit")
     # a worker's script asks for the signal of the run's own job
-    signal = cluster.signal if site.signals_before_preempting else "TERM"
+    signal, ends_mount = notice_of(site, cluster)
     text = f"{loss.jobs} preempts ({loss.mode}), {loss.time} after SIG{signal}"
-    image = cluster.container.image
     return probe(
         "workers: loss",
         text,
@@ -110,7 +109,7 @@ def _check_loss(
             f"{_ELSEWHERE} A partition or QOS with a longer GraceTime loses none.",
         ),
         (
-            signal == "TERM" and image is not None and not image.is_dir(),
+            ends_mount,
             "warning",
             f"{text}, which ends the mount of an image that is one file: lost at once",
             f"{_ELSEWHERE} Unpack the image, or ask for SlurmctldParameters=preempt_send_user_signal.",

@@ -8,6 +8,8 @@ import pytest
 
 from rollpacker.config.compose import compose
 from rollpacker.launch.doctor import examination
+from rollpacker.launch.doctor.findings import Finding
+from tests.launch.doctor.test_preemption import QOS
 from tests.launch.test_site_mistakes import MODELLED, SITE
 
 
@@ -16,14 +18,39 @@ from tests.launch.test_site_mistakes import MODELLED, SITE
     [
         ({}, "gpu"),
         ({"SBATCH_PARTITION": "cpu"}, "cpu"),
-        ({"SBATCH_PARTITION": "cpu", "SLURM_JOB_PARTITION": "gpu"}, "gpu"),
+        ({"SBATCH_PARTITION": "cpu", "SLURM_JOB_ID": "7", "SLURM_JOB_PARTITION": "gpu"}, "gpu"),
     ],
 )
 def test_the_partition_that_is_checked_is_the_one_in_which_a_job_would_be(
     environment: Mapping[str, str], partition: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examination, "has_slurm", lambda _: True)
-    monkeypatch.setattr(examination, "read_site", lambda: replace(SITE, settings={"KillWait": "30 sec"}))
-    findings = examination.examine(compose([*MODELLED, f"run.dir={tmp_path}"]), environment)
-    told = next(finding for finding in findings if finding.subject == "partition")
+    told = _told("partition", environment, tmp_path, monkeypatch)
     assert told.text.startswith(f"{partition} is UP")
+
+
+def test_a_mistake_in_a_variable_is_told_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = _told("partition", {"SBATCH_PARTITION": "cpux"}, tmp_path, monkeypatch)
+    assert told.text.startswith("SBATCH_PARTITION=cpux is not a partition")
+    assert told.remedy == "Write SBATCH_PARTITION=cpu"
+
+
+def test_a_variable_that_lifts_the_time_limit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = _told("job", {"SBATCH_TIMELIMIT": "UNLIMITED"}, tmp_path, monkeypatch)
+    assert told.text == "its nodes exist; without a time limit"
+
+
+def test_in_a_job_its_own_qos_counts_and_no_variable_of_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "read_qos", lambda _: QOS)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_PARTITION": "gpu", "SLURM_JOB_QOS": "spot"}
+    shell = {"SBATCH_QOS": "hard", "SBATCH_TIMELIMIT": "5", "SBATCH_CONSTRAINT": "ibx"}
+    assert "qos=spot lose" in _told("preemption", job | shell, tmp_path, monkeypatch).text
+    assert _told("job", job | shell, tmp_path, monkeypatch).text == "its nodes exist; 1440 minutes for each attempt"
+
+
+def _told(subject: str, environment: Mapping[str, str], run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Finding:
+    """The first finding on a subject; what comes later is not checked."""
+    settings = {"KillWait": "30 sec", "PreemptType": "preempt/qos", "PreemptMode": "REQUEUE"}
+    monkeypatch.setattr(examination, "has_slurm", lambda _: True)
+    monkeypatch.setattr(examination, "read_site", lambda: replace(SITE, settings=settings))
+    findings = examination.examine(compose([*MODELLED, f"run.dir={run_dir}"]), environment)
+    return next(finding for finding in findings if finding.subject == subject)

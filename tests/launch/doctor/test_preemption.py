@@ -13,7 +13,7 @@ from rollpacker.launch.doctor.preemption import parse_qos, preemption_of, read_q
 from rollpacker.launch.doctor.slurm import check_slurm
 from rollpacker.launch.doctor.worker_partition import check_workers
 from tests.launch.commands import install_command
-from tests.launch.doctor.test_slurm import PARTITION, _cluster, _site
+from tests.launch.doctor.test_slurm import PARTITION, _job, _site
 
 RECORDED = """\
 normal|00:00:00|cluster|spot,slow
@@ -45,14 +45,14 @@ def test_the_qos_of_a_job_says_how_and_when_it_loses_its_nodes_and_not_its_parti
 
 @pytest.mark.parametrize(("name", "words"), [(None, "which no key names"), ("gone", "of which sacctmgr says nothing")])
 def test_of_a_qos_that_is_not_known_no_number_is_said(name: str | None, words: str) -> None:
-    (found,) = (each for each in check_slurm(_by_qos(), _cluster(qos=name), QOS) if each.subject == "preemption")
+    (found,) = (each for each in check_slurm(_by_qos(), _job(qos=name), QOS) if each.subject == "preemption")
 
     assert found.level == "ok"
     assert found.text == f"jobs of gpu lose their nodes (as their QOS says, {words}) some time after SIGURG"
 
 
 def test_the_surrounding_jobs_qos_counts_where_the_configuration_names_none() -> None:
-    (found,) = (each for each in check_slurm(_by_qos(), _cluster(), QOS, "spot") if each.subject == "preemption")
+    (found,) = (each for each in check_slurm(_by_qos(), _job(), QOS, "spot") if each.subject == "preemption")
 
     assert found.text == "jobs of gpu with qos=spot lose their nodes (CANCEL) 68 s after SIGURG"
 
@@ -62,7 +62,7 @@ def test_workers_lose_their_nodes_as_their_own_qos_says() -> None:
     for name in ("spot", "hard"):
         section = ElasticSection(name="slurm", max_workers=4, job=ElasticJobSection(partition="gpu", qos=name))
         qos = QOS | parse_qos("urgent|00:00:00|cluster|spot,hard")
-        findings = check_workers(_by_qos(), _cluster(qos="normal"), section, qos)
+        findings = check_workers(_by_qos(), _job(qos="normal"), section, qos)
         texts[name] = {each.subject: each.text for each in findings}
     assert texts["spot"]["workers: loss"] == "gpu with qos=spot preempts (CANCEL), 68 s after SIGURG"
     assert "the next one of the array" in texts["spot"]["workers: queue"]
