@@ -15,6 +15,8 @@ from rollpacker.config.words import key_of
 from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic import BaseModel
 
     from rollpacker.config.roots import Root
@@ -24,6 +26,9 @@ _KEY = re.compile(r"[A-Za-z_][\w.]*(/\w+)?")
 
 _ENTRY = re.compile(r"[A-Za-z_]\w*:(?!//)")
 """The beginning of an entry of a mapping, and not of a URL, nor of GPUs of a node (0:0-3)."""
+
+_OTHER_FORMATS = (".parquet", ".arrow", ".csv", ".tsv", ".xlsx", ".gz", ".zst", ".zip")
+"""Endings of tables and of packed files."""
 
 OVERWRITE = (
     "overwrite",
@@ -64,6 +69,16 @@ def parse_arguments(command: str, argv: Sequence[str], help_text: CommandHelp, *
         _refuse_repeated(found.words)
         _refuse_misspelt(command, found.words, help_text)
     return Arguments(words=tuple(found.words), is_help=found.help, is_multirun=getattr(found, "multirun", False))
+
+
+def refuse_other_format(out: Path) -> None:
+    """Refuse a name for JSON lines that ends as files of another format do; it would be read as one."""
+    if out.suffix.lower() in _OTHER_FORMATS:
+        raise ConfigError(
+            f"out={out} ends with {out.suffix}, and what is written is JSON lines.",
+            f"It is a file of any other ending than {', '.join(_OTHER_FORMATS)}, or - for standard output.",
+            f"Write out={str(out.with_suffix('')).removesuffix('.jsonl')}.jsonl",
+        )
 
 
 def is_overwriting(settings: Mapping[str, str]) -> bool:
@@ -138,7 +153,7 @@ def _refuse_misspelt(command: str, words: Sequence[str], help_text: CommandHelp)
 
 def _unknown_option(command: str, option: str, options: Sequence[str], help_text: CommandHelp) -> ConfigError:
     from rollpacker.config.keys import nearest
-    from rollpacker.config.names_elsewhere import key_for
+    from rollpacker.config.names_elsewhere import is_set_otherwise, key_for, why_absent
     from rollpacker.config.roots import SCORE, TRAIN
 
     name, _, value = option.lstrip("-").partition("=")
@@ -146,8 +161,11 @@ def _unknown_option(command: str, option: str, options: Sequence[str], help_text
     rest = "all else is key=value or group=option" if help_text.takes_keys else f"it takes {help_text.usage}"
     problem = f"`{option}` is not an option."
     allowed = f"`rollpacker {command}` has the options {', '.join(options)}; {rest}."
+    if help_text.takes_keys and (reason := why_absent(name)):
+        return ConfigError(problem, reason, "Leave it out.")
     if help_text.takes_keys and (ours := key_for(name)):
-        return ConfigError(problem, allowed, f"Keys have no dashes: write {ours}={value or 'VALUE'}")
+        given = "VALUE" if is_set_otherwise(name) else value or "VALUE"
+        return ConfigError(problem, allowed, f"Keys have no dashes: write {ours}={given}")
     if close := nearest(option, options):
         return ConfigError(problem, allowed, f"Write {close[0]}")
     if close := nearest(name, [word for word, _ in help_text.arguments if word.islower()]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting
+from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting, refuse_other_format
 from rollpacker.cli.command_help import CommandHelp
 from rollpacker.core.errors import ConfigError
 
@@ -68,6 +68,7 @@ def run(arguments: Arguments) -> None:
     split = settings["split"] or None
     if str(out) != "-" and real_path(out) in map(real_path, (source, *files_read(converter, source, split))):
         raise ConfigError(f"out={out} is also read.", "It is another file than those of `from`.", "Choose another out.")
+    refuse_other_format(out)
     check_output(out, can_replace=is_overwriting(settings))
     if str(out) != "-":
         check_creatable("out", out)

@@ -69,9 +69,13 @@ def _words(given: Sequence[str]) -> list[tuple[str, str]]:
 
     keys, settings = parse_settings("init", given, DEFAULTS, example="model=DIR data=prompts.jsonl", takes_keys=True)
     named = set(map(key_of, keys))
-    for name, value in settings.items():
-        if not value and not named & _KEYS_OF[name]:
-            raise ConfigError(f"`rollpacker init` has no {name}.", HELP.arguments[name == "data"][1], f"Add {name}=...")
+    missing = [name for name, value in settings.items() if not value and not named & _KEYS_OF[name]]
+    if missing:
+        raise ConfigError(
+            f"`rollpacker init` has no {' and no '.join(missing)}.",
+            "\n".join(f"{name}: {dict(HELP.arguments)[name]}" for name in missing),
+            "For example: rollpacker init model=Qwen/Qwen2.5-0.5B-Instruct data=gsm8k",
+        )
     recipes = groups(TRAIN)["experiment"].options
     is_recipe = settings["data"] in recipes
     close = nearest(settings["data"], recipes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting
+from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting, refuse_other_format
 from rollpacker.cli.command_help import CommandHelp
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def run(arguments: Arguments) -> None:
         "score", arguments.words, {"overwrite": ""}, example="out=FILE overwrite=true", takes_keys=True
     )
     config = compose_score(words)
+    refuse_other_format(config.out)
     if not is_stream(config.out):
         check_creatable("out", config.out)
     if config.reward.has_judge:

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rollpacker.cli.command_help import CONFIG_FILE, INPUTS, CommandHelp
-from rollpacker.core.errors import Interrupted, Preempted, RollpackerError
+from rollpacker.core.errors import ConfigError, Interrupted, Preempted, RollpackerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,7 @@ HELP = CommandHelp(
 
 def run(arguments: Arguments) -> None:
     """Train; raises the first failure of a multirun after its other points have ended."""
+    _refuse_torchrun()
     _ignore_closed_output()
     if arguments.is_multirun:
         _run_sweep(arguments.words)
@@ -68,6 +69,16 @@ def run_point(composed: DictConfig) -> None:
     except RollpackerError as error:
         show_error(error, title=f"{config.run.dir} {'was preempted' if isinstance(error, Preempted) else 'failed'}")
         raise
+
+
+def _refuse_torchrun() -> None:
+    """Refuse to be one of several copies: torchrun, and `accelerate launch` by it, start one for each GPU."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ConfigError(
+            "torchrun started this process: TORCHELASTIC_RUN_ID is set.",
+            "One command starts a run, on all GPUs of a machine; it starts engines and trainer itself.",
+            "Write rollpacker train ... without torchrun; on several nodes, as a Slurm job (cluster=slurm).",
+        )
 
 
 def _can_download() -> bool:

@@ -103,7 +103,16 @@ _NOT_HERE = {
     "eos_token_id",
     "The longest sequence is data.max_prompt_tokens and rollout.max_response_tokens together.": "max_model_len",
     "All GPUs of a machine are used, or those that backend.num_gpus or CUDA_VISIBLE_DEVICES leave; in a Slurm job "
-    "those of cluster.gpus_per_node.": "n_gpus_per_node num_gpus_per_node actor_num_gpus_per_node",
+    "those of cluster.gpus_per_node.": "n_gpus_per_node num_gpus_per_node actor_num_gpus_per_node nproc_per_node "
+    "nproc_per_machine",
+    "Responses are always packed into micro-batches of trainer.max_tokens_per_microbatch tokens; trainer=megatron "
+    "drops the padding.": "packing sample_packing packing_samples use_remove_padding remove_padding padding_free "
+    "use_dynamic_bsz",
+    "The engine is chosen by engine=vllm or engine=torch; there is no SGLang.": "rollout.name rollout_backend use_vllm "
+    "sglang",
+    "Where engines and trainer take turns on GPUs, the trainer's state is in host memory while the engines generate; "
+    "while it trains, nothing is offloaded.": "offload param_offload grad_offload optimizer_offload cpu_offload "
+    "adam_offload offload_policy ref_param_offload offload_params",
 }
 """Why there is no such key, and the parts of other tools' keys of which that is true."""
 
@@ -122,6 +131,12 @@ _VALUES_ELSEWHERE = {
     "trainer.mismatch": {"token_truncate": "token", "sequence_truncate": "sequence"},
 }
 """Our key, its values, and those of other tools for each."""
+
+_VALUES_NOT_HERE = {
+    "trainer.advantage": "gdpo",
+    "trainer.loss": "sapo gmpo luspo vespo clip_cov dppo_tv dppo_kl papo",
+}
+"""Our key, and values of other tools that none of its own stands for, though one has a similar name."""
 
 _KEY_OF = {
     name: key for table in (_NAMES_ELSEWHERE, _SET_OTHERWISE) for key, names in table.items() for name in names.split()
@@ -148,7 +163,8 @@ def is_set_otherwise(name: str) -> bool:
 
 def why_absent(name: str) -> str | None:
     """Why there is no key for a name of another tool; None when there is one, or no tool has that name."""
-    return next((_REASON_OF[part] for part in _plain(name).split(".") if part in _REASON_OF), None)
+    parts = _plain(name).split(".")
+    return next((_REASON_OF[part] for part in (*parts, ".".join(parts[-2:])) if part in _REASON_OF), None)
 
 
 def value_for(key: str, given: str, legal: Collection[str]) -> str | None:
@@ -159,6 +175,8 @@ def value_for(key: str, given: str, legal: Collection[str]) -> str | None:
     text = _plain(given)
     if (key, text) in _VALUE_OF:
         return _VALUE_OF[key, text]
+    if text in _VALUES_NOT_HERE.get(key, "").split():
+        return None
     if sum(text in value.split("_") for value in legal) > 1:
         return None
     return next(iter(nearest(given, legal)), None)

@@ -135,7 +135,7 @@ def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
     keys = legal_keys(root.schema)
     section, _, leaf = name.rpartition(".")
     problem = f"`{name}` is not a key of the configuration."
-    if reason := why_absent(name):
+    if section != _JOB and (reason := why_absent(name)):
         return ConfigError(problem, reason, "Leave it out.")
     of_job = key_for_job(leaf) if section in {"", _JOB} else None
     ours = key_for(name) or of_job

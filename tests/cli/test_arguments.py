@@ -9,7 +9,7 @@ import pytest
 
 from rollpacker.cli import report, train
 from rollpacker.cli.arguments import parse_arguments
-from rollpacker.cli.main import COMMANDS
+from rollpacker.cli.main import COMMANDS, main
 from rollpacker.cli.settings import parse_steps
 from rollpacker.config.words import replaced
 from rollpacker.core.errors import ConfigError
@@ -64,6 +64,29 @@ def test_folders_that_look_like_keys_are_no_keys(tmp_path: Path, monkeypatch: py
     for folder in folders:
         (tmp_path / folder).mkdir()
     assert parse_arguments("report", folders, report.HELP, can_sweep=False).words == tuple(folders)
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed", "remedy"),
+    [
+        ("--lora-rank=8", "no LoRA", "Leave it out."),
+        ("--use_lora", "no LoRA", "Leave it out."),
+        ("--nproc_per_node=8", "backend.num_gpus", "Leave it out."),
+        ("--max-steps=8", "all else is key=value", "Keys have no dashes: write run.num_steps=8"),
+        ("--logger=wandb", "all else is key=value", "Keys have no dashes: write tracker.wandb=VALUE"),
+    ],
+)
+def test_an_option_of_another_tool_is_answered_as_its_key_is(option: str, allowed: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_arguments("train", [option], train.HELP, can_sweep=True)
+    assert allowed in caught.value.allowed
+    assert caught.value.remedy == remedy
+
+
+def test_a_copy_that_torchrun_started_does_not_train(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert main(["train", "model.path=m", "data.path=d"]) == 2
+    assert "without torchrun" in capsys.readouterr().err
 
 
 def test_a_number_that_python_does_not_read_is_no_step() -> None:

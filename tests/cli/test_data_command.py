@@ -66,6 +66,7 @@ def test_list_names_every_set_with_its_repository(capsys):
         (["gsm8k", "from=set", "out=x"], "several splits, and none is chosen Its splits: test, train Write split=test"),
         (["gsm8k", "from=set", "out=x", "split=dev"], "no split dev Its splits: test, train Write split=test"),
         (["gsm8k", "from=set", "split=test", "out=set"], "out=set is also read"),
+        (["gsm8k", "from=set", "split=test", "out=x.parquet"], "what is written is JSON lines"),
         (
             ["gsm8k", "from=set", "split=test", "out=set/main/test-00000-of-00001.parquet", "overwrite=true"],
             "out=set/main/test-00000-of-00001.parquet is also read",

@@ -90,7 +90,7 @@ def test_an_environment_keeps_the_reward_that_it_chooses(workdir, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "has no model"),
+        ([], "has no model and no data.\n"),
         (["model=model"], "has no data"),
         (["model=model", "data=nothing.jsonl"], "nothing.jsonl"),
         (["model=model", "data=a,b.jsonl"], "Write KEY=[A,B] for a list; `rollpacker train -m` runs once per value."),

@@ -76,6 +76,7 @@ def test_a_folder_without_runs_and_one_that_is_not_there_are_named(tmp_path, nam
 @pytest.mark.parametrize("text", [*NAMES, *ACTING])
 def test_what_a_status_says_is_shown_and_not_obeyed(tmp_path, text, capsys):
     status = {"state": "failed", "attempt": 0, "finished_steps": 1, "num_steps": 2, "job_id": None, "updated_at": 1.0}
+    status |= {"processor_s": 0.0, "num_gpus": 0}
     (tmp_path / "status.json").write_text(json.dumps(status | {"reason": f"it\n{text}", "host": text}))
     shown = said(capsys, ["jobs", str(tmp_path)])
     assert is_harmless(shown)

@@ -98,6 +98,11 @@ def test_a_value_of_another_tool_is_answered_with_ours(word: str, remedy: str) -
     assert mistake_of(word).remedy == remedy
 
 
+@pytest.mark.parametrize("word", ["trainer.loss=sapo", "trainer.loss=gmpo", "trainer.advantage=gdpo"])
+def test_a_value_that_only_other_tools_have_is_not_taken_for_a_similar_one(word: str) -> None:
+    assert mistake_of(word).remedy == "Choose one of them."
+
+
 @pytest.mark.parametrize("word", ["trainer.loss_normalisation=token", "trainer.mismatch=mask"])
 def test_a_value_that_is_a_word_of_several_is_answered_with_none_of_them(word: str) -> None:
     assert mistake_of(word).remedy == ""
@@ -145,6 +150,14 @@ def test_a_key_of_another_unit_is_not_said_to_be_the_same(word: str, key: str) -
         ("engine.max_model_len=4096", "rollout.max_response_tokens"),
         ("rollout.stop=x", "end tokens"),
         ("trainer.n_gpus_per_node=8", "backend.num_gpus"),
+        ("nproc_per_node=8", "backend.num_gpus"),
+        ("packing=true", "always packed"),
+        ("actor_rollout_ref.model.use_remove_padding=true", "always packed"),
+        ("sample_packing=true", "always packed"),
+        ("trainer.offload=true", "nothing is offloaded"),
+        ("actor_rollout_ref.actor.fsdp_config.param_offload=true", "nothing is offloaded"),
+        ("cpu_offload=true", "nothing is offloaded"),
+        ("actor_rollout_ref.rollout.name=sglang", "no SGLang"),
     ],
 )
 def test_what_only_other_tools_have_is_answered_with_why_it_is_not_here(word: str, reason: str) -> None:
@@ -153,6 +166,10 @@ def test_what_only_other_tools_have_is_answered_with_why_it_is_not_here(word: st
     assert error.remedy == "Leave it out."
 
 
-@pytest.mark.parametrize("word", ["packing=true", "offload=true", "trainer.offload=true"])
+def test_gpus_of_a_node_are_a_key_of_a_job() -> None:
+    assert "cluster.gpus_per_node" in mistake_of("cluster.num_gpus_per_node=4").allowed
+
+
+@pytest.mark.parametrize("word", ["boxing=true", "offloads=true", "trainer.offloads=true"])
 def test_a_key_of_another_section_is_proposed_only_where_the_names_are_near(word: str) -> None:
     assert mistake_of(word).allowed == ""

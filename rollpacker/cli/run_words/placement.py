@@ -55,7 +55,7 @@ def placement_table(config: RunConfig, size: ClusterSize, fit: ModelFit | None) 
                 cells.append(_memory(parts[0], fit, _taken_by_judge(config, fit)) if parts[0].gpus else "")
             table.add_row(*cells)
         table.add_section()
-    notes = _notes(size, fit, has_turns=bool(takers))
+    notes = _notes(config, size, fit, has_turns=bool(takers))
     return Group(table, *([""] if notes else []), *(Text(note, style="dim") for note in notes))
 
 
@@ -121,14 +121,15 @@ def _rank_memory(rank: RankMemory) -> str:
     return f"trainer {gigabytes(rank.total)}: {rank.in_words()}"
 
 
-def _notes(size: ClusterSize, fit: ModelFit | None, *, has_turns: bool) -> list[str]:
+def _notes(config: RunConfig, size: ClusterSize, fit: ModelFit | None, *, has_turns: bool) -> list[str]:
     if not size.num_gpus:
         return []
     notes = []
     if fit is None:
         notes.append("The model's config.json does not give its sizes, so its memory is unknown.")
     elif fit.gpu_bytes is None:
-        notes.append("The memory of a GPU is unknown here; set cluster.gpu_memory_gb.")
+        remedy = "" if config.cluster is None else "; set cluster.gpu_memory_gb"
+        notes.append(f"The memory of a GPU is unknown here, so whether all fits is not checked{remedy}.")
     else:
         notes.append(f"A GPU has {gigabytes(fit.gpu_bytes)}.")
     if fit is not None:

@@ -37,6 +37,8 @@ from rollpacker.trainers.trainable import check_trainable
 START_S = 1800.0
 """vLLM compiles a model and records its CUDA graphs; weights may be read from a shared file system."""
 
+_WITHOUT_VLLM = "vLLM, the engine for GPUs, is not installed here: pip install 'rollpacker[vllm]'"
+
 _RESOURCES = ("engine.resources.num_gpus", "trainer.resources.num_gpus")
 
 
@@ -129,6 +131,8 @@ def _choose_kinds(draft: Draft, gpus: Gpus) -> None:
         draft.choose(f"{gpus}: engines and trainer take turns on them", maps)
     if gpus.has_vllm:
         draft.choose("vLLM is installed", {"engine.name": "vllm"})
+    elif draft.is_free("engine.name") and draft.value("engine.name") == "torch":  # the default, and yet a choice
+        draft.chosen["engine.name"] = Choice(key="engine.name", value="torch", reason=_WITHOUT_VLLM)
     choose_trainer_kind(draft)
     if draft.value("engine.name") == "vllm":
         draft.choose("vLLM compiles the model", {"backend.deadlines.start_s": START_S})

@@ -172,6 +172,19 @@ def test_a_degree_that_is_named_is_no_reason(models):
     assert {choice.key: choice.reason for choice in chooser.chosen}["engine.num_engines"] == "as many as the GPUs hold"
 
 
+def reason_of_engine(model, *words, has_vllm):
+    chooser = Chooser(Gpus(per_node=8, num_bytes=80e9, has_vllm=has_vllm))
+    compose([f"model.path={model}", *WORDS, *words], chooser.complete)
+    return {choice.word: choice.reason for choice in chooser.chosen if choice.key == "engine.name"}
+
+
+def test_an_engine_that_is_torch_because_vllm_is_missing_is_said_to_be_and_one_that_is_named_is_not(models):
+    (reason,) = reason_of_engine(models["7B"], has_vllm=False).values()
+    assert "pip install 'rollpacker[vllm]'" in reason
+    assert reason_of_engine(models["7B"], "engine=torch", has_vllm=False) == {}
+    assert reason_of_engine(models["7B"], has_vllm=True) == {"engine=vllm": "vLLM is installed"}
+
+
 def test_gpus_that_maps_leave_out_are_said(models):
     assert chosen(models["0.5B"], "placement.engine=0-1", "placement.trainer=0-1").engine.num_engines == 2
 
