@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -39,8 +40,8 @@ def load_named(source: str, *, prepare: str = "") -> Any:
     place, _, name = source.rpartition(":")
     module = module_of(source, prepare=prepare)
     if not hasattr(module, name):
-        close = difflib.get_close_matches(name, _own_names(module), n=1)
-        raise UnusableFunction(f"{place} has no `{name}`" + (f"; it has `{close[0]}`" if close else ""))
+        nearest = _nearest_name(name, module)
+        raise UnusableFunction(f"{place} has no `{name}`" + (f"; it has `{nearest}`" if nearest else ""))
     return getattr(module, name)
 
 
@@ -51,7 +52,7 @@ def module_of(source: str, *, prepare: str = "") -> ModuleType:
     if is_file and not Path(place).is_file():
         raise UnusableFunction(f"there is no file {place}")
     try:
-        module = _load_file(Path(place).absolute()) if is_file else _load_module(place)
+        module = _load_file(Path(place).resolve()) if is_file else _load_module(place)
         if prepare:
             _call_once(module, prepare)
     except UnusableFunction:
@@ -98,9 +99,10 @@ def in_words(error: BaseException, *callers: str) -> str:
 
 @functools.cache
 def _load_file(path: Path) -> ModuleType:
-    """Import a file by its absolute path; the folder that it lies in comes last on the path of further imports."""
-    name = f"own_{path.stem}"  # its own may be that of a library, such as math
-    _search_in(path.resolve().parent)
+    """Import a file by its resolved path; the folder that it lies in comes last on the path of further imports."""
+    # The stem alone may be that of a library, such as math, or of a second file.
+    name = f"own_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+    _search_in(path.parent)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -121,15 +123,16 @@ def _call_once(module: ModuleType, name: str) -> None:
         function()
 
 
-def _own_names(module: ModuleType) -> list[str]:
-    """The public functions and classes that a module, or one below it, defines."""
-    return [
-        name
-        for name, each in vars(module).items()
-        if callable(each)
-        and not name.startswith("_")
-        and f"{getattr(each, '__module__', '')}.".startswith(f"{module.__name__}.")
+def _nearest_name(name: str, module: ModuleType) -> str:
+    """A public function or class of a similar name, imported ones after those of the module; empty where none is."""
+    public = {each: found for each, found in vars(module).items() if callable(found) and not each.startswith("_")}
+    own = [
+        each
+        for each, found in public.items()
+        if f"{getattr(found, '__module__', '')}.".startswith(f"{module.__name__}.")
     ]
+    close = difflib.get_close_matches(name, own, n=1) or difflib.get_close_matches(name, public, n=1)
+    return close[0] if close else ""
 
 
 def _search_in(folder: Path) -> None:

@@ -55,6 +55,8 @@ _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
 _WORD = re.compile(r"[^\W\d_]+(?:[ -][^\W\d_]+)*")
 
+_BLANKS = re.compile(r"(?:\s|~|(?<!\\)\\ ){3,}")
+"""Of a long run, patterns here and in math-verify would take a time that grows with its square or cube."""
 _BOX_BEGINS = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BOX_ENDS = re.compile(r"(?<![\\.,;])[.,;]\s*\}$")
@@ -70,6 +72,14 @@ _NUMBER = r"-?\d[\d.,/]*"
 _COORDINATE = r"-?\d[\d./]*"
 _POINT = rf"(?!\(\d{{1,3}}(?:,\d{{3}})+\))[(\[]\s*{_COORDINATE}(?:\s*,\s*{_COORDINATE})+\s*[)\]]"
 """Or an interval, but no `(1,234)`."""
+_TERM = r"[({]*-?\d[\d.,]*[!%km)}]*"
+_CALCULATION = rf"{_TERM}(?:\s*(?:[-+*/^x\u00d7\u00b7\u00f7]|\\(?:times|cdot|div)(?![a-z]))\s*{_TERM})+"
+_VALUE_EXPLAINED = rf"{_NUMBER}(?:\s?(?:\\?%|\^\\circ|[a-z](?![\w.])))?"
+_EXPLANATION = (
+    rf"(?:\s+[(\[](?:i\.e\.,?\s+)?(?:{_CALCULATION}|\d[\d.,]*[!km])\s*[)\]]"
+    rf"|(?:\s?:|\s*[-=]>|\s*\u2192|\s+i\.e\.,?)\s+{_CALCULATION}|\s?[ap]\.m\b\.?)"
+)
+"""The calculation behind a number that is an answer, or the half of the day."""
 _BARE_FORMULA = (
     r"(?!\s|\\[(\[])"
     r"(?=[^\n$]{0,300}?(?:\\[a-z]|[\w)}]\s?[-+^:*]\s?[\w({]|\d[a-z]|[a-z]\(|\d,\s+-?\d)|[a-z]?\s{0,3}[<>/])"
@@ -84,6 +94,12 @@ _MARKS = (
     (re.compile(rf"(?<![\w*_])[*_]({_NUMBER})[*_](?![\w*_])"), r" \1 "),
     (re.compile(r"(?<=##)(?=[-$]?\d)|(?<=[A-Za-z]:)(?=[-$]?\d)"), r" "),
     (re.compile(rf"(answer\s*(?:is|:)+\s*){_TEXT_COMMAND.pattern}", re.IGNORECASE), r"\1\2 "),
+    (
+        re.compile(
+            rf"(answer\s*(?:is|:)+\s*(?:[a-z][\w'()]{{0,19}}\s*=\s*)?{_VALUE_EXPLAINED}){_EXPLANATION}", re.IGNORECASE
+        ),
+        r"\1 ",
+    ),
     (
         re.compile(
             rf"(answer\s*(?:is|:)+\s*(?:[a-z][\w'()]{{0,19}}\s*=\s*)?){_BARE_FORMULA}(?={_SENTENCE_ENDS})",
@@ -110,7 +126,7 @@ _MARKS_AT_THE_END = (
 _CHOICE_IN_BRACKETS = re.compile(r"(?<!\w)\(([A-J])\)")
 _OPTION = re.compile(
     r"(\\boxed\s*\{\s*|answer\s*(?:is|:)+\s*)(?:\\text\w*\s*\{\s*\(?([A-J])\)\s*\}|\(?([A-J])\))"
-    r"(?:\\[ ,;:]|\\q?quad|~|\s)+(?!or\b|and\b|[^\n]*\b[A-J]\))(?=[-\d$]|\\(?:d?frac|sqrt|pi|text)|[a-z]{2})([^\n]*)",
+    r"(?:\\[ ,;:]|\\q?quad|~|\s)++(?!or\b|and\b|[^\n]*?\b[A-J]\))(?=[-\d$]|\\(?:d?frac|sqrt|pi|text)|[a-z]{2})([^\n]*)",
     re.IGNORECASE,
 )
 """A choice with what it says: `(C) 12`."""
@@ -123,7 +139,7 @@ _SUBSCRIPT_BEGINS = re.compile(r"(?:[A-Za-z}]\s*_|\\underset)\s*\{")
 """Of a letter or a command; the arrow in it says where a variable goes, as in that of a limit."""
 
 _ANNOUNCEMENT = re.compile(r"answer(?:\s+is|\s+are|\s*:)\s*:?\s*(?:either\s+)?", re.IGNORECASE)
-_ANOTHER = r"\$?(?:-?\d[\d.,/]*(?<=\d)|\(?[A-J]\)?(?!\w)|(?:yes|no|true|false)\b)\$?"
+_ANOTHER = r"\$?(?:-?\d[\d.,/]*(?<=\d)|\(?[A-J]\)?(?!\.?\w)|(?:yes|no|true|false)\b)\$?"
 _COMPARED = r"(?:more|less|fewer|greater|higher|lower|larger|smaller|above|below)\b(?!\s+\w+ly\b)"
 _CLAUSE_ENDS = r"(?=\s*(?:[.,;:!?)\n]|$|(?:or|and)\b))"
 _SEVERAL = re.compile(
@@ -178,7 +194,8 @@ def score(response: str, ground_truth: str, is_truncated: bool) -> Score:  # noq
     truth_words = _words(truth)
     is_choice = any(word.upper() in _CHOICES for word in truth_words)
     can_announce_words = is_choice or any(word in _VERDICTS for word in truth_words)
-    text, is_whole = _decisive_part(response if is_truncated else _LAST_LINE.sub("Answer: ", response))
+    text = _BLANKS.sub(lambda run: "\n" * min(run[0].count("\n"), 2) or " ", response)
+    text, is_whole = _decisive_part(text if is_truncated else _LAST_LINE.sub("Answer: ", text))
     if not (_OR_MORE.search(ground_truth) or _NO_VALUE.match(ground_truth.strip())):
         boxes = _final_boxes(text)
         if _OR_MORE.search(boxes):

@@ -179,6 +179,27 @@ def test_an_announced_formula_is_read_whole(formula, words):
 
 
 @pytest.mark.parametrize(
+    "formula",
+    [
+        *("15 (3*5)", "15 (3 x 5)", "15 [12 + 3]", "15 (3 * (2+3))", r"15 (3 \cdot 5)", "15% (3*5)", "15 m (3*5)"),
+        *("15, i.e. 3*5", "15 (i.e. 3*5)", "15 -> 3*5", "15: 3*5", "15 : 3 x 5", "15 (1.5k)", "15a.m."),
+    ],
+)
+@pytest.mark.parametrize("words", ["Answer: {}", "The answer is {}.", "**Answer:** n = {}", "6 / 2 = 3\n#### {}"])
+def test_a_calculation_behind_an_announced_number_is_no_part_of_it(formula, words):
+    response = words.replace("{}", formula)
+    assert reason_of(response, "15") == "correct"
+    for other in ("225", "3", "5", "1", "1.5"):
+        assert reason_of(response, other) == "wrong_answer"
+
+
+@pytest.mark.parametrize("formula", ["2 (n + 1)", r"2 (1 + \sqrt{3})", "2 : 3", "2: 3", "2(3+4)"])
+def test_a_factor_or_a_ratio_is_no_explanation(formula):
+    assert reason_of(f"The answer is {formula}.", formula) == "correct"
+    assert reason_of(f"The answer is {formula}.", "2") == "wrong_answer"
+
+
+@pytest.mark.parametrize(
     "response", ["#### Step 2\n5 + 3 = 8", "#### Step 2: 5 + 4 = 9\nThe answer is 8.", "#### Answer: 8\n", "####8"]
 )
 def test_a_heading_is_no_answer_and_the_last_line_may_be(response):
