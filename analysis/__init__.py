@@ -3,6 +3,7 @@
     exhibits/    one file per table or figure: which runs it needs, its numbers, its picture
     sweeps       models the runs that are missing         runs         finds runs and reads them
     numbers      ours beside the paper's, and claims      verdicts     which claims hold, and held before
+    settings     what tells runs apart
     plots, rounds, style   what figures look like         writing      files and page
     plan/        `rollpacker plan`: what tail batching would save on other lengths, model and GPUs
     calibration/ `rollpacker calibrate`: fits the modelled cluster to the paper's numbers

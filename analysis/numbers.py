@@ -190,6 +190,13 @@ def comparing(points: Iterable[Point | None]) -> list[Point]:
     return [point for point in points if point is not None]
 
 
+def largest(points: Iterable[Point | None]) -> Point | None:
+    """The point with the largest number; None where any is missing, which may be larger."""
+    known = list(points)
+    found = comparing(known)
+    return max(found, key=lambda point: point.y) if found and len(found) == len(known) else None
+
+
 class PaperRow(NamedTuple):
     """One number of the paper, as the CSV files have them."""
 

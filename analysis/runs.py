@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from rollpacker.analysis.settings import beyond_system, differing, resolved, settings_of, values_said
 from rollpacker.config.record import CONFIG_FILE, started_in
 from rollpacker.core.errors import DataError
 from rollpacker.metrics.schemas import ALL_TABLES
@@ -51,6 +54,16 @@ class Run:
     def started_in(self) -> Path:
         """The folder that relative paths of its configuration begin in; this one where its record does not say."""
         return started_in(self._record) or Path.cwd()
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """What tells it from other runs, by dotted keys."""
+        return settings_of(self.config)
+
+    @cached_property
+    def resolved_settings(self) -> Mapping[str, Any]:
+        """The same, with files and folders as they are compared."""
+        return resolved(self.settings, self.started_in)
 
     @cached_property
     def _record(self) -> str:
@@ -243,14 +256,15 @@ class Runs:
         """Every run that has these values, a run per seed; notes it when there is none.
 
         Runs of another size are left out, and those of a study unless `study` is among the values: the rule is in
-        `rollpacker.analysis.exhibit`.
+        `rollpacker.analysis.exhibit`. So are those that differ from most in what changes results: from those of their
+        system in any setting, from those of other systems in any that is not a system's to choose.
 
         Args:
             **wanted: Properties of `Run` with the value that each should have.
         """
         described = ", ".join(f"{name} {value}" for name, value in wanted.items())
         whole = {"setup": self.setup, "study": ""} | wanted
-        found = [run for run in self.runs if all(getattr(run, name) == value for name, value in whole.items())]
+        found = self._comparable(whole)
         if not found:
             _note(self.missing, f"no run with {described}")
         elif absent := self._seeds(whole) - {run.seed for run in found}:
@@ -259,6 +273,37 @@ class Runs:
         for run in kept:
             if not run.is_finished:
                 _note(self.missing, f"{run.folder} has only {len(run.steps)} steps so far")
+        return kept
+
+    def note_shorter(self, found: Iterable[Run], num_steps: int) -> None:
+        """Note the finished runs that have fewer steps than the paper's."""
+        for run in found:
+            if run.is_finished and len(run.steps) < num_steps:
+                _note(self.missing, f"{run.folder} has {len(run.steps)} steps, the paper's have {num_steps}")
+
+    def _having(self, wanted: Mapping[str, object]) -> list[Run]:
+        return [run for run in self.runs if all(getattr(run, name) == value for name, value in wanted.items())]
+
+    def _comparable(self, wanted: Mapping[str, object]) -> list[Run]:
+        """Of the runs with these values those that pair with most of any system, and of these those alike."""
+        of_any_system = self._having({name: value for name, value in wanted.items() if name != "system"})
+        pairing = self._alike(self._having(wanted), of_any_system, lambda run: beyond_system(run.resolved_settings))
+        return self._alike(pairing, pairing, lambda run: run.resolved_settings)
+
+    def _alike(
+        self, found: Iterable[Run], others: Sequence[Run], compared: Callable[[Run], Mapping[str, Any]]
+    ) -> list[Run]:
+        """Of some runs those whose settings, as far as compared, are those of most others; notes the rest."""
+        written = [json.dumps(compared(run), sort_keys=True, default=str) for run in others]
+        usual = others[written.index(Counter(written).most_common(1)[0][0])] if others else None
+        kept = []
+        for run in found:
+            assert usual is not None, "a run that is found is one of the others"
+            if keys := differing([compared(run), compared(usual)]):
+                said = values_said(keys, [run.settings, usual.settings])
+                _note(self.missing, f"{run.folder} is left out: it differs from {usual.folder} in {said}")
+            else:
+                kept.append(run)
         return kept
 
     def _one_per_seed(self, found: Iterable[Run]) -> list[Run]:

@@ -25,7 +25,7 @@ _PANELS: Final = {THROUGHPUT: ("throughput", "x"), COST: ("cost", "x"), BEST: ("
 
 
 def gather(runs: Runs) -> Iterator[Point | Claim | None]:
-    """Take the best number of workers of each length and seed."""
+    """Take the best number of workers of each length, for each seed that every number has."""
     prices = {row.series: row.y for row in paper_rows("elastic_workers") if row.panel == "price"}
     paper = {(row.panel, row.x): row.y for row in paper_rows("elastic_lengths")}
     for median, thousands in LENGTHS.items():
@@ -37,7 +37,8 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
                     gain = throughput(run) / alone[run.seed]
                     dollars = 1 + number * prices["worker"] / prices["trainer"]
                     gains.setdefault(run.seed, []).append((number, gain, gain / dollars, run))
-        best = [max(of_seed, key=lambda each: each[2]) for of_seed in gains.values()]
+        whole = [of_seed for of_seed in gains.values() if len(of_seed) == len(WORKERS)]
+        best = [max(of_seed, key=lambda each: each[2]) for of_seed in whole]
         found: Mapping[str, list[Value]] = {
             THROUGHPUT: [Value(run, gain) for _, gain, _, run in best],
             COST: [Value(run, per_dollar) for _, _, per_dollar, run in best],

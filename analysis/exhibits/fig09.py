@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
-from rollpacker.analysis.numbers import PAPER_SYSTEMS, Claim, Place, Point, Value, comparing, paper_rows, speedups
+from rollpacker.analysis.numbers import PAPER_SYSTEMS, Claim, Place, Point, Value, largest, paper_rows, speedups
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs, shared_steps
 
 PANELS = {"Qwen2.5-7B": "fig09a", "Qwen2.5-14B": "fig09b", "Qwen2.5-32B": "fig09c"}
 SYSTEMS = ("verl", "rlhfuse", "rollpacker")
+
+NUM_STEPS = 40
+"""Of each run of the paper."""
 
 # What the paper says in its text alone.
 SPEEDUP_32B = 2.56
@@ -28,6 +32,8 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     for model in runs.models(*PANELS):
         found = {system: runs.of(model=model, system=system, task="mix") for system in SYSTEMS}
         by_model[model] = found
+        if runs.are_papers_size:
+            runs.note_shorter(itertools.chain(*found.values()), NUM_STEPS)
         paper: dict[str, dict[float, float]] = {system: {} for system in SYSTEMS}
         for row in paper_rows(PANELS[model]) if runs.are_papers_size else []:
             system = PAPER_SYSTEMS[row.series]
@@ -64,22 +70,22 @@ def _claims(
 
 
 def _claims_of_the_text(by_model: Mapping[str, Mapping[str, Sequence[Run]]]) -> Iterator[Claim]:
-    largest = by_model["Qwen2.5-32B"]
+    of_32b = by_model["Qwen2.5-32B"]
     yield Claim(
         text="Qwen2.5-32B: rollpacker over verl, as the text has it",
         paper=SPEEDUP_32B,
-        ours=Place(panel="Qwen2.5-32B", x="verl", unit="x").ours(speedups(largest["verl"], largest["rollpacker"])),
+        ours=Place(panel="Qwen2.5-32B", x="verl", unit="x").ours(speedups(of_32b["verl"], of_32b["rollpacker"])),
         unit="x",
         neutral=1.0,
     )
-    over_rlhfuse = comparing(
+    over_rlhfuse = (
         Place(panel=model, x="rlhfuse", unit="x").ours(speedups(found["rlhfuse"], found["rollpacker"]))
         for model, found in by_model.items()
     )
     yield Claim(
         text="the most that rollpacker gains over rlhfuse with any model",
         paper=MOST_OVER_RLHFUSE,
-        ours=max(over_rlhfuse, key=lambda point: point.y, default=None),
+        ours=largest(over_rlhfuse),
         unit="x",
         neutral=1.0,
     )

@@ -15,7 +15,7 @@ from typing import Final
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.flash_sizes import steady
-from rollpacker.analysis.numbers import Claim, Place, Point, comparing, paper_rows, speedups
+from rollpacker.analysis.numbers import Claim, Place, Point, largest, paper_rows, speedups
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Runs
 
@@ -32,10 +32,10 @@ SYSTEMS: Final = {
 
 def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """What each system gains with each kind of agents."""
-    points = comparing(_points(runs))
+    points = list(_points(runs))
     yield from points
     (of_paper,) = (row.y for row in paper_rows("flash_fig11"))
-    best = max(points, key=lambda point: point.y, default=None)
+    best = largest(points)
     if best:
         most = Place(panel=MOST, x="agents", unit="x").paper(of_paper)
         yield replace(best, panel=most.panel, x=most.x)

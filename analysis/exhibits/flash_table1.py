@@ -38,7 +38,7 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
         ours = place.ours(_least_ratios(found))
         points += [place.paper(row.y), ours, *_throughputs(row.panel, name, found)]
         text = f"least ratio with full throughput, {row.panel} {name}"
-        yield Claim(text=text, paper=row.y, ours=ours, unit="ratio", neutral=0.0)
+        yield Claim(text=text, paper=row.y, ours=ours, unit="ratio")
     yield from sorted(comparing(points), key=lambda point: isinstance(point.x, float))
 
 

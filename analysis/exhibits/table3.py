@@ -7,7 +7,7 @@ and the test is whether what still runs fits into the engines that remain. At th
 rounds the 8 of 16 engines that remain hold 7.9 million tokens, and the 819 requests that still run would need 6.9
 million if each of them ran to its limit. So the test cannot fail. In the paper adaptive lending is faster than at each
 fixed share, hence not equal to 20 %: its engines must have had far less memory than is free beside the weights. The
-panels `lent at share` show when engines were lent.
+panels `lent at` show when engines were lent.
 
 Table 4 has the paper's long rounds when the trainer fetches the completed responses once, at 20 to 50 % of the round,
 instead of taking each group as it is complete: 128.6 to 133.8 s, slower than without lending (124.2 s), for what
@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
-from rollpacker.analysis.numbers import Claim, Place, Point, paper_rows, speedups
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows, speedups
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import means, rounds_of
 from rollpacker.analysis.runs import Run, Runs
@@ -43,11 +43,12 @@ FETCH = "long rounds: step (s), one fetch (Table 4)"
 STREAMED = "streaming"
 
 MEASURES = {  # of a round; training is what is left of it when the rollout has ended
-    "step (s)": ("step_time_s", "s"),
-    "lent at share": ("lent_at_share", "of the requests"),
-    "rollout (s)": ("rollout_time_s", "s"),
-    "training (s)": ("train_time_s", "s"),
+    "step (s)": ("step_time_s", "s", 1),
+    "lent at (% of the requests)": ("lent_at_share", "%", 100),
+    "rollout (s)": ("rollout_time_s", "s", 1),
+    "training (s)": ("train_time_s", "s", 1),
 }
+"""Column of the `steps` table, unit, and how many of the unit the column's is."""
 
 
 def gather(runs: Runs) -> Iterator[Point | Claim | None]:
@@ -59,9 +60,10 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     for label, y in of_paper.items():
         yield Place(panel=STEP, x=label, unit="s").paper(y)
     for kind in ("long", "short"):
-        for measure, (column, unit) in MEASURES.items():
+        for measure, (column, unit, factor) in MEASURES.items():
             for label, runs_at in found.items():
-                yield Place(panel=f"{kind} rounds: {measure}", x=label, unit=unit).ours(means(runs_at, kind, column))
+                values = [Value(run, factor * y) for run, y in means(runs_at, kind, column)]
+                yield Place(panel=f"{kind} rounds: {measure}", x=label, unit=unit).ours(values)
     if runs.are_papers_size:
         for label, y in _fetched_once_in_paper().items():
             yield Place(panel=FETCH, x=label, unit="s").paper(y)

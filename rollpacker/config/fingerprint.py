@@ -41,8 +41,6 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
     values["data.chat_template"] = _place(config.data.chat_template)
     values["data.solve_rates"] = _place(config.data.solve_rates)
     values["data.path"] = [_prompt_file(file) for file in config.data.files]
-    for name in [name for name, value in values.items() if value == 0 and name.endswith(_OF_SOME_MODELS)]:
-        del values[name]  # a model without experts, or without latent attention, is what it was before these keys
     if config.trainer.lr_schedule == "constant":
         del values["run.num_steps"]
     objective = config.objective
@@ -50,22 +48,11 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
     if objective.mismatch == "none":
         for name in [name for name in values if name.startswith("trainer.mismatch")]:
             del values[name]
-    for name, default in _ADDED_LATER.items():
-        if name in values and values[name] == default:
-            del values[name]
     return values
 
 
 _RESOLVED = ("loss", "clip_ratio_low", "clip_ratio_high", "mismatch", "kl_estimator")
 """Keys whose null stands for a value."""
-
-_OF_SOME_MODELS = tuple(
-    f"shape.{key}"
-    for key in (
-        *("num_experts", "num_active_experts", "expert_size", "shared_expert_size", "num_dense_layers"),
-        "latent_size",
-    )
-)
 
 
 def _prompt_file(file: PromptFile) -> list[Any]:
@@ -83,40 +70,6 @@ def config_fingerprint(config: RunConfig) -> str:
     """Sixteen hexadecimal digits over `defining_values`, the same on every machine and in every process."""
     text = json.dumps(defining_values(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-_ADDED_LATER: Mapping[str, Any] = {
-    "environment": None,
-    "environment.tools": [],
-    "environment.tool_parser": "hermes",
-    "environment.loop": None,
-    "reward.function": None,
-    "reward.url": None,
-    "data.solve_rates": None,
-    "data.keep_solve_rate": [0.05, 0.95],
-    "data.max_prompts": None,
-    "system.length_history": False,
-    "system.history_share": 0.2,
-    "system.first_epoch": "exact",
-    "system.max_staleness": 0,
-    "system.lookahead": 0.0,
-    "system.staleness_order": "ready",
-    "system.interrupt": "recompute",
-    "trainer.loss": "ppo",
-    "trainer.dual_clip": None,
-    "trainer.topr_weights": [1.0, 1.0],
-    "trainer.entropy_coefficient": 0.0,
-    "trainer.kl_in": "loss",
-    "trainer.kl_estimator": "k3",
-    "trainer.mismatch_k3": 0.01,
-    "trainer.turn_discount": 0.95,
-    "trainer.turn_weight": 1.0,
-    "workload.median_tokens": None,
-    "workload.sigma": 1.0,
-    "workload.environment": None,
-}
-"""Keys that were added since there are fingerprints, and their defaults: a run that has these is the one that it was
-before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The record of a run's configuration: `config.yaml` in its folder, resolved, of its last attempt.
 
 Invariant: `RunConfig.model_validate` accepts the content. The first line, a comment, names the folder that relative
-paths are meant from; records of older versions have none.
+paths are meant from.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def differences(config: RunConfig) -> dict[str, object]:
 
 
 def read_record(run_dir: Path) -> dict[str, Any] | None:
-    """Every section by its name, not validated: a run of an older version has other keys. None without a record.
+    """Every section by its name, not validated: a run of another version has other keys. None without a record.
 
     Raises:
         DataError: There is one that cannot be read, or is no mapping of sections.

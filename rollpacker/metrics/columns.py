@@ -7,9 +7,8 @@ from typing import Literal
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 13
-"""Grows when a column is renamed, removed or changes its meaning or type; and when one is added, so that a reader knows
-why an old file lacks it."""
+SCHEMA_VERSION = 14
+"""Grows when a column is added, renamed, removed or changes its meaning or type; files of another one are refused."""
 
 VERSION_KEY = b"rollpacker.schema_version"
 """Where a file's schema metadata holds the version that wrote it."""
@@ -27,8 +26,6 @@ class Column:
     """`s`, `tokens`, `nats`, `1` for counts and ratios; empty for text and truth values."""
     description: str
     is_nullable: bool = False
-    former_name: str | None = None
-    """In files of older versions."""
 
     def to_arrow(self) -> pa.Field:
         return pa.field(

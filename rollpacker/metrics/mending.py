@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-import warnings
 from typing import TYPE_CHECKING
 
 from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
@@ -47,7 +46,7 @@ def mend_tables(
     that hold only such steps may be as they are.
 
     Raises:
-        DataError: A newer version wrote them.
+        DataError: Another version wrote them.
         StorageFailed: They cannot be read now, or cannot be moved.
     """
     try:
@@ -93,8 +92,7 @@ def _problem_of(folder: Path, tables: Mapping[str, TableSchema], part: Part) -> 
     for index, table in enumerate(tables):
         path = folder / table / part.file_name
         try:
-            with warnings.catch_warnings(action="ignore"):  # of columns that an older version did not write
-                rows = read_parts(folder, table, (part,))
+            rows = read_parts(folder, table, (part,))
         except FileNotFoundError:
             return f"{path} is missing"
         except DamagedTables as error:

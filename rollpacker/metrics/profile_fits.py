@@ -185,11 +185,7 @@ def _off(fitted: Floats, seconds: Floats) -> float:
 def check_model(key: str, path: Path, profile: Profile, wanted: Mapping[str, Any], dtype: str) -> None:
     """Refuse the profile of another model than one of these sizes; raises `ConfigError` that names the key."""
     measured = json.loads(profile.facts.model)
-    differing = [
-        f"{key} {measured.get(key)}, not {size}"
-        for key, size in wanted.items()
-        if (measured.get(key) or 0) != size  # one that was measured before models had experts has none
-    ]
+    differing = [f"{key} {measured.get(key)}, not {size}" for key, size in wanted.items() if measured.get(key) != size]
     if profile.facts.dtype != dtype:
         differing.append(f"{profile.facts.dtype}, not {dtype}")
     if differing:

@@ -1,6 +1,6 @@
 """A profile: what an engine, a trainer and the calls between them were measured to take, in one JSON file.
 
-    {"version": 5, "facts": {...}, "points": [{"measurement": "prefill", "seconds": 0.0021, ...}, ...]}
+    {"version": 6, "facts": {...}, "points": [{"measurement": "prefill", "seconds": 0.0021, ...}, ...]}
 
 Invariant: every point was measured, once for each of its repetitions, on what the facts name; a file is of one model,
 one piece of hardware and one set of workers, and appears as a whole or not at all. The fields of facts and points are
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PROFILE_VERSION = 5
+PROFILE_VERSION = 6
 """Grows when a field without a default or a measurement is added, or one is renamed, removed or changes its meaning."""
 
 MEASUREMENTS = {
@@ -140,8 +140,8 @@ class ProfileFacts:
     measured_on: str
     """Date, as 2026-11-20."""
     rollpacker_version: str
-    num_trainer_gpus: int | None = None
-    """None where it has none, and in files from before they were counted."""
+    num_trainer_gpus: int | None
+    """None where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

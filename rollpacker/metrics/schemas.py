@@ -12,7 +12,6 @@ run gives the bytes of an unbroken one: the event logs, one per attempt, record 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -49,10 +48,7 @@ STEPS = TableSchema(
         text("system", "Name of the scheduling policy, as in the configuration"),
         seconds("step_time_s", "From the start of the rollout until every engine holds the new weights"),
         seconds("rollout_time_s", "From the start of the rollout until its last response, without rewards after it"),
-        replace(
-            seconds("exposed_reward_time_s", "From the end of the last response until rewards completed the batch"),
-            former_name="reward_time_s",
-        ),
+        seconds("exposed_reward_time_s", "From the end of the last response until rewards completed the batch"),
         seconds("train_time_s", "From the end of the rollout, or of hand_over, until the update was done"),
         seconds("stream_time_s", "Time that the trainer took for tokens_streamed, nearly all within the rollout"),
         seconds("weight_sync_time_s", "From the update until every engine confirmed the new weights"),
@@ -200,9 +196,17 @@ STEPS = TableSchema(
         number("loss", "Training loss; null when modelled", is_nullable=True),
         number("grad_norm", "Norm of the gradient before clipping; null when modelled", is_nullable=True),
         number("learning_rate", "Learning rate of the update; null when modelled", is_nullable=True),
-        number("clip_fraction", "Share clipped of tokens with a gradient; null if modelled", is_nullable=True),
         number(
-            "entropy", "Mean entropy of the policy per trained token; null when modelled", unit="nats", is_nullable=True
+            "clip_fraction",
+            "Share clipped of tokens with a gradient; null where no token has one, and when modelled",
+            is_nullable=True,
+        ),
+        number(
+            "entropy",
+            "Mean entropy of the policy per sampled token of the batch, left out of the loss or not; null when "
+            "modelled",
+            unit="nats",
+            is_nullable=True,
         ),
         number(
             "surprisal",
@@ -217,7 +221,12 @@ STEPS = TableSchema(
             "short ones, and with dynamic sampling, responses are selected, which shifts it; null when modelled",
             is_nullable=True,
         ),
-        number("kl_to_reference", "Mean KL (k3) of tokens with a gradient; null without reference", is_nullable=True),
+        number(
+            "kl_to_reference",
+            "Mean KL (k3) of tokens with a gradient; null where no token has one, and without reference",
+            unit="nats",
+            is_nullable=True,
+        ),
         number(
             "logprob_mismatch_max",
             "Largest absolute difference per token that policy_version sampled between engine and trainer; null when "
@@ -252,7 +261,8 @@ STEPS = TableSchema(
         number(
             "effective_sample_share",
             "Share of the tokens that is left of them as a sample of the policy, (sum w)^2 / (n sum w^2) of their "
-            "ratios of trainer's and engine's probability: 1 where the two agree; null when modelled",
+            "ratios of trainer's and engine's probability, each within e^-20 to e^20: 1 where the two agree; null when "
+            "modelled",
             is_nullable=True,
         ),
         MODELLED,

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,7 @@ import pyarrow.parquet as pq
 
 from rollpacker.core.errors import DataError
 from rollpacker.metrics.account_schemas import ACCOUNT_TABLES
-from rollpacker.metrics.columns import SCHEMA_VERSION, VERSION_KEY, TableSchema
+from rollpacker.metrics.columns import SCHEMA_VERSION, VERSION_KEY
 from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 from rollpacker.metrics.files import make_private_folder, write_atomically
 from rollpacker.metrics.read_errors import is_damage
@@ -103,9 +102,8 @@ class Manifest:
 def read_table(run_dir: Path, table: str, steps: tuple[int, int] | None = None) -> pa.Table:
     """Read one of a run's tables, finished or not: all steps up to some moment during the call, each once, in order.
 
-    Columns that an older version did not write are null, with a warning. With `steps`, only the rows from the first to
-    the last of these steps, and no other file is opened. Raises `DataError` when there is no (such) step yet, or when a
-    newer version wrote the files.
+    With `steps`, only the rows from the first to the last of these steps, and no other file is opened. Raises
+    `DataError` when there is no (such) step yet, or when another version wrote the files.
     """
     if table not in ALL_TABLES:
         raise DataError(
@@ -148,16 +146,16 @@ def write_account(run_dir: Path, table: str, rows: Sequence[Row]) -> None:
 
 def _read_account(run_dir: Path, table: str) -> pa.Table:
     path = run_dir / ACCOUNTS_FOLDER / f"{table}.parquet"
-    schema = ALL_TABLES[table]
     try:
         with open_to_read(path) as file:
-            return _in_current_schema(path, schema, schema.to_arrow(), pq.ParquetFile(file).read())
+            account = pq.ParquetFile(file).read()
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{path} cannot be read: {reason_of(error)}",
             "A run with rollout workers has it once `rollpacker report` has been asked about it",
             f"`rollpacker report {run_dir}` writes it",
         ) from error
+    return _in_current_schema(path, ALL_TABLES[table].to_arrow(), account)
 
 
 def read_last_steps(run_dir: Path, num_steps: int) -> list[Row]:
@@ -208,7 +206,7 @@ def load_manifest(folder: Path) -> Manifest | None:
     Raises:
         DamagedTables: It is no manifest.
         UnreadableTables: It cannot be read now.
-        DataError: A newer version wrote it.
+        DataError: Another version wrote it.
     """
     path = folder / MANIFEST
     try:
@@ -224,7 +222,7 @@ def load_manifest(folder: Path) -> Manifest | None:
         num_truncations = int(plain["num_truncations"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _no_manifest(path, str(error)) from error
-    _refuse_newer(path, version)
+    _refuse_other_version(path, version)
     return Manifest(parts=parts, num_truncations=num_truncations)
 
 
@@ -243,7 +241,7 @@ def read_parts(folder: Path, table_name: str, parts: Sequence[Part]) -> pa.Table
         FileNotFoundError: One of them is gone.
         DamagedTables: One of them is no Parquet file.
         UnreadableTables: One of them cannot be read now.
-        DataError: A newer version wrote it.
+        DataError: Another version wrote it.
     """
     schema = ALL_TABLES[table_name].to_arrow()
     tables = []
@@ -262,7 +260,7 @@ def read_parts(folder: Path, table_name: str, parts: Sequence[Part]) -> pa.Table
                 "Parts are written by the run and never by hand",
                 "Restore the file from a copy, or resume the run: run.resume=auto sets such parts aside",
             ) from error
-        tables.append(_in_current_schema(path, ALL_TABLES[table_name], schema, table))
+        tables.append(_in_current_schema(path, schema, table))
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
@@ -274,32 +272,22 @@ def _unreadable(path: Path, error: Exception) -> UnreadableTables:
     )
 
 
-def _in_current_schema(path: Path, description: TableSchema, schema: pa.Schema, table: pa.Table) -> pa.Table:
-    if table.schema.equals(schema, check_metadata=True):
-        return table
-    version = int((table.schema.metadata or {}).get(VERSION_KEY, b"0"))
-    _refuse_newer(path, version)
-    renamed = {column.former_name: column.name for column in description.columns}
-    names = [renamed.get(name, name) for name in table.column_names]
-    columns = dict(zip(names, table.columns, strict=True))
-    absent = [name for name in schema.names if name not in columns]
-    if absent:
-        warnings.warn(
-            f"{path.parent} was written with schema version {version}, before there were the columns "
-            f"{', '.join(absent)}: they are null",  # the same words for each of its files, so they are said once
-            stacklevel=2,
+def _in_current_schema(path: Path, schema: pa.Schema, table: pa.Table) -> pa.Table:
+    """The table with the schema's units and descriptions; raises `DataError` where it was written with another one."""
+    _refuse_other_version(path, int((table.schema.metadata or {}).get(VERSION_KEY, b"0")))
+    if not table.schema.equals(schema):
+        raise DataError(
+            f"{path} has other columns, or of other types, than schema version {SCHEMA_VERSION} has",
+            "Parts are written by the run and never by hand",
+            "Restore the file from a copy",
         )
-    arrays = [
-        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(len(table), field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    return pa.Table.from_arrays(table.columns, schema=schema)
 
 
-def _refuse_newer(path: Path, version: int) -> None:
-    if version > SCHEMA_VERSION:
+def _refuse_other_version(path: Path, version: int) -> None:
+    if version != SCHEMA_VERSION:
         raise DataError(
             f"{path} was written with schema version {version}",
-            f"This rollpacker reads versions up to {SCHEMA_VERSION}",
-            "Install the rollpacker that wrote it, or a newer one",
+            f"This rollpacker reads version {SCHEMA_VERSION}",
+            "Use the rollpacker that wrote it, or read the Parquet files with pandas",
         )

@@ -15,7 +15,6 @@ class Points:
 
     def __init__(self) -> None:
         self._repetitions: dict[tuple[object, ...], list[_Repetition]] = {}
-        self._num_bytes: dict[tuple[object, ...], int | None] = {}
 
     def note(
         self,
@@ -25,16 +24,14 @@ class Points:
         seconds: float,
         *,
         num_ended: float = 0.0,
-        num_bytes: int | None = None,
     ) -> None:
         """Add one repetition of the point `key`, which begins with its measurement."""
         self._repetitions.setdefault(key, []).append((num_items, num_tokens, num_ended, max(seconds, 0.0)))
-        self._num_bytes.setdefault(key, num_bytes)
 
     def take(self, tensor_parallel: int) -> list[Point]:
         """Return a point per key, in the order of their first repetitions, and start empty again."""
         points = [self._point(key, tensor_parallel) for key in self._repetitions]
-        self._repetitions, self._num_bytes = {}, {}
+        self._repetitions = {}
         return points
 
     def _point(self, key: tuple[object, ...], tensor_parallel: int) -> Point:
@@ -51,5 +48,4 @@ class Points:
             seconds_high=high,
             num_repeats=len(repetitions),
             num_ended=num_ended,
-            num_bytes=self._num_bytes[key],
         )

@@ -58,8 +58,8 @@ class Subject:
         await self.within(asyncio.gather(*begins))
         await self.publish()
 
-    async def publish(self) -> int:
-        """Send the trainer's policy to every engine in use, as a run does; returns its bytes."""
+    async def publish(self) -> None:
+        """Send the trainer's policy to every engine in use, as a run does."""
         await self.trainers_turn()
         if self._is_shared:
             await self.within(self._sync.prepare())
@@ -72,7 +72,6 @@ class Subject:
         for failure in published.lost.values():
             raise failure
         self.policy_version = published.policy_version
-        return published.num_bytes
 
     async def trainers_turn(self) -> None:
         """Give shared GPUs to the trainer, if they are the engines'; `publish` gives them back."""

@@ -6,7 +6,6 @@ trains short responses and a long round hard prompts, so that two systems cannot
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,11 +52,10 @@ def read_held_out(run_dir: Path) -> HeldOut:
     """Read what there is."""
     scores = of_pass = pd.DataFrame()
     ends: Counter[tuple[int, str, str]] = Counter()
-    with warnings.catch_warnings(action="ignore"):  # of columns that an older version did not write
-        if has_evaluations(run_dir):
-            scores, of_pass = read_frame(run_dir, "evaluations"), read_frame(run_dir, "pass_at_k")
-            ends = held_out_ends(run_dir)
-        samples = read_newest_samples(run_dir)
+    if has_evaluations(run_dir):
+        scores, of_pass = read_frame(run_dir, "evaluations"), read_frame(run_dir, "pass_at_k")
+        ends = held_out_ends(run_dir)
+    samples = read_newest_samples(run_dir)
     alone_s = (
         float(scores.loc[scores["mode"] == "alone"].groupby("step")["time_s"].first().sum()) if len(scores) else 0.0
     )

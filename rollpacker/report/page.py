@@ -200,7 +200,7 @@ def _facts(story: RunStory) -> dict[str, str]:
         hours = sum(ended_s - began_s for began_s, ended_s in story.tables.attempt_spans) / 3600
         facts["cost"] = f"{digits(status.num_gpus * hours)} GPU-hours of {plural(status.num_gpus, 'GPU')}"
         facts["cost"] += ", modelled" if story.is_modelled else ", without starting"
-    if status and status.processor_s is not None and story.is_modelled:
+    if status and story.is_modelled:
         computed = "of which the last attempt was computed" if status.attempt else "computed"
         facts["duration"] += f", {computed} in {seconds(status.processor_s)}"
     facts["rounds"] = ", ".join(f"{number:,} {kind}" for kind, number in steps["round_kind"].value_counts().items())
@@ -215,7 +215,7 @@ def _facts(story: RunStory) -> dict[str, str]:
     facts["moved requests"] = (
         ", ".join(f"{story.moves[how]:,} {words}" for how, words in said.items() if story.moves[how]) or "none"
     )
-    if "num_members_mean" in steps and steps["num_members_mean"].notna().any():
+    if steps["num_members_mean"].notna().any():
         facts["rollout workers"] = _workers(steps)
     attempts = [attempt for attempt in story.tables.logged.attempts if attempt.first_step is not None]
     if len(attempts) > 1:

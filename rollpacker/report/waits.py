@@ -360,8 +360,7 @@ def _stages(step: Row, intervals: pd.DataFrame) -> Iterator[Wait]:
         why="Engines of another tensor-parallel degree took the place of those before, for the next step.",
     )
     speed = f" at {size(1e9 * rate)}/s" if rate > 0 else ""
-    transfer_s = float(step["weight_transfer_time_s"])
-    transfer = f"; the transfer took {seconds(transfer_s)}" if transfer_s >= 0 else ""  # null in an older run
+    transfer = f"; the transfer took {seconds(float(step['weight_transfer_time_s']))}"
     yield Wait(
         kind="weight_sync",
         step=number,

@@ -4,7 +4,7 @@ Invariant: every time is a function of sizes (`Transformer`), peaks, shares of p
 and of what is done. Which of these are data sheets, guesses or fitted to the paper stands in `conf/hardware/`.
 
     a forward pass   step_overhead_s, and sequence_overhead_s for each sequence in it
-                   + with draft tokens draft_overhead_s, and draft_token_overhead of a sequence's for each of them
+                   + with draft tokens draft_overhead_s, and half a sequence's overhead for each of them
                    + max(weights read at the memory's rate, matrix work at the processors' rate)      a roofline;
                      of a layer's experts those are read that its tokens are expected to be sent to
                    + KV cache of all decoding sequences, read at the memory's rate
@@ -45,6 +45,13 @@ KV_BLOCK_TOKENS = 16
 
 _ALLREDUCES_PER_LAYER = 2
 """After attention and after the MLP (Megatron-LM, section 3), in each of the two passes."""
+
+_ALLREDUCE_LATENCY_S = 1e-5
+"""Of one all-reduce within a node, however small. A common figure."""
+
+_DRAFT_TOKEN_OVERHEAD = 0.5
+"""Share of `sequence_overhead_s` that a draft token takes: it is sampled as a sequence's, and not scheduled. An
+assumption."""
 
 _GRADIENT_BYTES = 4
 """Gradients are reduced in fp32."""
@@ -144,7 +151,7 @@ class EngineCosts:
         """One pass over a token of each sequence and its draft tokens, which have overheads of their own."""
         if not draft_length:
             return self.pass_s(num_sequences)
-        overhead_s = self.hardware.sequence_overhead_s * (1 + self.hardware.draft_token_overhead * draft_length)
+        overhead_s = self.hardware.sequence_overhead_s * (1 + _DRAFT_TOKEN_OVERHEAD * draft_length)
         forward_s = self.forward_s(num_sequences * (1 + draft_length))
         return forward_s + overhead_s * num_sequences + self.hardware.draft_overhead_s
 
@@ -192,9 +199,7 @@ class EngineCosts:
             return 0.0
         shape = self.model.shape
         num_bytes = num_tokens * shape.hidden_size * self.model.bytes_per_number
-        each = self.hardware.allreduce_latency_s + _allreduce_s(
-            num_bytes, self.tensor_parallel, nvlink_rate(self.hardware)
-        )
+        each = _ALLREDUCE_LATENCY_S + _allreduce_s(num_bytes, self.tensor_parallel, nvlink_rate(self.hardware))
         return shape.num_layers * _ALLREDUCES_PER_LAYER * each
 
 

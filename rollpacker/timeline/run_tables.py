@@ -6,8 +6,6 @@ the run was opened: a run that is still being written looks as it did at that mo
 
 from __future__ import annotations
 
-import warnings
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,9 +24,6 @@ _ONLY_LOGGED = (
     "engines that joined, were lost, retired or lent, rollout workers that arrived or left, changes of parallelism "
     "and starts of the run"
 )
-
-_ONCE_NOTHING = ("exposed_reward_time_s", "switch_time_s", "suspend_time_s", "staleness_max")
-"""Columns of `steps` that are 0 in a run of a version that did not have them."""
 
 ASYNC = "async"
 """What `round_kind` is in an asynchronous run."""
@@ -93,12 +88,10 @@ class RunTables:
         for first in range(0, len(self.steps), num_steps):
             steps = self.steps.iloc[first : first + num_steps]
             span = int(steps["step"].iloc[0]), int(steps["step"].iloc[-1])
-            with _unsaid():
-                responses, intervals, domains = (
-                    read_table(self.run_dir, table, (span[0], span[1] + self.num_later)).to_pandas()
-                    for table in ("responses", "intervals", "domains")
-                )
-            responses["placed_at_s"] = responses["placed_at_s"].fillna(responses["launched_at_s"])
+            responses, intervals, domains = (
+                read_table(self.run_dir, table, (span[0], span[1] + self.num_later)).to_pandas()
+                for table in ("responses", "intervals", "domains")
+            )
             (responses, later_responses), (intervals, later_intervals), (domains, _) = (
                 _divided(frame, span[1]) for frame in (responses, intervals, domains)
             )
@@ -117,20 +110,8 @@ class RunTables:
         manifest = load_manifest(self.run_dir / EVALUATION_FOLDER)
         if manifest is None or not manifest.parts:
             return
-        with _unsaid():
-            steps = sorted(set(read_table(self.run_dir, "evaluations", span)["step"].to_pylist()))
-        for step in steps:
-            with _unsaid():
-                responses = read_table(self.run_dir, "evaluation_responses", (step, step))
-            yield responses.to_pandas()
-
-
-@contextmanager
-def _unsaid() -> Iterator[None]:
-    """Suppress what warns of an older schema: it is said once, when the run is opened."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+        for step in sorted(set(read_table(self.run_dir, "evaluations", span)["step"].to_pylist())):
+            yield read_table(self.run_dir, "evaluation_responses", (step, step)).to_pandas()
 
 
 def _divided(frame: pd.DataFrame, last_step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -147,16 +128,12 @@ def open_run(run_dir: Path, steps: tuple[int, int] | None = None) -> RunTables:
         steps: First and last step that matter, from 0 as in the tables; None is all of them.
 
     Raises:
-        DataError: There is no such folder, it is no run, no step is finished, or none of those that were asked for.
+        DataError: There is no such folder, it is no run or one of another version, no step is finished, or none of
+            those that were asked for.
     """
     refuse_other_folders(run_dir)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        frame = read_table(run_dir, "steps").to_pandas().sort_values("step", ignore_index=True)
-        read_table(run_dir, "responses", (int(frame["step"].iloc[-1]),) * 2)
-    frame = frame.fillna(dict.fromkeys(_ONCE_NOTHING, 0))
+    frame = read_table(run_dir, "steps").to_pandas().sort_values("step", ignore_index=True)
     num_later = 1 + int(frame["staleness_max"].max()) if ASYNC in set(frame["round_kind"]) else 0
-    notes = [_first_sentence(str(warning.message)) for warning in caught]
     if steps is not None:
         chosen = frame[frame["step"].between(*steps)]
         if chosen.empty:
@@ -168,10 +145,7 @@ def open_run(run_dir: Path, steps: tuple[int, int] | None = None) -> RunTables:
             )
         frame = chosen.reset_index(drop=True)
     logged, note = _logged_of(run_dir, frame["step"])
-    notes += [note] if note else []
-    return RunTables(
-        run_dir=run_dir, steps=frame, num_later=num_later, logged=logged, notes=tuple(dict.fromkeys(notes))
-    )
+    return RunTables(run_dir=run_dir, steps=frame, num_later=num_later, logged=logged, notes=(note,) if note else ())
 
 
 def _logged_of(run_dir: Path, steps: pd.Series[int]) -> tuple[LoggedMoments, str]:
@@ -237,9 +211,3 @@ def _only_evaluates(run_dir: Path) -> bool:
     except DataError:
         return False
     return (record.get("run") or {}).get("num_steps") == 0
-
-
-def _first_sentence(message: str) -> str:
-    """Shorten a warning about an old table."""
-    table, _, rest = message.partition(" was written")
-    return f"{Path(table).name} was written{rest}" if rest else message

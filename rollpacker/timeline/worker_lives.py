@@ -213,7 +213,7 @@ class _Use:
         """Add some steps."""
         moves = part.intervals[part.intervals["activity"].isin(MOVES)]
         for move in _rows(moves.sort_values("ended_at_s", kind="stable")):
-            num_tokens = 0 if move.num_tokens != move.num_tokens else int(move.num_tokens)  # nan: of an older version
+            num_tokens = int(move.num_tokens)
             has_migrated = self._migrated.get(move.subject, False)
             self._migrated[move.subject] = move.activity in MIGRATIONS
             moved_tokens = self._moved_tokens.get(move.subject, 0) + num_tokens

@@ -15,7 +15,7 @@ from rollpacker.analysis.runs import read_runs, shared_steps
 from rollpacker.analysis.style import OTHER_COLORS, SYSTEM_COLORS
 from rollpacker.cli.main import main
 from rollpacker.terminal import Terminal
-from tests.analysis.written_runs import forget_column, forget_steps, write_run, write_scores
+from tests.analysis.written_runs import forget_steps, write_run, write_scores
 
 SHORT_AND_LONG = [1.0, 1.0, 1.0, 1.0, 4.0] * 2
 
@@ -406,20 +406,10 @@ def test_a_path_that_does_not_exist_is_refused_and_nothing_is_drawn(both, tmp_pa
 
 
 def test_a_run_that_is_shown_is_not_called_left_out(both, tmp_path, capsys):
-    forget_column(both[0], "num_preemptions")
     (tmp_path / "verl" / "evaluation").mkdir()
     (tmp_path / "verl" / "evaluation" / "manifest.json").write_text("{")
     _, notes = printed(capsys, *both, f"out={tmp_path / 'out'}")
-    old, unread = notes.splitlines()
-    assert old.startswith(f"{both[0]}: ")
-    assert "num_preemptions" in old
-    assert unread.startswith(f"the evaluations of {both[0]} are left out: {both[0]}/evaluation/manifest.json is not")
-
-
-def test_a_number_that_no_step_knows_is_not_shown_as_zero(both, tmp_path, capsys):
-    forget_column(both[0], "tokens_wasted")
-    lines, _ = printed(capsys, *both, f"out={tmp_path / 'out'}")
-    assert "tokens wasted 25 %" in lines
+    assert notes.startswith(f"the evaluations of {both[0]} are left out: {both[0]}/evaluation/manifest.json is not")
 
 
 def test_a_comparison_takes_no_setting_of_an_exhibit(both, tmp_path, capsys):

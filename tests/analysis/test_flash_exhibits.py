@@ -12,6 +12,7 @@ from rollpacker.analysis.exhibits import (
     flash_fig11,
     flash_interrupt,
     flash_losses,
+    flash_sizes,
     flash_table1,
     flash_tail,
     flash_theory,
@@ -56,6 +57,16 @@ def test_the_least_ratio_is_the_first_within_five_per_cent_of_the_best_and_its_e
     standings = {claim.text: claim.standing for claim in numbers.claims}
     assert standings["least ratio with full throughput, model 4B"] is Standing.REPRODUCED
     assert standings["least ratio with full throughput, batch 32"] is Standing.UNKNOWN
+
+
+def test_a_greater_ratio_than_the_papers_is_not_its_direction(tmp_path):
+    config = {"num_prompts": 256, "num_responses": 8, "max_response_tokens": 32768}
+    for ratio, step_s in zip(flash_table1.RATIOS, (20.0, 18.0, 16.0, 10.0, 10.0), strict=True):
+        times = {"model": "Qwen3-4B", "config": flash(f"flash-table1-{ratio}-32768", **config), "modelled": True}
+        write_run(tmp_path / str(ratio), "roll-flash", [99.0] * 4 + [step_s] * 26, **times)
+    claims = {claim.text: claim for claim in numbers_of(flash_table1.EXHIBIT, tmp_path).claims}
+    claim = claims["least ratio with full throughput, batch 256"]
+    assert (claim.paper, claim.ours.y, claim.standing) == (2.0, 3.0, Standing.NOT)
 
 
 def whole(study, *words):
@@ -108,7 +119,18 @@ def test_divided_runs_are_compared_at_their_best_split_and_beside_the_ratio_of_t
         == 2
     )
     assert numbers.claims[0].standing is Standing.UNKNOWN  # it is of 128 GPUs
-    assert numbers.claims[1].ours.y == pytest.approx(3.0)
+    assert numbers.claims[1].standing is Standing.UNKNOWN  # other lengths or numbers of GPUs may gain more
+
+
+def test_the_most_that_divided_gpus_gain_is_of_every_size_each_at_the_best_of_all_splits(tmp_path):
+    sizes = [(num_nodes, lengths) for num_nodes in flash_sizes.NUM_GPUS.values() for lengths in flash_sizes.WORKLOADS]
+    for (num_nodes, lengths), gain in zip(sizes, (2.0, 2.0, 4.0, 2.0, 2.0, 2.0), strict=True):
+        for part, step_s in (("turns", 60.0), *((split, 60.0 / gain) for split in SPLITS)):
+            assert numbers_of(flash_fig01b.EXHIBIT, tmp_path).claims[1].standing is Standing.UNKNOWN
+            system = "verl" if part == "turns" else "roll-flash"
+            config = flash(f"flash-fig01b-{num_nodes}-{part}", lengths, num_prompts=128, num_responses=8)
+            write_run(tmp_path / f"{num_nodes}-{lengths}-{part}", system, [step_s] * 15, config=config, modelled=True)
+    assert numbers_of(flash_fig01b.EXHIBIT, tmp_path).claims[1].ours.y == pytest.approx(4.0)
 
 
 def test_a_steps_time_stands_over_its_bound_and_the_best_split_beside_both_formulas(tmp_path):
@@ -251,11 +273,14 @@ def test_redundant_environments_are_timed_with_and_without_the_rounds_that_train
 
 
 def test_what_agents_gain_most_stands_beside_the_papers_most(tmp_path):
-    for system, step_s in (("verl", 60.0), ("tail", 40.0), ("roll-flash", 24.0)):
-        config = flash("flash-fig11", "agents-swe")
-        write_run(tmp_path / system, system, [step_s] * 15, config=config, modelled=True)
+    for agents, ahead_s in (("agents-alfworld", 27.0), ("agents-swe", 24.0)):
+        for system, step_s in (("verl", 60.0), ("tail", 40.0), ("flash", 30.0), ("roll-flash", ahead_s)):
+            assert numbers_of(flash_fig11.EXHIBIT, tmp_path).claims[0].standing is Standing.UNKNOWN
+            config = flash("flash-fig11", agents)
+            write_run(tmp_path / agents / system, system, [step_s] * 15, config=config, modelled=True)
     numbers = numbers_of(flash_fig11.EXHIBIT, tmp_path)
-    assert ours(numbers, "software engineering") == {("ours", "redundant"): 1.5, ("ours", "two batches\nahead"): 2.5}
+    found = [ours(numbers, "software engineering")["ours", name] for name in flash_fig11.SYSTEMS.values()]
+    assert found == [1.5, 2.0, 2.5]
     assert ours(numbers, flash_fig11.MOST) == {("ours", "agents"): 2.5}
     [claim] = numbers.claims
     assert (claim.paper, claim.ours.y, claim.standing) == (2.72, 2.5, Standing.REPRODUCED)

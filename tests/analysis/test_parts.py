@@ -41,7 +41,7 @@ def test_rounds_are_told_by_the_share_at_which_engines_were_lent(tmp_path):
     ours = {point.x: point.y for point in numbers.points if point.panel == table3.STEP and point.series == "ours"}
     assert ours == {"without": 60.0, "20 %": 30.0, "adaptive": 20.0}
     assert shown(numbers, "short rounds: rollout (s)") == {"without": 4.0, "20 %": 4.0, "adaptive": 4.0}
-    assert shown(numbers, "long rounds: lent at share") == {"20 %": 0.25, "adaptive": 0.25}
+    assert shown(numbers, "long rounds: lent at (% of the requests)") == {"20 %": 25.0, "adaptive": 25.0}
     speedups = {claim.text.split(":")[0]: claim.ours.y for claim in numbers.claims if claim.ours}
     assert speedups["lending, adaptive against without"] == 3.0
     assert speedups["lending, adaptive against 20 %"] == 1.5

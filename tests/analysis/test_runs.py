@@ -8,6 +8,7 @@ from rollpacker.analysis import command
 from rollpacker.analysis.exhibits import EXHIBITS, fig06, fig11, fig12, fig13, length_bias, limits, sensitivity, table3
 from rollpacker.analysis.numbers import Source
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
+from rollpacker.config.words import in_hydra
 from tests.analysis.written_runs import numbers_of, write_run
 
 
@@ -32,6 +33,54 @@ def test_a_run_that_is_left_out_for_another_is_printed_once_and_leaves_no_exhibi
     numbers = command._gather(exhibits, question, {})
     assert not numbers["fig07a"].missing
     assert capsys.readouterr().err.count("b is left out") == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "usual", "other"),
+    [
+        ("rollout.num_prompts", 128, 64),
+        ("rollout.max_response_tokens", 8192, 4096),
+        ("trainer.learning_rate", 1e-06, 2e-06),
+        ("data.path", "a.jsonl", "b.jsonl"),
+    ],
+)
+@pytest.mark.parametrize("odd", ["tail-1", "verl-0"])
+def test_a_run_whose_settings_are_not_those_of_most_is_no_seed_and_no_pair_and_the_figure_says_why(
+    key, usual, other, odd, tmp_path
+):
+    section, _, name = key.partition(".")
+    for system in ("verl", "tail"):
+        for seed in (0, 1):
+            folder = f"{system}-{seed}"
+            config = {section: {name: other if folder == odd else usual}, "system": {"name": system}}
+            write_run(tmp_path / folder, system, [4.0 + seed], seed=seed, config=config)
+    numbers = numbers_of(EXHIBITS["table2"], tmp_path)
+    [point] = [each for each in numbers.points if each.x == "+ tail" and each.source is Source.MEASURED]
+    assert point.num_seeds == 1
+    first = next(folder for folder in ("tail-0", "tail-1") if folder != odd)
+    values = f"{in_hydra(other)}, {in_hydra(usual)}"
+    said = f"{tmp_path}/{odd} is left out: it differs from {tmp_path}/{first} in {key} ({values})"
+    assert [sentence for sentence in numbers.missing if "differs" in sentence] == [said]
+
+
+def test_seeds_of_a_system_differ_in_no_setting_of_it_and_systems_in_where_they_run(tmp_path):
+    for folder, system, seed, degree, eta in (("a", "verl", 0, 1, 1), ("b", "tail", 0, 2, 1), ("c", "tail", 1, 2, 1.5)):
+        config = {"engine": {"tensor_parallel": degree}, "system": {"eta_prompts": eta}}
+        write_run(tmp_path / folder, system, [4.0], seed=seed, config=config)
+    runs = Runs(runs=read_runs(list(find_runs(tmp_path)))[0])
+    found = [run.folder.name for system in ("verl", "tail") for run in runs.of(system=system)]
+    assert found == ["a", "b"]
+    [said] = [sentence for sentence in runs.missing if "differs" in sentence]
+    assert said == f"{tmp_path}/c is left out: it differs from {tmp_path}/b in system.eta_prompts (1.5, 1)"
+
+
+def test_seeds_may_have_other_partitions_time_limits_and_deadlines(tmp_path):
+    for seed, limit in enumerate((60, 1440)):
+        config = {"cluster": {"time_limit_min": limit}, "backend": {"deadlines": {"start_s": 60.0 * limit}}}
+        write_run(tmp_path / str(seed), "verl", [4.0], seed=seed, config=config)
+    runs = Runs(runs=read_runs(list(find_runs(tmp_path)))[0])
+    assert len(runs.of(system="verl")) == 2
+    assert runs.missing == []
 
 
 @pytest.mark.parametrize(

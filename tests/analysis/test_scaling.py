@@ -17,6 +17,7 @@ def write_scaled(folder, system, times, *, num_engines, study="", processor_s=No
     if processor_s is not None:
         status = {"state": "finished", "attempt": 0, "finished_steps": len(times), "num_steps": len(times)}
         status |= {"reason": "", "job_id": None, "host": "here", "updated_at": 0.0, "processor_s": processor_s}
+        status["num_gpus"] = 0
         (folder / "status.json").write_text(json.dumps(status))
 
 
@@ -64,7 +65,7 @@ def test_a_cycle_is_compared_where_a_run_has_one_and_processor_time_is_per_step(
         write_scaled(tmp_path / name, system, times, num_engines=num_engines, **values)
 
     write("v16", "verl", [10.0] * 5, 4, processor_s=1.0)
-    write("r16", "rollpacker", [3.0, 3.0, 3.0, 5.0, 11.0], 4)  # an older version wrote its status
+    write("r16", "rollpacker", [3.0, 3.0, 3.0, 5.0, 11.0], 4)  # without a status
     write("v8192", "verl", [10.0], 2048, processor_s=8.0)
     write("r8192", "rollpacker", [4.0], 2048, processor_s=9.0)
     numbers = numbers_of(scaling.EXHIBIT, tmp_path)

@@ -14,9 +14,10 @@ it grows by is Python's garbage collector and the processor's caches. The goal i
 
 from __future__ import annotations
 
+import argparse
 import random
-import sys
 import time
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Literal
 
@@ -285,21 +286,27 @@ class Rollouts:
         return self.num_events / self.elapsed_s
 
 
+CASES: Mapping[str, tuple[Batching, bool]] = {
+    "plain": ("plain", False),
+    "tail": ("tail", False),
+    "tail+": ("tail", True),
+    "async": ("async", False),
+    "keep": ("keep", False),
+    "dynamic": ("dynamic", False),
+    "elastic": ("elastic", False),
+    "turns": ("turns", False),
+}
+"""What decides which responses make a batch, and whether all other machines work, too."""
+
+
 def main() -> None:
-    cases: tuple[tuple[Batching, bool], ...] = (
-        ("plain", False),
-        ("tail", False),
-        ("tail", True),
-        ("async", False),
-        ("keep", False),
-        ("dynamic", False),
-        ("elastic", False),
-        ("turns", False),
-    )
-    for batching, with_all in cases:
-        name = batching + ("+" if with_all else " ")
-        if sys.argv[1:] and name.strip() not in sys.argv[1:]:
-            continue
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", metavar="CASE", nargs="*", help=", ".join(CASES))
+    cases = parser.parse_args().cases or [*CASES]
+    if unknown := [name for name in cases if name not in CASES]:
+        parser.error(f"There is no case {unknown[0]!r}; cases are {', '.join(CASES)}.")
+    for name in cases:
+        batching, with_all = CASES[name]
         rates = []
         for num_prompts, num_responses in SIZES:
             rollouts = Rollouts(batching, num_prompts, num_responses, with_all=with_all)

@@ -7,8 +7,9 @@ variance* costs in seconds and tokens: without dynamic sampling a part of the ba
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rollpacker import pipeline
@@ -35,10 +36,10 @@ SETUP = (
 )
 
 
-def measure(words: tuple[str, ...]) -> dict[str, float]:
+def measure(words: Sequence[str]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        pipeline.run(compose([*SETUP, *words, *sys.argv[1:], f"run.dir={run_dir}"]))
+        pipeline.run(compose([*SETUP, *words, f"run.dir={run_dir}"]))
         steps, responses = read_frame(run_dir, "steps"), read_frame(run_dir, "responses")
     trained = responses[responses["accepted"]]
     num_useful = int((trained.groupby(["step", "epoch", "prompt"])["reward"].nunique() > 1).sum())
@@ -55,12 +56,15 @@ def measure(words: tuple[str, ...]) -> dict[str, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help="further settings of every run")
+    settings = parser.parse_args().settings
     print(
         f"{'':16} {'step':>8} {'M tokens':>9} {'of dropped':>10} {'launched':>9} {'dropped':>8} {'useful':>7} "
         f"{'s/useful':>9} {'k tokens/useful':>16}"
     )
     for name, words in SYSTEMS.items():
-        row = measure(words)
+        row = measure([*words, *settings])
         print(
             f"{name:16} {row['step_s']:6.1f} s {row['tokens']:9.2f} {row['dropped_tokens']:10.2f} "
             f"{row['launched']:9.1f} {row['dropped']:8.1f} {row['useful']:7.1f} {row['s_per_useful']:9.3f} "

@@ -9,6 +9,7 @@ grew by 200 kB or more. JOINS is 300; each takes 5 to 30 s, most of it imports.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import shutil
@@ -151,7 +152,9 @@ async def joins(config: RunConfig, context: BackendContext, num_joins: int, mark
 
 
 def main() -> int:
-    num_joins = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("num_joins", metavar="JOINS", nargs="?", type=int, default=300)
+    num_joins = parser.parse_args().num_joins
     mark = os.environ[MARK] = uuid.uuid4().hex
     folder = Path(tempfile.mkdtemp(prefix="g0-"))
     try:

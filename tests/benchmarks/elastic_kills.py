@@ -17,6 +17,7 @@ hold.
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import re
@@ -228,6 +229,10 @@ def _check(workers: Workers, calls: CountedCalls, lasted_s: float) -> int:
 
 
 if __name__ == "__main__":
-    place, *more = sys.argv[1:]
-    Path(place).mkdir(parents=True, exist_ok=True)
-    sys.exit(main(Path(place).absolute(), *(int(each) for each in (*more, *("50", "0")[len(more) :]))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="FOLDER", type=Path)
+    parser.add_argument("num_kills", metavar="KILLS", nargs="?", type=int, default=50)
+    parser.add_argument("seed", metavar="SEED", nargs="?", type=int, default=0)
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    sys.exit(main(given.folder.absolute(), given.num_kills, given.seed))

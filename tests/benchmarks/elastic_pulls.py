@@ -9,6 +9,7 @@ node, for three policies each.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import shutil
@@ -179,6 +180,9 @@ if __name__ == "__main__":
             stay(int(node), Path(place))
         case ["measure", workers, mb, place]:
             asyncio.run(measure(int(workers), int(mb), Path(place)))
-        case given:
-            workers, mb = (*given, *("4", "64")[len(given) :])
-            main(int(workers), int(mb))
+        case _:
+            parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+            parser.add_argument("num_workers", metavar="WORKERS", nargs="?", type=int, default=4)
+            parser.add_argument("num_mb", metavar="MB", nargs="?", type=int, default=64)
+            given = parser.parse_args()
+            main(given.num_workers, given.num_mb)

@@ -10,6 +10,7 @@ Ends with 1 otherwise. Without kills (0) it shows how systems compare where envi
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import signal
@@ -95,6 +96,10 @@ def _kill(run: LaunchedRun, num_kills: int, numbers: random.Random) -> int:
 
 
 if __name__ == "__main__":
-    place, *more = sys.argv[1:]
-    Path(place).mkdir(parents=True, exist_ok=True)
-    sys.exit(main(Path(place), int(more[0]) if more else 50, more[1] if len(more) > 1 else "tail"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="FOLDER", type=Path)
+    parser.add_argument("num_kills", metavar="KILLS", nargs="?", type=int, default=50)
+    parser.add_argument("system", metavar="SYSTEM", nargs="?", default="tail")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    sys.exit(main(given.folder, given.num_kills, given.system))

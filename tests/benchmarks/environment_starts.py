@@ -8,6 +8,7 @@ without isolation, then under bubblewrap; medians of NUMBER (20) and the slowest
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import statistics
@@ -47,4 +48,6 @@ def main(number: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("number", metavar="NUMBER", nargs="?", type=int, default=20)
+    main(parser.parse_args().number)

@@ -8,6 +8,7 @@ name, and then bugs of the machines alone are tried too.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -18,7 +19,12 @@ from tests.fuzz.bugs import BUGS
 from tests.fuzz.bugs.harness import Worlds, first_failure, with_bug
 
 
-def main(num_seeds: int = 1000, part_of_name: str = "") -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("num_seeds", metavar="SEEDS", nargs="?", type=int, default=1000)
+    parser.add_argument("part_of_name", metavar="BUG", nargs="?", default="")
+    given = parser.parse_args()
+    num_seeds, part_of_name = given.num_seeds, given.part_of_name
     num_missed = 0
     print("| bug | first seed | the rule that did not hold |\n|---|---|---|")
     began_s = time.monotonic()
@@ -36,4 +42,4 @@ def main(num_seeds: int = 1000, part_of_name: str = "") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:2]), *sys.argv[2:3]))
+    sys.exit(main())

@@ -3,9 +3,9 @@
 python -m tests.benchmarks.grading [PROGRAMS_OF_EACH_KIND [SEED]]
 """
 
+import argparse
 import asyncio
 import os
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -21,13 +21,16 @@ LIMIT_S = 10.0
 
 def main() -> None:
     """Score a corpus with a real pool."""
-    words = [int(word) for word in sys.argv[1:]]
-    num_each, seed = (*words, *(NUM_EACH, 0)[len(words) :])
-    programs = generate(num_each, seed)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("num_each", metavar="PROGRAMS_OF_EACH_KIND", nargs="?", type=int, default=NUM_EACH)
+    parser.add_argument("seed", metavar="SEED", nargs="?", type=int, default=0)
+    given = parser.parse_args()
+    programs = generate(given.num_each, given.seed)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         reasons = asyncio.run(reasons_of(Path(folder), programs))
-    print(f"seed {seed}, {time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
+    took_s = time.monotonic() - began_s
+    print(f"seed {given.seed}, {took_s:.0f} s, load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
     print_table(programs, reasons)
 
 

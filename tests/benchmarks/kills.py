@@ -17,6 +17,7 @@ not hold. KIND is a part of the name of the only kinds to kill, FIRST the number
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -164,7 +165,18 @@ class Outcome:
         return f"| {' | '.join(map(str, (*cells, self.num_launches, f'{self.took_s:.0f}', self.trouble)))} |"
 
 
-def main(num_runs: int = 50, seed: int = 0, part_of_name: str = "", first: int = 0) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("num_runs", metavar="RUNS", nargs="?", type=int, default=50)
+    parser.add_argument("seed", metavar="SEED", nargs="?", type=int, default=0)
+    parser.add_argument("part_of_name", metavar="KIND", nargs="?", default="")
+    parser.add_argument("first", metavar="FIRST", nargs="?", type=int, default=0)
+    given = parser.parse_args()
+    return kill_runs(given.num_runs, given.seed, given.part_of_name, given.first)
+
+
+def kill_runs(num_runs: int, seed: int, part_of_name: str, first: int) -> int:
+    """Print a row per run; gives the exit code."""
     kinds = [kind for kind in KINDS if part_of_name in kind.name]
     FOLDER.mkdir(parents=True, exist_ok=True)
     words = [f"seed-{seed}", *part_of_name.split(), *([f"from-{first}"] if first else [])]
@@ -301,4 +313,4 @@ def _reason(run: LaunchedRun) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:3]), *sys.argv[3:4], *map(int, sys.argv[4:])))
+    sys.exit(main())

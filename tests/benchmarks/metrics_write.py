@@ -6,10 +6,10 @@ Prints the time that one step's tables take (1 row, 2,000 responses, 800 interva
 
 from __future__ import annotations
 
+import argparse
 import random
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from fractions import Fraction
@@ -122,11 +122,11 @@ def measure_event_log() -> None:
     )
 
 
-def main() -> int:
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     measure_tables()
     measure_event_log()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

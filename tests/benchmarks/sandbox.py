@@ -3,6 +3,7 @@
 python -m tests.benchmarks.sandbox overhead|correct|adaptive
 """
 
+import argparse
 import asyncio
 import os
 import subprocess
@@ -27,8 +28,12 @@ CALL = {"entry_point": "f", "test_cases": [{"args": [1], "expected": 1}]}
 
 def main() -> None:
     """Run one of the three."""
+    measurements = {"overhead": overhead, "correct": correct, "adaptive": adaptive}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measurement", choices=measurements)
+    measure = measurements[parser.parse_args().measurement]
     with tempfile.TemporaryDirectory() as folder:
-        {"overhead": overhead, "correct": correct, "adaptive": adaptive}[sys.argv[1]](Path(folder))
+        measure(Path(folder))
 
 
 def overhead(folder):

@@ -11,6 +11,7 @@ asynchronous one in under 10 s, 8,192 GPUs in under 60 s, below 2 GiB, and a slo
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -110,9 +111,14 @@ def one_step(num_engines: int, system: str) -> dict[str, float]:
 
 
 def main() -> None:
-    match sys.argv[1:]:
-        case ["--measure", *words]:
-            print(json.dumps(measure(words)))
+    if sys.argv[1:2] == ["--measure"]:
+        print(json.dumps(measure(sys.argv[2:])))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "setups", metavar="SETUP", nargs="*", help=f"of {', '.join(E2E)}; or async, scale or slope alone"
+    )
+    match parser.parse_args().setups:
         case ["async"]:
             for interrupt in ("recompute", "keep"):
                 measured = measure_apart(*ASYNC, f"system.interrupt={interrupt}")
@@ -128,6 +134,10 @@ def main() -> None:
                 print(f"{num_engines:5} GPUs: {cost(larger)}, {costs[-1] * 1e6:.0f} us per further event")
             print(f"cost of an event at {SIZES[-1]} GPUs against {SIZES[1]}: {costs[-1] / costs[0]:.2f} x")
         case setups:
+            if unknown := [setup for setup in setups if setup not in E2E]:
+                parser.error(
+                    f"There is no setup {unknown[0]!r} among {', '.join(E2E)}; async, scale and slope run alone."
+                )
             run_setups(setups or list(E2E))
 
 

@@ -11,6 +11,7 @@ difference of loss, gradient norm and entropy.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import tempfile
@@ -74,8 +75,13 @@ def in_this_process(bench: Bench, batches: list[list[RolloutGroup]]) -> list[Dif
 
 
 def main() -> None:
+    trainers = ["torch", *SECTIONS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trainers", metavar="TRAINER", nargs="*", help=", ".join(trainers))
+    names = parser.parse_args().trainers or trainers
+    if unknown := [name for name in names if name not in trainers]:
+        parser.error(f"There is no trainer {unknown[0]!r}; trainers are {', '.join(trainers)}.")
     torch.set_num_threads(1)
-    names = sys.argv[1:] or ["torch", *SECTIONS]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bench = Bench(model_path=make_model(folder / "model"))

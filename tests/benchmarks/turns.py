@@ -11,6 +11,7 @@ its wrong `+2` by taking `+1`, and long walks reach the limit of 480 tokens.
 
 from __future__ import annotations
 
+import argparse
 import random
 import subprocess
 import sys
@@ -70,4 +71,8 @@ def main(folder: Path, num_steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 60)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="FOLDER", type=Path)
+    parser.add_argument("num_steps", metavar="STEPS", nargs="?", type=int, default=60)
+    given = parser.parse_args()
+    main(given.folder, given.num_steps)

@@ -13,8 +13,8 @@ Takes about a minute.
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 import time
 
 import torch
@@ -125,17 +125,19 @@ def _seconds(work) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("num_mib", metavar="MIB", nargs="?", type=int, default=256)
+    parser.add_argument("engine_counts", metavar="ENGINES", nargs="*", type=int, default=[1, 2])
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    num_mib = int(sys.argv[1]) if len(sys.argv) > 1 else 256
-    engine_counts = [int(word) for word in sys.argv[2:]] or [1, 2]
-    policy = make_policy(num_mib)
+    policy = make_policy(given.num_mib)
     gigabytes = num_bytes_of_tensors(policy) / 1e9
     copy_s = time_of_copy(policy)
     load = os.getloadavg()[0]
-    print(f"{num_mib} MiB, {len(policy)} tensors, {os.cpu_count()} cores, load {load:.1f} before the benchmark")
+    print(f"{given.num_mib} MiB, {len(policy)} tensors, {os.cpu_count()} cores, load {load:.1f} before the benchmark")
     print(f"{'transport':<16}{'engines':>8}{'seconds':>10}{'GB/s':>8}{'copies':>8}")
     print(f"{'plain copy':<16}{'':>8}{copy_s:>10.3f}{gigabytes / copy_s:>8.2f}{1:>8.1f}")
-    for num_engines in engine_counts:
+    for num_engines in given.engine_counts:
         for transport in ("handles", "handles, packed", "broadcast", "object_store"):
             if transport == "object_store":
                 seconds = time_of_object_store(policy, num_engines)

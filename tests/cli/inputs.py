@@ -18,6 +18,7 @@ from rollpacker.config.fingerprint import config_fingerprint
 from rollpacker.data.architectures import OUTPUT, known_tensors
 from rollpacker.data.order import PromptOrder, keys_of
 from rollpacker.data.prompts import load_prompts
+from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION
 
 CONFIG: dict[str, object] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -116,11 +117,12 @@ def write_checkpoint(run_dir: Path, words: Sequence[str], step: int, **changes: 
     config = compose([*words, f"run.dir={run_dir}"])
     fingerprint = config_fingerprint(config)
     order = PromptOrder(keys_of(load_prompts(config.data.files)), config.run.seed, config.data.shuffle, None)
-    identity = {"schema_version": 1, "run_id": "a", "fingerprint": fingerprint} | changes
+    identity = {"schema_version": SCHEMA_VERSION, "run_id": "a", "fingerprint": fingerprint} | changes
     folder = run_dir / "checkpoints" / f"step-{step:06d}"
     folder.mkdir(parents=True)
     (run_dir / "run.json").write_text(json.dumps(identity))
-    (folder / "meta.json").write_text(json.dumps(identity | {"step": step, "elapsed_s": 1.0, "attempt": 0}))
+    of_checkpoint = {"step": step, "elapsed_s": 1.0, "attempt": 0, "files": {}}
+    (folder / "meta.json").write_text(json.dumps(identity | of_checkpoint))
     (folder / "scheduler.json").write_text("{}")
     (folder / "order.json").write_text(json.dumps(order.snapshot()))
     return folder

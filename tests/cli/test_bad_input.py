@@ -314,7 +314,7 @@ BAD_FILES = {
     _run_dir_is_a_file: ["run.dir=run is a file"],
     _finished_run: ["already holds this run", "after step 10", "run.resume=auto"],
     _another_run: ["holds another run", "choose another run.dir"],
-    _another_version: ["schema version 0", "schema version 1"],
+    _another_version: ["schema version 0", "schema version 2"],
 }
 
 

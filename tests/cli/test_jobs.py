@@ -33,6 +33,8 @@ def _write_run(run_dir: Path, state: str, reason: str = "") -> None:
         job_id=None,
         host="far",
         updated_at=1.0,
+        processor_s=0.0,
+        num_gpus=0,
     )
     write_status(run_dir, status)
 

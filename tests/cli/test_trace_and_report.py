@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
+from rollpacker.metrics.columns import SCHEMA_VERSION
 from tests.timeline.runs import modelled_run
 from tests.unreadable import make_unreadable
 
@@ -102,12 +103,16 @@ def test_a_run_that_only_evaluated_is_called_one_with_what_shows_it(command, tmp
     assert "is a run without a finished step yet" in said(capsys, [command, str(run_dir)], code=2)
 
 
-def test_a_run_of_a_newer_version_is_refused(run_dir, tmp_path, capsys):
+@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+@pytest.mark.parametrize("command", ["trace", "report"])
+def test_a_run_of_another_version_is_refused_with_both_versions(run_dir, tmp_path, capsys, command, version):
     manifest = tmp_path / "metrics" / "manifest.json"
     manifest.parent.mkdir()
     plain = json.loads((run_dir / "metrics" / "manifest.json").read_text())
-    manifest.write_text(json.dumps(plain | {"schema_version": 99}))
-    assert "schema version 99" in said(capsys, ["trace", str(tmp_path)], code=2)
+    manifest.write_text(json.dumps(plain | {"schema_version": version}))
+    told = said(capsys, [command, str(tmp_path)], code=2)
+    assert f"was written with schema version {version}" in told
+    assert f"This rollpacker reads version {SCHEMA_VERSION}" in told
 
 
 def test_a_report_lies_in_the_run_unless_told_otherwise(run_dir, tmp_path, capsys):

@@ -25,6 +25,8 @@ def a_status(state: Any = "running", *, steps: int = 12, reason: str = "", updat
         job_id="19",
         host="gpu07",
         updated_at=updated_at,
+        processor_s=0.0,
+        num_gpus=0,
     )
 
 

@@ -39,6 +39,7 @@ def facts(**changes) -> ProfileFacts:
         "collect_interval_s": 0.03,
         "measured_on": "2026-11-20",
         "rollpacker_version": "0.1",
+        "num_trainer_gpus": None,
     }
     return ProfileFacts(**(values | changes))
 

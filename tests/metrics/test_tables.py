@@ -24,10 +24,12 @@ from hypothesis import strategies as st
 
 from rollpacker.core.errors import DataError, InternalError, StorageFailed
 from rollpacker.metrics import table_writer, tables
-from rollpacker.metrics.columns import SCHEMA_VERSION, Column
+from rollpacker.metrics.columns import SCHEMA_VERSION, VERSION_KEY, Column
+from rollpacker.metrics.mending import mend_tables
 from rollpacker.metrics.schemas import STEPS, TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.metrics.tables import read_frame, read_last_steps, read_table
+from tests.cli.inputs import tree_of
 
 VALUES: dict[str, object] = {
     "int": 7,
@@ -364,28 +366,6 @@ def test_a_missing_or_broken_part_is_named(run_dir: Path, writer: MetricsWriter)
         read_table(run_dir, "steps")
 
 
-def test_a_column_that_had_another_name_in_an_older_version_is_read_by_it(run_dir: Path, writer: MetricsWriter) -> None:
-    writer.write_step(0, make_rows(0))
-    part = run_dir / "metrics" / "steps" / "step-000000.parquet"
-    now = pq.read_table(part)
-    names = ["reward_time_s" if name == "exposed_reward_time_s" else name for name in now.column_names]
-    old = now.rename_columns(names).replace_schema_metadata({b"rollpacker.schema_version": b"5"})
-    pq.write_table(old, part)
-    assert read_table(run_dir, "steps")["exposed_reward_time_s"] == now["exposed_reward_time_s"]
-
-
-def test_a_column_that_an_older_version_lacks_is_null_with_a_warning(run_dir: Path, writer: MetricsWriter) -> None:
-    writer.write_step(0, make_rows(0))
-    part = run_dir / "metrics" / "steps" / "step-000000.parquet"
-    old = pq.read_table(part).drop_columns(["tokens_wasted"])
-    old = old.replace_schema_metadata({b"rollpacker.schema_version": b"0"}).append_column("gone", pa.array([1]))
-    pq.write_table(old, part)
-    with pytest.warns(UserWarning, match="schema version 0, before there were the columns tokens_wasted"):
-        table = read_table(run_dir, "steps")
-    assert table["tokens_wasted"].to_pylist() == [None]
-    assert "gone" not in table.column_names
-
-
 def test_parts_of_a_reward_are_kept_by_name_also_by_another_run_s_names(run_dir: Path, writer: MetricsWriter) -> None:
     given: list[object] = [{"accuracy": 1.0, "format": -0.5}, None, {"brevity": 0.25}]
     rows = [make_row("responses", 0, sample=sample, reward_parts=parts) for sample, parts in enumerate(given)]
@@ -394,14 +374,39 @@ def test_parts_of_a_reward_are_kept_by_name_also_by_another_run_s_names(run_dir:
     assert [None if each is None else dict(each) for each in parts] == given
 
 
-def test_files_of_a_newer_version_are_refused(run_dir: Path, writer: MetricsWriter) -> None:
+def written_by(version: int, path: Path) -> None:
+    """Have a table or a manifest say that another version wrote it."""
+    if path.suffix == ".json":
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": version}))
+    else:
+        table = pq.ParquetFile(path).read()
+        pq.write_table(table.replace_schema_metadata({VERSION_KEY: str(version).encode()}), path)
+
+
+@pytest.mark.parametrize("version", [0, SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+@pytest.mark.parametrize("name", ["manifest.json", "steps/step-000000.parquet"])
+def test_files_of_another_version_are_refused_and_left_as_they_are(
+    run_dir: Path, writer: MetricsWriter, name: str, version: int
+) -> None:
     writer.write_step(0, make_rows(0))
-    manifest = run_dir / "metrics" / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema_version": SCHEMA_VERSION + 1}))
-    for attempt in (lambda: read_table(run_dir, "steps"), lambda: MetricsWriter(run_dir / "metrics")):
-        with pytest.raises(DataError, match=f"schema version {SCHEMA_VERSION + 1}") as raised:
+    metrics = run_dir / "metrics"
+    written_by(version, metrics / name)
+    before = tree_of(run_dir)
+    for attempt in (lambda: read_table(run_dir, "steps"), lambda: mend_tables(metrics)):
+        with pytest.raises(DataError, match=f"schema version {version}") as raised:
             attempt()
-        assert "newer" in raised.value.remedy
+        assert f"reads version {SCHEMA_VERSION}" in raised.value.allowed
+    assert tree_of(run_dir) == before
+
+
+def test_a_table_of_this_version_with_other_columns_is_refused(run_dir: Path, writer: MetricsWriter) -> None:
+    writer.write_step(0, make_rows(0))
+    part = run_dir / "metrics" / "steps" / "step-000000.parquet"
+    table = pq.ParquetFile(part).read()
+    for other in (table.drop_columns(["tokens_wasted"]), table.append_column("new", pa.array([1]))):
+        pq.write_table(other, part)
+        with pytest.raises(DataError, match="has other columns"):
+            read_table(run_dir, "steps")
 
 
 def fill(writer: MetricsWriter) -> None:

@@ -41,6 +41,7 @@ FACTS = ProfileFacts(
     collect_interval_s=0.03,
     measured_on="2026-11-21",
     rollpacker_version="0.1",
+    num_trainer_gpus=None,
 )
 
 

@@ -205,37 +205,6 @@ def test_what_an_unfinished_run_or_a_stripped_copy_lacks_is_said(runs, tmp_path)
     assert "of unknown state" in Reader(render([read_story(copy)])).text
 
 
-def test_a_run_of_an_older_version_is_shown_without_what_it_lacks(runs, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(runs["rollpacker"], copy)
-    for path in (copy / "metrics").glob("*/*.parquet"):
-        table = pq.read_table(path)
-        absent = [name for name in ("placed_at_s", "subject") if name in table.column_names]
-        old = table.schema.metadata | {b"rollpacker.schema_version": b"3"}
-        table = (
-            table.filter(pa.array([row not in {"evicted", "lost"} for row in table["activity"].to_pylist()]))
-            if ("activity" in table.column_names)
-            else table
-        )
-        pq.write_table(table.drop_columns(absent).replace_schema_metadata(old), path)
-    text = Reader(page_of(copy)).text
-    assert "responses was written with schema version 3, before there were the columns placed_at_s" in text
-    for section in SECTIONS:
-        assert section in text
-
-
-def test_a_run_that_is_older_than_stages_and_ages_of_tokens_is_shown(runs, tmp_path):
-    copy = shutil.copytree(runs["rollpacker"], tmp_path / "copy")
-    absent = {"staleness_max", "suspend_time_s", "switch_time_s", "exposed_reward_time_s", "weight_transfer_time_s"}
-    for path in (copy / "metrics" / "steps").glob("*.parquet"):
-        table = pq.read_table(path)
-        old = table.schema.metadata | {b"rollpacker.schema_version": b"2"}
-        pq.write_table(table.drop_columns(list(absent)).replace_schema_metadata(old), path)
-    text = Reader(page_of(copy)).text
-    assert "staleness 0" in text
-    assert "by age" not in text
-
-
 def held_out_words(folder):
     """Two steps, evaluated before and after, on a set of four prompts."""
     path = folder / "new.jsonl"

@@ -67,6 +67,16 @@ def test_tensor_parallelism_shortens_a_pass_by_less_than_its_degree():
     assert two.num_kv_tokens > 2 * one.num_kv_tokens  # the weights are stored once
 
 
+def test_a_draft_token_takes_half_of_what_a_sequence_takes_beside_its_forward_work():
+    costs = engine(sequence_overhead_s=1e-3, draft_overhead_s=0)
+    assert costs.draft_pass_s(8, 4) - costs.forward_s(8 * 5) == pytest.approx(8 * 1e-3 * (1 + 4 / 2))
+
+
+def test_an_all_reduce_takes_ten_microseconds_however_fast_its_links_are():
+    one, two = (engine(tensor_parallel=degree, step_overhead_s=0, nvlink_gb_per_s=1e9) for degree in (1, 2))
+    assert two.pass_s(1) - one.pass_s(1) / 2 == pytest.approx(2 * 28 * 1e-5, rel=1e-3)  # two for each of 28 layers
+
+
 def test_gpus_beyond_the_number_of_kv_heads_hold_copies_of_them():
     two, four, eight = (engine("qwen3-30b-a3b", tensor_parallel=degree) for degree in (2, 4, 8))
     assert four.model.shape.num_kv_heads == 4

@@ -56,6 +56,7 @@ def profile(**changes) -> Profile:
         "collect_interval_s": 0.03,
         "measured_on": "2026-11-20",
         "rollpacker_version": "0.1",
+        "num_trainer_gpus": None,
     }
     points = [
         *decode_points([0.002, 0.002, 0.003, 0.004, 0.006]),
@@ -275,14 +276,9 @@ def test_a_profile_knows_the_gpus_that_were_measured_and_says_when_a_run_has_oth
     assert "have 2 and 8 GPUs, and had 2 and 4 when" in cluster.note_on_scale(2, 8)
 
 
-def test_a_profile_from_before_the_trainers_gpus_were_counted_is_read_as_of_one_that_takes_turns_with_the_engines(
-    tmp_path,
-):
+def test_a_trainer_without_gpus_of_its_own_has_those_of_the_engines(tmp_path):
     path = tmp_path / "profile.json"
-    write_profile(path, profile(num_engines=2))
-    plain = json.loads(path.read_text())
-    del plain["facts"]["num_trainer_gpus"]
-    path.write_text(json.dumps(plain))
+    write_profile(path, profile(num_engines=2, num_trainer_gpus=None))
     assert ProfiledCluster(path, SMALL, "bfloat16").num_trainer_gpus == 2
 
 

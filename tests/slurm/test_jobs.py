@@ -51,6 +51,8 @@ class Runs:
             job_id=None,
             host="node1",
             updated_at=time.time() + 1,
+            processor_s=0.0,
+            num_gpus=0,
         )
         write_status(self.folder / name, status)
 

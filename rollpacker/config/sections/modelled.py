@@ -126,9 +126,6 @@ class HardwareSection(Section):
     """Of every sequence in a forward pass of an engine: what scheduling, sampling and detokenization take for each."""
     draft_overhead_s: Annotated[Seconds, NOT_IN_FINGERPRINT] = 0.001
     """Of every forward pass of an engine that verifies draft tokens: the drafter proposes them. An assumption."""
-    draft_token_overhead: Annotated[Number, NOT_IN_FINGERPRINT] = Field(0.5, ge=0, le=1)
-    """Share of `sequence_overhead_s` that a draft token takes: it is sampled as a sequence's, and not scheduled. An
-    assumption."""
     training_sequence_overhead_s: Seconds = 0.0
     """Of every sequence that a training replica passes forward and backward: what does not depend on its length."""
     weight_sync_efficiency: Positive = Field(0.7, le=1)
@@ -142,5 +139,3 @@ class HardwareSection(Section):
     engine_restart_s: Seconds = 60.0
     """From the loss of an engine's process until a fresh one in its place can take weights: start, libraries, memory,
     and the warm-up of its kernels. A guess."""
-    allreduce_latency_s: Seconds = 1e-5
-    """Of one all-reduce within a node, however small. A common figure."""

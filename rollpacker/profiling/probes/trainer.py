@@ -120,8 +120,8 @@ async def train(bench: Bench, groups: Sequence[RolloutGroup], *, is_trained: boo
 async def probe_weight_sync(bench: Bench) -> None:
     """Time the trainer's weights on their way to all engines in use."""
     began = now_s()
-    num_bytes = await bench.subject.publish()
-    bench.points.note(("weight_sync",), len(bench.subject.engines), 0, now_s() - began, num_bytes=num_bytes)
+    await bench.subject.publish()
+    bench.points.note(("weight_sync",), len(bench.subject.engines), 0, now_s() - began)
 
 
 def _rewarded(group: RolloutGroup, policy_version: int, *, is_trained: bool) -> RolloutGroup:

@@ -26,7 +26,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ from rollpacker.runtime.run.file_checksums import FileRecords, find_change, reco
 from rollpacker.runtime.run.rollouts import save_rollouts
 from rollpacker.runtime.waiting.clock import SettableTime
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of the files described above and of `run.json`; another version is refused."""
 
 META_FILE = "meta.json"
@@ -73,8 +73,8 @@ class CheckpointMeta:
     elapsed_s: FiniteFloat
     """Time of all attempts until here."""
     attempt: int
-    files: FileRecords = field(default_factory=dict)
-    """All others of the checkpoint; empty where an older version wrote it, which did not record them."""
+    files: FileRecords
+    """All others of the checkpoint, which `CheckpointStore.save` records."""
 
 
 _META = TypeAdapter(CheckpointMeta)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -201,12 +200,10 @@ def _rewards(reward: Mapping[str, Any]) -> Iterator[str]:
 
 def _held_out(run_dir: Path, step: int) -> list[dict[str, Any]]:
     """The newest score of each held-out set up to a step; empty where nothing is held out."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # columns that an older version did not have
-        try:
-            rows = read_table(run_dir, "evaluations").to_pylist()
-        except DataError:
-            return []
+    try:
+        rows = read_table(run_dir, "evaluations").to_pylist()
+    except DataError:
+        return []
     return list({row["set"]: row for row in rows if row["step"] <= step and row["reward_mean"] is not None}.values())
 
 

@@ -57,11 +57,10 @@ def load_rollouts(folder: Path) -> RequestBook:
     begin = 0
     rows = json.loads(read_bytes(folder / _ROWS))
     book.dropped = [DropPrompt(round=number, prompt=PromptId(*prompt)) for number, prompt in rows["dropped"]]
-    book.episodes = {_request(request): _episode(row) for request, row in rows.get("episodes", ())}
-    book.stays = [_stay(row) for row in rows.get("stays", ())]
-    counters = rows["counters"] if "stays" in rows else {}  # of older checkpoints: counts alone do not say what failed
+    book.episodes = {_request(request): _episode(row) for request, row in rows["episodes"]}
+    book.stays = [_stay(row) for row in rows["stays"]]
     for name in COUNTERS:
-        setattr(book, name, counters.get(name, 0))
+        setattr(book, name, rows["counters"][name])
     for row in rows["requests"]:
         end = begin + (row["kept"]["num_tokens"] if row["kept"] else 0)
         record = _record(row, token_ids[begin:end], logprobs[begin:end])

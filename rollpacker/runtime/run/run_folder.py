@@ -73,7 +73,7 @@ class RunIdentity:
     fingerprint: str
     """Of the configuration, as far as it defines the result."""
     own_code: Mapping[str, int] = field(default_factory=dict)
-    """Of the last attempt, as `rollpacker.runtime.run.own_code` gives it; empty where an older version wrote it."""
+    """Of the last attempt, as `rollpacker.runtime.run.own_code` gives it; empty where a checkpoint gave the rest."""
 
 
 _IDENTITY = TypeAdapter(RunIdentity)

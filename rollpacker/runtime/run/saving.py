@@ -100,6 +100,7 @@ class RunSaver:
             step=num_finished_steps,
             elapsed_s=moment.elapsed_s,
             attempt=self._attempt.number,
+            files={},
         )
         with self._preemption.deadline.timing_checkpoint():
             self._outputs.make_durable()

@@ -44,10 +44,9 @@ class RunStatus:
     host: str
     updated_at: float
     """Seconds since the epoch."""
-    processor_s: float | None = None
-    """Of the attempt so far, in the process that heads it: all that a modelled run takes. None: written by a version
-    that did not count."""
-    num_gpus: int = 0
+    processor_s: float
+    """Of the attempt so far, in the process that heads it: all that a modelled run takes."""
+    num_gpus: int
     """That nobody else could have meanwhile; of a modelled run, modelled."""
 
 

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,9 @@ from tests.cli.inputs import tree_of
 from tests.runtime.driving import until
 from tests.unreadable import make_unreadable
 
-META = CheckpointMeta(schema_version=SCHEMA_VERSION, run_id="a", fingerprint="f", step=0, elapsed_s=1.5, attempt=0)
+META = CheckpointMeta(
+    schema_version=SCHEMA_VERSION, run_id="a", fingerprint="f", step=0, elapsed_s=1.5, attempt=0, files={}
+)
 FILES = ("meta.json", "scheduler.json", "order.json", "trainer/trainer.pt", "trainer/model/model.safetensors")
 
 
@@ -232,18 +234,13 @@ def broken_one(store: CheckpointStore, folder: Path):
     return store.find().broken[0]
 
 
-def test_a_checkpoint_of_a_version_that_did_not_record_its_files_is_resumed(
-    store: CheckpointStore, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("key", [each.name for each in fields(CheckpointMeta)])
+def test_a_checkpoint_whose_record_lacks_something_is_broken(store: CheckpointStore, tmp_path: Path, key: str) -> None:
     file = tmp_path / "checkpoints" / "step-000003" / "meta.json"
     plain = json.loads(file.read_text())
-    del plain["files"]
+    del plain[key]
     file.write_text(json.dumps(plain))
-    found = store.find()
-    assert found.newest is not None
-    assert found.newest.meta.step == 3
-    make_a_list(file.with_name("order.json"))
-    assert store.find().broken[0].problem == "order.json is damaged: it is no JSON object"
+    assert store.find().broken[0].problem == f"meta.json is damaged: {key}: Field required"
 
 
 def names_in(tmp_path: Path) -> list[str]:
