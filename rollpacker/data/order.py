@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import CheckpointError, DataError, ImpossibleEvent
@@ -24,7 +25,12 @@ class PromptOrder:
     """Draws prompts, domain by domain."""
 
     def __init__(
-        self, keys_by_domain: Mapping[Domain, Sequence[str]], seed: int, shuffle: bool, num_epochs: int | None
+        self,
+        keys_by_domain: Mapping[Domain, Sequence[str]],
+        seed: int,
+        shuffle: bool,
+        num_epochs: int | None,
+        contents: Mapping[Domain, int] = MappingProxyType({}),
     ) -> None:
         """Start before the first prompt of epoch 0.
 
@@ -33,6 +39,7 @@ class PromptOrder:
             seed: Of the run.
             shuffle: A new order in every epoch, instead of the file's.
             num_epochs: How often each prompt is drawn; None never ends.
+            contents: Checksums of the domains' prompts, for `edited_since`.
 
         Raises:
             DataError: A domain has no prompt, or a key appears twice.
@@ -42,6 +49,7 @@ class PromptOrder:
         self._seed = seed
         self._shuffle = shuffle
         self._num_epochs = num_epochs
+        self._contents = dict(contents)
         self._cursors = {
             domain: _Cursor(keys=keys, domain=domain, seed=seed, shuffle=shuffle)
             for domain, keys in self._keys_by_domain.items()
@@ -66,6 +74,7 @@ class PromptOrder:
         """Give the position as plain JSON data; its size does not depend on the number of prompts."""
         return {
             "fingerprint": self._fingerprint,
+            "contents": self._contents,
             "seed": self._seed,
             "shuffle": self._shuffle,
             "positions": {domain: [cursor.epoch, cursor.position] for domain, cursor in self._cursors.items()},
@@ -84,6 +93,13 @@ class PromptOrder:
         positions = {domain: self._check_position(domain, snapshot) for domain in self._cursors}
         for domain, (epoch, position) in positions.items():
             self._cursors[domain].jump(epoch, position)
+
+    def edited_since(self, snapshot: Mapping[str, object]) -> list[Domain]:
+        """Name the domains whose prompts say something else than those of a snapshot, under the same ids."""
+        match snapshot.get("contents"):
+            case dict(earlier):
+                return [domain for domain, now in self._contents.items() if earlier.get(domain, now) != now]
+        return []
 
     def _is_over(self, cursor: _Cursor) -> bool:
         return self._num_epochs is not None and cursor.epoch >= self._num_epochs

@@ -8,7 +8,6 @@ Rows write into the folder under names that are the same in every check, so a lo
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -34,6 +33,7 @@ from rollpacker.gpu_check.table import Row
 from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.paths import read_text
 from rollpacker.rewards.processes import children_of, kill_descendants, reaping
+from rollpacker.runtime.job.file_lock import LOCK_FILE, held_lock
 from rollpacker.runtime.placing.host import hardware_name, visible_gpus
 
 GRACE_S = 20.0
@@ -126,7 +126,9 @@ class Checking:
             ConfigError: Another check runs in the folder, or its results cannot be read.
         """
         key = self.key
-        with self._alone():
+        with storage_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with held_lock(self.folder / LOCK_FILE, self._refusal):
             for row in rows:
                 if why := missing(row, self.machine):
                     yield row, Outcome(status="not possible", why=why)
@@ -137,24 +139,12 @@ class Checking:
                     self._keep(key, row, outcome)
                 yield row, outcome
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Lock the folder."""
-        with storage_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / "lock").open("w")
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"Another check runs in out={self.folder}.",
-                    "Two in one folder would take each other's results for their own.",
-                    "Wait for it, or choose another out.",
-                ) from None
-            except OSError:
-                pass  # a file system without locks: two checks are not kept apart
-            yield
+    def _refusal(self, holder: str) -> ConfigError:
+        return ConfigError(
+            f"Another check runs in out={self.folder}{holder}.",
+            "Two in one folder would take each other's results for their own.",
+            "Wait for it, or choose another out.",
+        )
 
     @property
     def _file(self) -> Path:

@@ -6,7 +6,6 @@ not answer, the runs' own files are used alone.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import statistics
@@ -20,16 +19,13 @@ from rollpacker.launch.job_states import UNKNOWN, JobState, job_states
 from rollpacker.launch.log_reasons import reason_in_logs
 from rollpacker.launch.run_status_view import Progress, RunStatusView
 from rollpacker.launch.submissions import JOB_FILE, read_submission
-from rollpacker.paths import open_to_read, read_bytes
+from rollpacker.paths import read_bytes
+from rollpacker.runtime.job.file_lock import LOCK_FILE, is_locked
 from rollpacker.runtime.run.run_folder import RUN_FILE
 from rollpacker.runtime.run.status import STATUS_FILE, RunStatus, read_status
 
 _MARKS = (JOB_FILE, STATUS_FILE, RUN_FILE)
 """Each of these files marks the folder of a run."""
-
-_LOCK_FILE = "lock"
-"""Locked by the process of a run."""
-
 
 NUM_STEPS_OF_REWARD = 10
 """Over which the shown reward is averaged: with tail batching, so many steps contain short and long rounds."""
@@ -187,11 +183,4 @@ def _is_locked(run_dir: Path, status: RunStatus | None) -> bool | None:
     """Test the lock of a run on this machine; the lock of another machine may not be visible here."""
     if status is None or status.state != "running" or status.host != socket.gethostname():
         return None
-    try:
-        with open_to_read(run_dir / _LOCK_FILE) as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    return False
+    return is_locked(run_dir / LOCK_FILE)

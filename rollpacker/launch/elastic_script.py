@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.launch.job_states import NOT_OVER
-from rollpacker.launch.sbatch_script import REQUEUE_WAIT_S, gpus_option, in_log_name, job_environment, memory_mb
+from rollpacker.launch.sbatch_script import gpus_option, in_log_name, job_environment, memory_mb, requeue
 from rollpacker.launch.shape import workers_shape
 from rollpacker.launch.worker import ELEMENT_VARIABLE
 from rollpacker.runtime.job.elastic_folder import LEASE_WAIT_S
@@ -33,7 +33,7 @@ OWN_OPTIONS_OF_WORKERS = ("dependency", "kill-on-invalid-dep", "time-min")
 """Options of sbatch that are not for `elastic.job.sbatch`, beside those that are not for `cluster.sbatch`."""
 
 _BEGIN_AGAIN_S = 5
-"""Before a worker's program is started again: it has waited `LEASE_WAIT_S` by then, or has not joined."""
+"""Before a worker's program is started again: it has waited for a run by then, or has not joined."""
 
 _MAX_FAILED_JOINS = 3
 """On one node: a failure that passes costs no element, and one that lasts gives the node back."""
@@ -138,16 +138,16 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
         "        exit 0",
         "    fi",
         '    if [[ "$exit_code" == 10 ]]; then # it may return',
-        f'        scontrol requeue "$job" && sleep {REQUEUE_WAIT_S}',
+        *(f"        {line}" for line in requeue("$job")),
         "        exit 0",
         "    fi",
         '    case "$exit_code" in',
         "        75) ((++num_waits)) ;; # no run takes it",
-        "        76) num_waits=1 num_failed_joins=0 ;; # since one had",
+        "        76) num_waits=0 num_failed_joins=0 ;; # one had until a moment ago",
         "        77) ((++num_failed_joins)) ;; # its Ray ended before it had joined",
         "    esac",
         f"    if ((num_waits >= {num_waits} || num_failed_joins >= {_MAX_FAILED_JOINS})); then # it frees the node",
-        f'        scontrol requeuehold "$job" && sleep {REQUEUE_WAIT_S}',
+        *(f"        {line}" for line in requeue("$job", command="requeuehold")),
         "        exit 0",
         "    fi",
         f"    sleep {_BEGIN_AGAIN_S}",

@@ -6,10 +6,8 @@ command may therefore be given again at any time.
 
 from __future__ import annotations
 
-import fcntl
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from rollpacker.launch.submissions import Submission, read_submission
 from rollpacker.launch.waiting import wait_for
 from rollpacker.metrics.files import make_private_folder
 from rollpacker.runtime.job.elastic_folder import ElasticFolder
+from rollpacker.runtime.job.file_lock import held_lock
 from rollpacker.runtime.job.preemption import how_to_go_on
 from rollpacker.runtime.placing.automatic import complete_point
 from rollpacker.terminal import Terminal
@@ -105,7 +104,15 @@ def launch(points: Sequence[Point], task: Task, settings: LauncherSettings, fold
 def _launch_jobs(
     points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Terminal
 ) -> None:
-    with _alone(folder):
+    def refusal(holder: str) -> WorldError:
+        return WorldError(
+            f"Another launch is submitting points of {folder}{holder}.",
+            "Points are submitted by one launch at a time, so that none is submitted twice.",
+            "Try again when it has ended.",
+        )
+
+    make_private_folder(batch_folder(folder))
+    with held_lock(batch_folder(folder) / _LOCK_FILE, refusal):
         queued = points_in_queue(points)
         for point in points:
             if point.number in queued:
@@ -128,24 +135,6 @@ def _launch_jobs(
         goodbye = f"No longer waiting; the jobs stay.\n{_what_next(points, folder)}"
         Terminal(soft_wrap=True).print(goodbye)  # an interrupted print of rich's leaves its console holding back lines
         raise
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lock the sweep, so that two launches do not submit the same points."""
-    make_private_folder(batch_folder(folder))
-    with (batch_folder(folder) / _LOCK_FILE).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise WorldError(
-                f"Another launch is submitting points of {folder}.",
-                "Points are submitted by one launch at a time, so that none is submitted twice.",
-                "Try again when it has ended.",
-            ) from None
-        except OSError:
-            pass  # a file system without locks: two launches are not kept apart
-        yield
 
 
 def _submit(batch: Batch, task: Task, settings: LauncherSettings, folder: Path) -> list[Submission]:

@@ -28,8 +28,11 @@ ENVIRONMENTS_LOG_SUFFIX = "_environments.out"
 """Of the log of a rank that runs environments alone: `<job>_<node><suffix>`. Slurm numbers ranks of a second component
 otherwise in names of files."""
 
-REQUEUE_WAIT_S = 60
+_REQUEUE_WAIT_S = 60
 """The script waits for Slurm to end it, which takes a moment; were it to end first, the job would be over."""
+_REQUEUE_TRIES = 30
+_REQUEUE_RETRY_S = 5
+"""Tries last 150 s: a backup slurmctld takes over after SlurmctldTimeout, 120 s by default."""
 _USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 """Of a node's own programs; where Slurm's are elsewhere, `cluster.setup` adds them (`module load slurm`)."""
 
@@ -220,18 +223,30 @@ def _setup(cluster: ClusterSection, folder: Path, job: str) -> list[str]:
     ]
 
 
+def requeue(job: str, *, command: str = "requeue", checks: Sequence[str] = ()) -> list[str]:
+    """Lines that send the script's own job back into the queue; they ask again while slurmctld does not answer.
+
+    Args:
+        job: As Slurm's commands take it.
+        command: Of scontrol: requeue or requeuehold.
+        checks: Lines ahead of each try, which may `break`.
+    """
+    return [
+        f"for ((tries = {_REQUEUE_TRIES}; tries; --tries)); do # slurmctld may be away",
+        *(f"    {line}" for line in checks),
+        f'    scontrol {command} "{job}" && sleep {_REQUEUE_WAIT_S} && break',
+        f"    sleep {_REQUEUE_RETRY_S}",
+        "done",
+        f'((tries)) || echo "Slurm has not requeued job {job}: scontrol {command} failed {_REQUEUE_TRIES} times."',
+    ]
+
+
 def _teardown(cluster: ClusterSection, job: str, after: Sequence[str]) -> list[str]:
     if not cluster.requeue:
         return ["exit_code=$?", *after, 'exit "$exit_code"'] if after else ["exit $?"]
-    file = REQUEUE_FILE_VARIABLE
-    return [
-        "exit_code=$?",
+    checks = [
         # a Slurm that does not answer has not cancelled the job
         f'state="$(squeue --noheader --jobs="{job}" --format=%T)" || state=RUNNING',
-        f'if [[ -e "${file}" && "${{state%%$\'\\n\'*}}" == RUNNING ]]; then',
-        f'    rm --force "${file}"',
-        f'    scontrol requeue "{job}" && sleep {REQUEUE_WAIT_S}',
-        "fi",
-        *after,
-        'exit "$exit_code"',
+        f'[[ -e "${REQUEUE_FILE_VARIABLE}" && "${{state%%$\'\\n\'*}}" == RUNNING ]] || break',
     ]
+    return ["exit_code=$?", *requeue(job, checks=checks), *after, 'exit "$exit_code"']

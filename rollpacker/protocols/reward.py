@@ -1,13 +1,13 @@
 """Services that score responses.
 
-Two protocols, because the driver cannot decode 30 million tokens itself: it hands tokens to a `RewardService`, which
-decodes them where it runs and passes text to a `RewardWorker`.
+One protocol for two things to score, because the driver cannot decode 30 million tokens itself: it hands tokens to a
+`RewardService`, which decodes them where it runs and passes text to a `RewardWorker`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,20 +31,6 @@ class ResponseToScore:
     """True when the response ended at the length limit."""
     case_limits_s: tuple[float, ...] = ()
     """How long each test case may run; the last one holds for all further cases. Empty: the reward's own limit."""
-
-
-class RewardService(Protocol):
-    """Scores responses. Each one comes back from `collect` exactly once."""
-
-    async def score(self, responses: Sequence[ResponseToScore]) -> None: ...
-
-    async def forget(self) -> None:
-        """Drop what has not been scored; its verdict is no longer needed. What is under way may still come back."""
-
-    async def collect(self) -> Sequence[Verdict]:
-        """Wait until at least one verdict is there, and take all that are."""
-
-    async def close(self) -> None: ...
 
 
 class ColocatedJudges(Protocol):
@@ -82,10 +68,13 @@ class ScoringRequest:
     """`Prompt.as_written`: text or messages, without a chat template."""
 
 
-class RewardWorker(Protocol):
-    """Scores texts. Each request comes back from `collect` exactly once; a failure is a verdict, not an error."""
+Scored_contra = TypeVar("Scored_contra", contravariant=True)
 
-    async def score(self, requests: Sequence[ScoringRequest]) -> None: ...
+
+class Scorer(Protocol[Scored_contra]):
+    """Scores responses. Each one comes back from `collect` exactly once."""
+
+    async def score(self, responses: Sequence[Scored_contra], /) -> None: ...
 
     async def forget(self) -> None:
         """Drop what has not been scored; its verdict is no longer needed. What is under way may still come back."""
@@ -94,3 +83,8 @@ class RewardWorker(Protocol):
         """Wait until at least one verdict is there, and take all that are."""
 
     async def close(self) -> None: ...
+
+
+RewardService: TypeAlias = Scorer[ResponseToScore]
+RewardWorker: TypeAlias = Scorer[ScoringRequest]
+"""A failure is a verdict, not an error."""

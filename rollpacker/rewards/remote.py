@@ -42,6 +42,7 @@ from rollpacker.rewards.worker import QueueRewardWorker, ground_truth_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rollpacker.config.sections.reward import RewardSection
     from rollpacker.protocols.reward import ScoringRequest
     from rollpacker.protocols.rollout import Verdict
 
@@ -60,8 +61,18 @@ _OF_TEXTS = frozenset({400, 413, 422})
 _log = logging.getLogger(__name__)
 
 
+def longest_request_s(section: RewardSection) -> float:
+    """How long a server may take for a request; 0 where none scores."""
+    return MOST_AT_ONCE * section.timeout_s if "url" in section.names else 0.0
+
+
 class ServerUnreachable(Exception):
     """It did not answer, or said that it cannot now; the message says why."""
+
+    def __init__(self, problem: str, status: int | None = None) -> None:
+        super().__init__(problem)
+        self.status = status
+        """Of its answer in HTTP; None where none came."""
 
 
 class UrlRewardWorker(QueueRewardWorker):
@@ -130,7 +141,7 @@ def ask(url: str, requests: Sequence[ScoringRequest], timeout_s: float) -> list[
     except urllib.error.HTTPError as error:
         problem = f"it answered with status {error.code}"
         if error.code not in _OF_TEXTS:
-            raise ServerUnreachable(problem) from error
+            raise ServerUnreachable(problem, error.code) from error
         return [Outcome(score=HTTP_ERROR, problem=problem)] * len(requests)
     except TimeoutError:
         problem = f"it took longer than {limit_s:g} s for {counted(len(requests), 'response')}"

@@ -25,6 +25,19 @@ if TYPE_CHECKING:
     from rollpacker.config.sections.reward_checks import Check
     from rollpacker.protocols.rollout import Prompt
 
+_NO_CREDENTIALS = "Have the server accept requests without credentials; none are sent."
+_OTHER_PATH = "Correct the path of the URL: that which takes scoring requests by POST."
+_REMEDIES = {
+    None: "Start the server, or correct the URL.",
+    401: _NO_CREDENTIALS,
+    403: _NO_CREDENTIALS,
+    404: _OTHER_PATH,
+    405: _OTHER_PATH,
+    429: "Raise the server's limit on requests, or try again later.",
+}
+"""By the HTTP status of the answer, None where none came."""
+_OTHER_REMEDY = "Mend the server, whose own log may say why, or correct the URL."
+
 
 def try_checks(section: RewardSection, prompts: Sequence[Prompt], *, can_reach: bool = True) -> tuple[str, ...]:
     """Have each function and server score one made-up response to the first prompt that it is for.
@@ -77,7 +90,7 @@ def _try_server(check: Check, prompt: Prompt, timeout_s: float) -> None:
         raise ConfigError(
             f"{check.key}={check}: no score comes from there: {error}.",
             "Before a run starts, its reward server scores a made-up response.",
-            "Start the server, or correct the URL.",
+            _REMEDIES.get(error.status, _OTHER_REMEDY),
         ) from error
     allowed = 'A server answers {"rewards": [NUMBER, ...]}, one for each response.'
     _refuse(check, prompt, outcome.score.reason, outcome.problem, allowed)

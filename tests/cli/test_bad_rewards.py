@@ -176,6 +176,27 @@ def test_a_server_that_is_not_there_is_refused(
     assert "Start the server, or correct the URL" in message
 
 
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [
+        (401, "Have the server accept requests without credentials"),
+        (403, "Have the server accept requests without credentials"),
+        (404, "Correct the path of the URL"),
+        (405, "Correct the path of the URL"),
+        (429, "Raise the server's limit on requests"),
+        (500, "Mend the server"),
+    ],
+)
+def test_a_server_that_refuses_is_answered_with_what_to_do(
+    status: int, remedy: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with reward_server(lambda _question: (status, {})) as (url, _):
+        message = refused(folder, capsys, ["check", *RUN, f"reward.url={url}"])
+    assert f"it answered with status {status}" in message
+    assert remedy in message
+    assert "Start the server" not in message
+
+
 def test_a_server_of_another_kind_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with reward_server(lambda _question: (200, {"score": 1.0})) as (url, _):
         message = refused(folder, capsys, ["check", *RUN, f"reward.url={url}"])

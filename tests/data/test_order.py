@@ -149,3 +149,13 @@ def test_empty_domains_and_shared_ids_are_refused():
         PromptOrder({MATH: []}, 0, True, None)
     with pytest.raises(DataError, match="twice"):
         PromptOrder({MATH: ["a"], CODE: ["a"]}, 0, True, None)
+
+
+def test_domains_whose_prompts_were_edited_under_the_same_ids_are_named():
+    def order(**contents):
+        return PromptOrder({MATH: ["a"], CODE: ["b"]}, 0, True, None, contents)
+
+    snapshot = json.loads(json.dumps(order(math=1, code=2).snapshot()))
+    assert order(math=1, code=2).edited_since(snapshot) == []
+    assert order(math=1, code=3).edited_since(snapshot) == [CODE]
+    assert order(math=1, code=3).edited_since(order().snapshot()) == []

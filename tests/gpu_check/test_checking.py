@@ -120,7 +120,7 @@ def test_a_folder_is_of_one_check_at_a_time(tmp_path):
     first, second = (Checking(folder=tmp_path, machine=machine) for _ in range(2))
     running = first.run(rows)
     next(running)
-    with pytest.raises(ConfigError, match="Another check runs in out="):
+    with pytest.raises(ConfigError, match=rf"Another check runs in out={tmp_path} \(process {os.getpid()} on "):
         next(second.run(rows))
     assert len(list(running)) == 1
     assert len(list(second.run(rows))) == 2

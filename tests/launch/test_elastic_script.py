@@ -24,7 +24,7 @@ def put_programs(folder, programs: dict[str, str]) -> None:
         (folder / name).chmod(0o700)
 
 
-def asked_of_slurm(folder, exit_codes: list[str], state: str) -> list[str]:
+def asked_of_slurm(folder, exit_codes: list[str], state: str, scontrol: str = "true") -> list[str]:
     """Run the script, whose program ends with these codes; gives what it asks of Slurm, and how often it waits."""
     strict = "cluster.setup=['set -euo pipefail']"  # of the user's own lines, not of those behind
     config = compose([*ELASTIC, f"run.dir={folder}", "elastic.job.patience_min=5", strict])
@@ -33,7 +33,7 @@ def asked_of_slurm(folder, exit_codes: list[str], state: str) -> list[str]:
         "squeue": f'echo "{state}" >&2; exit 1'
         if "error" in state
         else f'[[ "$*" == *4711* ]] && echo "{state}"; exit 0',
-        "scontrol": '[[ "$1" == show ]] || echo "scontrol $*" >> asked',
+        "scontrol": f'[[ "$1" == show ]] && exit\necho "scontrol $*" >> asked\n{scontrol}',
         "scancel": 'echo "scancel $*" >> asked',
         "sleep": 'echo "sleep" >> asked',
     }
@@ -61,8 +61,8 @@ def test_a_worker_waits_on_as_long_as_its_runs_job_is_alive_and_then_gives_its_n
 
 
 def test_the_patience_begins_anew_when_a_run_has_taken_the_worker(tmp_path):
-    asked = asked_of_slurm(tmp_path, [NO_RUN, NO_RUN, RUN_LEFT, NO_RUN, NO_RUN], ALIVE)
-    assert asked == [*["sleep"] * 4, "scontrol requeuehold 4712_3", "sleep"]
+    asked = asked_of_slurm(tmp_path, [NO_RUN, NO_RUN, RUN_LEFT, NO_RUN, NO_RUN, NO_RUN], ALIVE)
+    assert asked == [*["sleep"] * 5, "scontrol requeuehold 4712_3", "sleep"]
 
 
 def test_a_worker_whose_ray_does_not_join_is_begun_again_and_after_three_times_gives_its_node_back(tmp_path):
@@ -98,6 +98,16 @@ def test_a_slurm_that_does_not_answer_has_not_said_that_the_run_is_gone(tmp_path
 
 def test_a_worker_that_was_told_so_queues_again_at_once_and_is_not_held(tmp_path):
     assert asked_of_slurm(tmp_path, [MAY_RETURN], ALIVE) == ["scontrol requeue 4712_3", "sleep"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "command"), [([MAY_RETURN], "requeue"), ([NOT_JOINED] * 3, "requeuehold")], ids=["requeue", "requeuehold"]
+)
+def test_a_slurm_that_does_not_answer_is_asked_again_to_requeue_the_worker(tmp_path, codes, command):
+    is_third = f"(($(grep --count {command} asked) >= 3))"
+    asked = asked_of_slurm(tmp_path, codes, NO_ANSWER, scontrol=is_third)
+    asks = f"scontrol {command} 4712_3"
+    assert asked == ["sleep"] * (len(codes) - 1) + [asks, "sleep"] * 3
 
 
 def test_those_that_are_held_are_released_until_the_next_attempt_has_wished_for_them(tmp_path):

@@ -100,29 +100,61 @@ def test_words_with_blanks_and_quotes_reach_the_ranks_whole(tmp_path: Path) -> N
 def test_a_job_is_requeued_when_its_run_asks_and_nobody_cancelled_it(
     rank_code: int, asks: bool, state: str, is_requeued: bool, tmp_path: Path
 ) -> None:
+    requeued = _end_of_job(tmp_path, rank_code, asks=asks, squeue=f"echo {state}", scontrol="true")
+    assert requeued == (["requeue 7_1"] if is_requeued else [])
+
+
+_AWAY = "echo 'Unable to contact slurm controller' >&2; exit 1"
+
+
+def test_a_slurmctld_that_is_away_for_a_moment_is_asked_again_to_requeue_the_job(tmp_path: Path) -> None:
+    scontrol = f"(($(wc --lines <requeued) >= 3)) || {{ {_AWAY}; }}"
+    assert _end_of_job(tmp_path, 75, asks=True, squeue=_AWAY, scontrol=scontrol) == ["requeue 7_1"] * 3
+
+
+def test_a_job_that_was_cancelled_while_slurmctld_was_away_is_not_requeued(tmp_path: Path) -> None:
+    squeue = f"[[ -e requeued ]] && echo COMPLETING || {{ {_AWAY}; }}"
+    assert _end_of_job(tmp_path, 75, asks=True, squeue=squeue, scontrol=_AWAY) == ["requeue 7_1"]
+
+
+def test_a_job_that_slurm_never_requeues_ends_and_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert len(_end_of_job(tmp_path, 75, asks=True, squeue=_AWAY, scontrol=_AWAY)) == 30
+    assert capfd.readouterr().out == "Slurm has not requeued job 7_1: scontrol requeue failed 30 times.\n"
+
+
+def _end_of_job(folder: Path, rank_code: int, *, asks: bool, squeue: str, scontrol: str) -> list[str]:
+    """Run the script of an array's element to its end; gives which requeues it asks for.
+
+    Args:
+        folder: Takes its programs.
+        rank_code: How srun ends.
+        asks: Whether the run asks for a requeue.
+        squeue: The answer on the job's state, in bash.
+        scontrol: The answer to a requeue, in bash.
+    """
     asking = 'touch "$ROLLPACKER_REQUEUE_FILE";' if asks else ""
     programs = {
-        "squeue": f'[[ "$*" == *%T* ]] && echo {state} || echo N/A',
-        "scontrol": '[[ "$1" == requeue ]] && echo "$@" >>requeued; true',
+        "squeue": f'[[ "$*" == *%T* ]] || {{ echo N/A; exit; }}\n{squeue}',
+        "scontrol": f'[[ "$1" == requeue ]] || exit 0\necho "$@" >>requeued\n{scontrol}',
         "sleep": "true",
         "srun": f"{asking} exit {rank_code}",
     }
     for name, body in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
     strict = "cluster.setup=['set -euo pipefail']"  # of the user's own lines, not of those behind
-    text = _text(*MODELLED, strict, folder=tmp_path, num_jobs=2)
+    text = _text(*MODELLED, strict, folder=folder, num_jobs=2)
     environment = {
-        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "PATH": f"{folder}:/usr/bin:/bin",
         "SLURM_JOB_ID": "7",
         "SLURM_ARRAY_JOB_ID": "7",
         "SLURM_ARRAY_TASK_ID": "1",
         "SLURM_JOB_PARTITION": "main",
     }
-    done = subprocess.run(["bash"], input=text, cwd=tmp_path, env=environment, text=True, check=False)
+    done = subprocess.run(["bash"], input=text, cwd=folder, env=environment, text=True, check=False)
     assert done.returncode == rank_code
-    requeued = tmp_path / "requeued"
-    assert (requeued.read_text() if requeued.exists() else "") == ("requeue 7_1\n" if is_requeued else "")
+    requeued = folder / "requeued"
+    return requeued.read_text().splitlines() if requeued.exists() else []
 
 
 @pytest.mark.parametrize(

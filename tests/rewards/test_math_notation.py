@@ -211,12 +211,28 @@ def test_another_answer_than_a_text_is_wrong_and_does_not_blame_the_truth(truth)
         "answer is not" + " " * 50_000 + "?",
         "The answer is not 5" + " $" * 20_001,
         "√((" * 20_000,
+        "The answer is 15 (" + "3*" * 20_000,
     ],
 )
 def test_long_repetitions_take_no_time(response):
     started_s = time.monotonic()
     math.score(response, "5", is_truncated=False)
     assert time.monotonic() - started_s < 5.0
+
+
+@pytest.mark.parametrize("blank", [" ", "\n", "\t\n", "~", "\\ ", "\\quad "])
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [(r"\boxed{(C)", "x"), ("The answer is (C) ", ""), (r"\boxed{5", "}"), (r"\boxed{5\%", "x}"), ("#### a", "\nx y")],
+)
+@pytest.mark.parametrize("truth", ["5", "C"])
+def test_four_times_the_blanks_do_not_take_eight_times_the_time(begin, blank, end, truth):
+    times_s = []
+    for num_blanks in (2_500, 10_000):
+        began_s = time.process_time()
+        math.score(begin + blank * num_blanks + end, truth, is_truncated=False)
+        times_s.append(time.process_time() - began_s)
+    assert times_s[1] < 8 * times_s[0] + 0.2
 
 
 @pytest.mark.parametrize("before", ["", "So x = 2. ", "It's f' = 2, don't you see. "])

@@ -82,6 +82,7 @@ async def driving(
     straggler_s=5.0,
     start_s=5.0,
     sync=None,
+    rewards=None,
 ):
     """A driver whose engines hold policy 0 and whose replacements are what `replace` brings."""
     notes, lent, clock = [], [], RunClock()
@@ -105,7 +106,7 @@ async def driving(
         sampling=SamplingRules(
             prompts=PROMPTS,
             rollout=RolloutSection(num_prompts=4, num_responses=2, max_response_tokens=8),
-            rewards=RewardSection(),
+            rewards=rewards or RewardSection(),
             overlong=NO_PUNISHMENT,
             seed=7,
         ),

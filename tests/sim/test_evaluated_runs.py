@@ -164,6 +164,17 @@ def test_evaluations_are_kept_when_a_finished_run_goes_on(tmp_path: Path, held_o
     assert sorted(set(read_frame(run_dir, "evaluations")["step"])) == [0, 2, 3, 4, 5]
 
 
+def test_a_set_that_was_edited_is_compared_with_its_first_evaluation_since(tmp_path: Path) -> None:
+    file = tmp_path / "new.jsonl"
+    line = '{{"id": "{}{}", "domain": "math", "prompt": "?", "ground_truth": "1"}}\n'
+    words = [f"evaluation.path={file}", "evaluation.every_steps=2", "evaluation.num_samples=2"]
+    for num_steps, name in ((2, "q"), (5, "r"), (7, "r")):
+        file.write_text("".join(line.format(name, number) for number in range(5)))
+        train(tmp_path / "run", *words, f"run.num_steps={num_steps}")
+    compared = read_frame(tmp_path / "run", "evaluations").set_index("step")["diff_to_first"].notna()
+    assert compared.to_dict() == {0: False, 2: True, 4: False, 5: True, 6: True, 7: True}
+
+
 def test_the_best_checkpoint_is_kept_and_linked(tmp_path: Path, held_out: list[str]) -> None:
     words = ["run.keep_best=true", "run.best_by=math-new", "run.keep_checkpoints=1", "evaluation.every_steps=1"]
     drift = "workload.solve_rate_drift_per_step=-0.15"

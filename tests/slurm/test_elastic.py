@@ -8,6 +8,7 @@ import pytest
 
 from rollpacker.config.words import replaced
 from rollpacker.launch.submissions import read_submission
+from rollpacker.runtime.job.elastic_folder import LEASE_WAIT_S
 from slurm.mini_cluster import MiniCluster
 from tests.e2e.launched import UNHURRIED, num_recorded_steps, rows, trained_prompts
 from tests.slurm.calls import CountedCalls
@@ -98,8 +99,10 @@ def test_workers_join_a_preempted_one_comes_back_none_outlives_the_run_and_accou
     cluster.submit("-N1", "--exclusive", "-w", "node2", "-p", "main", "-o", "/dev/null", script="sleep 5")
     run.wait_for_steps(steps + 2)
     wait_for_workers(run, f"e{number}_1-r1")
+    cancelled = time.monotonic()
     cluster.run("scancel", run.job_id)
     run.wait_until(lambda: not elements_in_queue(cluster, number), interval_s=1)
+    assert time.monotonic() - cancelled < LEASE_WAIT_S
     lasted_s = time.monotonic() - began
     assert json.loads((tmp_path / "run" / "elastic" / "wish.json").read_text())["num_workers"] >= 2
     trained = trained_prompts(run.run_dir)

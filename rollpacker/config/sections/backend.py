@@ -16,7 +16,7 @@ class DeadlineSection(Section):
     """Ray, and every actor with its model loaded."""
     rollout_stall_s: PositiveSeconds = 600
     """Without any response or reward, or without any reward while responses wait for one. The longest time that an
-    environment may take to answer comes on top."""
+    environment or a request to a `reward.url` may take comes on top."""
     engine_call_s: PositiveSeconds = 300
     """One call to an engine: to take requests, to sleep, to wake, to give its statistics. An engine that misses it is
     lost and replaced; the run goes on."""

@@ -45,6 +45,7 @@ class Attempt:
     longest_step_s: float = 0.0
     """Of the last ones that it finished."""
     checkpoint_s: float | None = None
+    """The longest that it took."""
     interrupted_step_s: float = 0.0
     """How long its interrupted step had run."""
 
@@ -83,7 +84,8 @@ class JobAttempts:
                 "run again: it goes on from there.",
             )
         if self._earlier:
-            deadline.expect(self._earlier[-1].longest_step_s, self._earlier[-1].checkpoint_s)
+            checkpoints_s = [each.checkpoint_s for each in self._earlier if each.checkpoint_s is not None]
+            deadline.expect(self._earlier[-1].longest_step_s, checkpoints_s)
         self._write(
             Attempt(restart_count=self._allocation.restart_count, number=number, first_step=first_step, began_at=now)
         )

@@ -19,11 +19,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 RECENT_STEPS = 8
 """A step may take as long as the longest of so many: long rounds come every few steps."""
+
+RECENT_CHECKPOINTS = 8
+"""Times of checkpoints, likewise, over the attempts of a job. A checkpoint between steps has two: with the handover of
+GPUs to the trainer, and without."""
 
 UNSEEN_CHECKPOINT_S = 30.0
 """Assumed for a checkpoint until one was measured."""
@@ -52,12 +56,14 @@ class PreemptionDeadline:
         self._clock = clock
         self._deadline = math.inf if end_time is None else end_time
         self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._checkpoint_s: float | None = None
+        self._checkpoints_s: deque[float] = deque(maxlen=RECENT_CHECKPOINTS)
         self._scope: asyncio.Timeout | None = None
         self._expected_end = math.inf
         self._step_began: float | None = None
         self._has_finished_step = False
         """In this attempt."""
+        self.checkpoint_s: float | None = None
+        """The longest of this attempt; None before the first."""
         self.reason = ""
         """Why the run must leave; empty until it must."""
         self.interrupted_step_s = 0.0
@@ -69,21 +75,15 @@ class PreemptionDeadline:
         return max(self._steps_s, default=0.0)
 
     @property
-    def checkpoint_s(self) -> float | None:
-        """The longest seen; None before the first."""
-        return self._checkpoint_s
-
-    @property
     def reserve_s(self) -> float:
         """What is kept for a checkpoint and for the end."""
-        checkpoint_s = UNSEEN_CHECKPOINT_S if self._checkpoint_s is None else self._checkpoint_s
-        return CHECKPOINT_SLACK * checkpoint_s + CLOSING_S
+        return CHECKPOINT_SLACK * max(self._checkpoints_s, default=UNSEEN_CHECKPOINT_S) + CLOSING_S
 
-    def expect(self, step_s: float, checkpoint_s: float | None) -> None:
-        """Plan with what an earlier attempt measured."""
+    def expect(self, step_s: float, checkpoints_s: Iterable[float]) -> None:
+        """Plan with what earlier attempts measured: a step, 0 if none, and checkpoints, the latest last."""
         if step_s:
             self._steps_s.append(step_s)
-        self._checkpoint_s = checkpoint_s
+        self._checkpoints_s.extend(checkpoints_s)
 
     def ask(self, reason: str, deadline: float) -> None:
         """Ask the run to leave; at `deadline` its machines are gone. An earlier deadline counts."""
@@ -118,12 +118,13 @@ class PreemptionDeadline:
         return False
 
     def checkpoint_took(self, duration_s: float) -> None:
-        """Plan with it from now on."""
-        self._checkpoint_s = max(duration_s, self._checkpoint_s or 0.0)
+        """Plan with it, as with the other recent ones."""
+        self._checkpoints_s.append(duration_s)
+        self.checkpoint_s = max(duration_s, self.checkpoint_s or 0.0)
 
     @contextmanager
     def timing_checkpoint(self) -> Iterator[None]:
-        """Plan with the time that the block takes from now on."""
+        """Plan with the time that the block takes."""
         began = self._clock()
         yield
         self.checkpoint_took(self._clock() - began)

@@ -45,6 +45,9 @@ from rollpacker.runtime.ray.node_address import is_listening
 _POLL_S = 0.2
 _HEAD_SILENCE_S = 10.0
 """As of a node of the run's own job (`node_service`)."""
+_RUN_LEFT_WAIT_S = 30.0
+"""A worker waits so long for the next attempt of a run that has left it. A cancelled job is over by then, unless its
+KillWait is longer (30 s by default); one that is requeued comes back later (cred_expire, 120 s by default)."""
 _STARTED = "Ray runtime started."
 """In the log of `ray start` (Ray 2.60) once the head lists the node."""
 
@@ -60,7 +63,7 @@ class Outcome(IntEnum):
     """No run has taken it for as long as its patience; the script looks whether the run's job still exists, and begins
     it again so often."""
     RUN_LEFT = 76
-    """No run has taken it since one had."""
+    """No run has taken it since one had; the script looks at once whether that was the end of the run's job."""
     NOT_JOINED = 77
     """Its Ray ended before it had joined the run's; the script begins it again a few times."""
 
@@ -83,7 +86,7 @@ class _Worker:
         self._allocation = allocation
         self._element = element
         self._folder = ElasticFolder(run_dir)
-        self._patience_s = patience_s
+        self._patience_s = self._lease_wait_s = patience_s
         limit = allocation.end_time if allocation else None
         self._end_time = None if limit is None else limit - LEAVES_BEFORE_LIMIT_S
         """When it leaves at the latest."""
@@ -124,6 +127,8 @@ class _Worker:
                 self._leave(node, report, mismatch=never if outcome is Outcome.NOT_JOINED else "")
             if outcome is not None:
                 return outcome
+            if math.isfinite(self._patience_s):
+                self._lease_wait_s = min(self._patience_s, _RUN_LEFT_WAIT_S)
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
         """Slurm takes the node away, at the end of the grace time or of the job; or a person does."""
@@ -148,7 +153,7 @@ class _Worker:
         if self._is_leaving():
             self._say("No run has taken this worker: it leaves at once.")
             return Outcome.MAY_RETURN
-        self._say(f"No run has taken this worker for {self._patience_s:g} s.")
+        self._say(f"No run has taken this worker for {self._lease_wait_s:g} s.")
         return alone
 
     def _wait_for_lease(self) -> Lease | None:
@@ -159,7 +164,7 @@ class _Worker:
         is_there = os.access(self._run_dir, os.F_OK)
         unseen = "" if is_there else " No such folder can be seen yet."
         self._say(f"Waiting for a run in {self._run_dir} that takes workers.{unseen}")
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self._lease_wait_s
         before: Lease | None = None
         while time.monotonic() < deadline and not (self._is_leaving() or self._is_over()):
             lease = self._lease()

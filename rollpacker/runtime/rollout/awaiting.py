@@ -44,7 +44,7 @@ class Awaiting:
     """One wait at a time, for something that facts lead to.
 
     Args:
-        watchdog: Ends a wait in which nothing happens.
+        watchdog: Ends a wait in which nothing happens, by its clock.
         stall_s: For so long.
         describe: Says what is waited for.
     """
@@ -53,7 +53,6 @@ class Awaiting:
         self._watchdog = watchdog
         self._stall_s = stall_s
         self._describe = describe
-        self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._began_at_s = 0.0
         """When the current wait did, or the last progress in it was made."""
@@ -75,9 +74,9 @@ class Awaiting:
         while self._error is None and not is_reached():
             if self._is_overdue:
                 await self._watchdog.give_up(self._stall_s, self._describe())
-            self._awaited, self._began_at_s = is_reached, self._loop.time()
+            self._awaited, self._began_at_s = is_reached, self._watchdog.time()
             if self._timer is None:
-                self._timer = self._loop.call_later(self._stall_s, self._end_if_overdue)
+                self._timer = self._watchdog.call_at(self._began_at_s + self._stall_s, self._end_if_overdue)
             self._has_come.clear()
             await self._has_come.wait()
         if self._error is not None:
@@ -88,8 +87,8 @@ class Awaiting:
         if self._has_come.is_set():
             return
         due_s = self._began_at_s + self._stall_s
-        if self._loop.time() < due_s:
-            self._timer = self._loop.call_at(due_s, self._end_if_overdue)
+        if self._watchdog.time() < due_s:
+            self._timer = self._watchdog.call_at(due_s, self._end_if_overdue)
         else:
             self._is_overdue = True
             self._has_come.set()
@@ -97,11 +96,11 @@ class Awaiting:
     def note(self, event: Event, commands: Iterable[Command]) -> None:
         """Tell of what happened and what follows: if it is progress, the wait has its whole time again."""
         if not isinstance(event, _NO_PROGRESS) or not all(isinstance(command, _NOTHING) for command in commands):
-            self._began_at_s = self._loop.time()
+            self._began_at_s = self._watchdog.time()
 
     def extend(self) -> None:
         """Give the wait its whole time again, and look."""
-        self._began_at_s = self._loop.time()
+        self._began_at_s = self._watchdog.time()
         self.look()
 
     def look(self) -> None:

@@ -64,6 +64,7 @@ from rollpacker.protocols.environment import EnvironmentParts
 from rollpacker.protocols.reward import RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, Verdict
 from rollpacker.protocols.weights import Published, WeightSync
+from rollpacker.rewards.remote import longest_request_s
 from rollpacker.runtime.rollout.aside import Aside
 from rollpacker.runtime.rollout.awaiting import Awaiting
 from rollpacker.runtime.rollout.batch import Batch
@@ -111,13 +112,14 @@ class Driver:
         self._clock = clock
         self._listeners = listeners
         self._inbox = inbox = Inbox()
-        longest_call_s = environments.longest_call_s if environments else 0.0  # in which nothing else may happen
-        self._wait = Awaiting(watchdog, fleet.deadlines.rollout_stall_s + longest_call_s, self._describe_wait)
+        stall_s, request_s = fleet.deadlines.rollout_stall_s, longest_request_s(sampling.rewards)
+        call_s = max(request_s, environments.longest_call_s if environments else 0.0)  # nothing else may happen in it
+        self._wait = Awaiting(watchdog, stall_s + call_s, self._describe_wait)
         self._reward = RewardClient(
             reward,
             check_of=sampling.rewards.name_of,
             watchdog=watchdog,
-            stall_s=fleet.deadlines.rollout_stall_s,
+            stall_s=stall_s + request_s,
             on_verdicts=lambda verdicts: inbox.put(VerdictsArrived(verdicts)),
             on_error=inbox.put,
         )
@@ -144,8 +146,7 @@ class Driver:
             interval_log=interval_log,
             note=listeners.note,
         )
-        self.leave_gpus = self._engines.leave_gpus
-        self.turnover = self._engines.turnover
+        self.leave_gpus, self.turnover = self._engines.leave_gpus, self._engines.turnover
         self.take_evaluation = self._rounds.take_evaluation
         self._orders = EngineOrders(self._engines, self._to_generate, on_accepted=self._wait.extend, on_error=inbox.put)
         self._aside = Aside(on_end=self._wait.look, on_error=self._wait.fail)
@@ -236,8 +237,7 @@ class Driver:
     async def evaluate(self, step: int, *, is_last: bool) -> EvaluationRecord | None:
         """Generate and score the held-out responses after so many steps; None when no evaluation of its own is due."""
         self._take(EvaluationOffered(step=step, policy_version=self._engines.policy_version, is_last=is_last))
-        record = self._rounds.evaluation
-        if record is not None:
+        if (record := self._rounds.evaluation) is not None:
             await self._wait.until(lambda: record.is_over)
             await self._meter.begin()
         return self._rounds.take_evaluation()

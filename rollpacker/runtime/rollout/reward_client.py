@@ -41,7 +41,7 @@ class RewardClient:
     Args:
         reward: Scores responses.
         check_of: The name of a domain's reward, for a person.
-        watchdog: Reports a deadline that is over.
+        watchdog: Reports a deadline that is over, by its clock.
         stall_s: How long the reward may be without a verdict while it has responses in hand.
         on_verdicts: Told of verdicts.
         on_error: Told of what ends the run.
@@ -63,14 +63,13 @@ class RewardClient:
         self._stall_s = stall_s
         self._on_verdicts = on_verdicts
         self._on_error = on_error
-        self._loop = asyncio.get_running_loop()
         self._to_score: list[ResponseToScore] = []
         self._behind: deque[ResponseToScore] = deque()
         """Held out, in order; not open yet."""
         self._is_to_forget = False
         self._open: dict[RequestId, tuple[Domain, float]] = {}
         """Of each response without a verdict, the oldest first: its domain, and since when it has waited."""
-        self._last_verdict_at_s = self._loop.time()
+        self._last_verdict_at_s = self._watchdog.time()
         self._is_paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._calling: asyncio.Task[None] | None = None
@@ -107,7 +106,7 @@ class RewardClient:
     def _open_up(self, responses: Sequence[ResponseToScore]) -> None:
         if not responses:
             return
-        now = self._loop.time()
+        now = self._watchdog.time()
         for response in responses:
             self._open[response.request] = response.prompt.domain, now
         self._to_score += responses
@@ -123,12 +122,12 @@ class RewardClient:
 
     def resume(self) -> None:
         """Expect verdicts again."""
-        self._is_paused, self._last_verdict_at_s = False, self._loop.time()
+        self._is_paused, self._last_verdict_at_s = False, self._watchdog.time()
         self._expect()
 
     def _expect(self) -> None:
         if self._open and self._timer is None and not self._is_paused:
-            self._timer = self._loop.call_later(self._stall_s, self._look)
+            self._timer = self._watchdog.call_at(self._watchdog.time() + self._stall_s, self._look)
 
     def forget(self) -> None:
         """Drop what has no verdict: it is not needed any more."""
@@ -150,7 +149,7 @@ class RewardClient:
             return []
         request, (domain, since) = next(iter(self._open.items()))
         what = f"the verdict of the reward ({self._check_of(domain)}) on sample {request.sample} of prompt"
-        since_when = f"which it has had for {self._loop.time() - since:.4g} s"
+        since_when = f"which it has had for {self._watchdog.time() - since:.4g} s"
         others = f", and on {len(self._open) - 1} more" if len(self._open) > 1 else ""
         return [f"{what} {request.prompt.key!r}, {since_when}{others}"]
 
@@ -176,7 +175,7 @@ class RewardClient:
         try:
             while True:
                 verdicts = await self._reward.collect()
-                self._last_verdict_at_s = self._loop.time()
+                self._last_verdict_at_s = self._watchdog.time()
                 for verdict in verdicts:
                     self._open.pop(verdict.request, None)
                 self._on_verdicts(verdicts)
@@ -191,8 +190,8 @@ class RewardClient:
             return
         _, since = next(iter(self._open.values()))
         due_s = max(since, self._last_verdict_at_s) + self._stall_s
-        if self._loop.time() < due_s:
-            self._timer = self._loop.call_at(due_s, self._look)
+        if self._watchdog.time() < due_s:
+            self._timer = self._watchdog.call_at(due_s, self._look)
         else:
             self._giving_up = asyncio.create_task(self._give_up(), name="deadline of the reward")
 

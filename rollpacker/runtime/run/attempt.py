@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from rollpacker.config.record import CONFIG_FILE, to_record
 from rollpacker.config.words import counted
@@ -20,6 +18,7 @@ from rollpacker.core.errors import ConfigError, Interrupted
 from rollpacker.metrics.event_log import EVENTS_FOLDER, attempt_paths
 from rollpacker.metrics.files import make_private_folder, remove_temporaries, storage_errors, write_atomically
 from rollpacker.runtime.job.allocation import current_allocation
+from rollpacker.runtime.job.file_lock import LOCK_FILE, FileLock
 from rollpacker.runtime.job.preemption import SHELL_SIGNALS, how_to_go_on
 from rollpacker.runtime.job.signals import handlers_kept
 from rollpacker.runtime.run.checkpoints import Checkpoint, CheckpointStore
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of a file system that has no locks, such as Lustre mounted without `flock`."""
 
-_POLL_S = 0.5
 _MOMENT_S = 1.0
 """`rollpacker jobs` takes the lock for much less, to see whether a run holds it."""
 _PATIENCE_S = 120.0
@@ -79,23 +77,22 @@ def locked_folder(run_dir: Path) -> Iterator[None]:
         Interrupted: Ctrl-C or SIGHUP ended the wait.
     """
     make_private_folder(run_dir)
-    with storage_errors(run_dir):
-        lock = (run_dir / "lock").open("w")
-    with lock:
+    with FileLock(run_dir / LOCK_FILE) as lock:
         with storage_errors(run_dir):
             _lock(lock, run_dir)
         yield
 
 
-def _lock(lock: IO[str], run_dir: Path) -> None:
+def _lock(lock: FileLock, run_dir: Path) -> None:
     try:
-        is_ours = _takes(lock, _MOMENT_S)
+        is_ours = lock.take(_MOMENT_S)
         if not is_ours and current_allocation(os.environ) is not None:
             sys.stderr.write(
-                f"Another process holds the lock of {run_dir}: waiting for it, {_PATIENCE_S:.0f} s at most.\n"
+                f"Another process holds the lock of {run_dir}{lock.holder}: "
+                f"waiting for it, {_PATIENCE_S:.0f} s at most.\n"
             )
             with _ended_by_a_person(run_dir):
-                is_ours = _takes(lock, _PATIENCE_S)
+                is_ours = lock.take(_PATIENCE_S)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
@@ -106,7 +103,7 @@ def _lock(lock: IO[str], run_dir: Path) -> None:
         ) from None
     if not is_ours:
         raise ConfigError(
-            f"Another process is running in run.dir={run_dir}.",
+            f"Another process is running in run.dir={run_dir}{lock.holder}.",
             "A run's folder belongs to one process at a time.",
             "Wait for it, or choose another run.dir.",
         )
@@ -126,17 +123,6 @@ def _ended_by_a_person(run_dir: Path) -> Iterator[None]:
             if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` sets it
                 signal.signal(number, leave)
         yield
-
-
-def _takes(lock: IO[str], patience_s: float) -> bool:
-    """Take a lock within so many seconds, if that is possible."""
-    for num_tries in range(round(patience_s / _POLL_S) + 1):
-        if num_tries:
-            time.sleep(_POLL_S)
-        with suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    return False
 
 
 def begin_attempt(config: RunConfig, note: Callable[[str], None]) -> RunAttempt:

@@ -3,7 +3,7 @@
 Invariant: the tables hold evaluations of policies up to the one that the run goes on from; those of later ones are
 taken back as an attempt begins. One that is made once more, because the checkpoint does not know of it, takes the
 other's place when it is over, and not before. Only evaluations alike are compared, with each other and for the best
-checkpoint: the section may differ between attempts.
+checkpoint: the section and the prompts of a set may differ between attempts.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from rollpacker.runtime.run.evaluation_rows import (
     rewards_of,
     scored_by_set,
 )
+from rollpacker.runtime.run.held_out_sets import HeldOutSets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from rollpacker.config.schema import RunConfig
+    from rollpacker.protocols.rollout import Prompt
     from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
     from rollpacker.runtime.run.texts import TextKeeper
 
@@ -40,7 +42,7 @@ class Evaluations:
     Args:
         config: Of the run.
         last_step: That the attempt goes on from; evaluations of later ones are taken back.
-        num_prompts: Of each set.
+        held_out: The prompts of each set.
         texts: Reads responses.
         note: Shows a person a line.
         is_modelled: Whether the run's times are a model's.
@@ -57,7 +59,7 @@ class Evaluations:
         self,
         config: RunConfig,
         last_step: int,
-        num_prompts: Mapping[str, int],
+        held_out: Mapping[str, Collection[Prompt]],
         *,
         texts: TextKeeper,
         note: Callable[[str], None],
@@ -65,7 +67,7 @@ class Evaluations:
     ) -> None:
         self._config = config
         self._kinds = {
-            rule.name: (num_prompts[rule.name], rule.num_samples or 1, rule.temperature)
+            rule.name: (len(held_out[rule.name]), rule.num_samples or 1, rule.temperature)
             for rule in config.evaluation.rules
         }
         self._texts = texts
@@ -74,6 +76,12 @@ class Evaluations:
         folder = config.run.dir / EVALUATION_FOLDER
         for problem in mend_tables(folder, EVALUATION_TABLES, first_step=last_step + 1):
             note(problem)
+        self._sets = HeldOutSets(folder, held_out)
+        if self._sets.edited:
+            note(
+                f"Edited since their last evaluation: held-out prompts of {', '.join(sorted(self._sets.edited))}. "
+                "Scores from before are not compared with later ones."
+            )
         self._writer = MetricsWriter(folder, EVALUATION_TABLES)
         self._take_back(last_step + 1)
 
@@ -100,6 +108,7 @@ class Evaluations:
             if not num_missing(record, rule, by_set[rule.name]):
                 self._first.setdefault(rule.name, rewards_of(by_set[rule.name]))
         self._writer.write_step(record.begin.step, tables)
+        self._sets.evaluated(record.begin.step)
         rows = tables["evaluations"]
         self._note(_line(record.begin.step if self._config.trains else None, rows))
         score = self._score(rows)
@@ -128,8 +137,9 @@ class Evaluations:
         return None if None in chosen else fmean(chosen)
 
     def _is_alike(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row of `evaluations` is of a set as this attempt evaluates it, as far as the columns say."""
-        return self._kinds.get(row["set"]) == (row["num_prompts"], row["num_samples"], row["temperature"])
+        """Whether a row of `evaluations` is of a set as this attempt evaluates it, as far as is recorded."""
+        kind = row["num_prompts"], row["num_samples"], row["temperature"]
+        return self._kinds.get(row["set"]) == kind and self._sets.is_as_now(row["set"], row["step"])
 
     def _first_rewards(self) -> dict[str, Rewards]:
         """Of the first evaluation of each set by earlier attempts that is complete and like those of this one."""

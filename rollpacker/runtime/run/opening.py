@@ -19,6 +19,7 @@ from rollpacker.core.errors import PolicyDiverged, RepeatedFailure, WrongSamplin
 from rollpacker.core.events import Event
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
+from rollpacker.data.contents import contents_of
 from rollpacker.data.order import PromptOrder, keys_of
 from rollpacker.metrics.event_log import EventLogWriter, attempt_path
 from rollpacker.metrics.mending import mend_tables
@@ -164,6 +165,11 @@ class _Opening:
         scheduler = Scheduler(settings)
         if checkpoint:
             order.restore(checkpoint.order)
+            if edited := order.edited_since(checkpoint.order):
+                self._progress.note(
+                    f"Edited since the checkpoint of step {attempt.first_step}: prompts of {', '.join(edited)}. "
+                    "Rewards from before and after are not comparable."
+                )
             scheduler = Scheduler.restore(settings, checkpoint.scheduler)
         event_log = EventLogWriter(
             attempt_path(self._config.run.dir, attempt.number), settings, checkpoint.scheduler if checkpoint else None
@@ -256,7 +262,7 @@ class _Opening:
         evaluations = Evaluations(
             self._config,
             self._attempt.first_step,
-            {name: len(prompts) for name, prompts in workers.held_out.items()},
+            {name: [each.prompt for each in prompts.values()] for name, prompts in workers.held_out.items()},
             texts=texts,
             note=self._progress.note,
             is_modelled=self._is_modelled,
@@ -375,6 +381,8 @@ def _settings(config: RunConfig, workers: Workers, progress: Progress) -> Schedu
     )
 
 
-def _prompt_order(config: RunConfig, prompts: Mapping[str, TokenizedPrompt]) -> PromptOrder:
-    keys = keys_of(tokenized.prompt for tokenized in prompts.values())
-    return PromptOrder(keys, config.run.seed, config.data.shuffle, config.run.num_epochs)
+def _prompt_order(config: RunConfig, tokenized: Mapping[str, TokenizedPrompt]) -> PromptOrder:
+    prompts = [each.prompt for each in tokenized.values()]
+    return PromptOrder(
+        keys_of(prompts), config.run.seed, config.data.shuffle, config.run.num_epochs, contents_of(prompts)
+    )

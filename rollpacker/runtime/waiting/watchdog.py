@@ -4,6 +4,9 @@ Two things can hang. An awaited answer may never come: `within` bounds the wait,
 every task, every thread, every actor that still answers) and raises `DeadlineExceeded`. Or the event loop itself may be
 blocked by a call, and then no task can notice: a thread watches its heartbeat, writes the stacks, and ends the process.
 The guardian then ends every process that it had started.
+
+While the whole process is stopped, by Ctrl-Z or Slurm, no answer can arrive, and the time counts for no wait. When it
+goes on, the heartbeat is overdue; its timer runs before those of the waits, which were due later.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -27,7 +29,7 @@ Answer = TypeVar("Answer")
 
 _HEARTBEAT_S = 1.0
 _STANDSTILL_S = 3.0
-"""Between two looks of a thread that looks every second: the whole process was stopped, by Ctrl-Z or Slurm."""
+"""Between two looks of a thread that looks every second, or by which a heartbeat is late: the process was stopped."""
 _STACKS_DEADLINE_S = 3.0
 """An actor that does not return its stacks in this time is itself stuck, and the report says so."""
 _LAST_WORDS_S = 5.0
@@ -44,20 +46,27 @@ class Watchdog:
         self._stack_sources: dict[str, Callable[[], Awaitable[str]]] = {}
         self._last_beat = time.monotonic()
         self._stopped = threading.Event()
-        self._heart: asyncio.Task[None] | None = None
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._stood_still_s = 0.0
+        self._waits: set[asyncio.Timeout] = set()
 
     def start(self) -> None:
         """Watch the running event loop."""
-        self._last_beat = time.monotonic()
-        self._heart = asyncio.create_task(self._beat(), name="watchdog heartbeat")
+        self._beat()
         threading.Thread(target=self._watch_loop, name="watchdog", daemon=True).start()
 
     async def stop(self) -> None:
         self._stopped.set()
-        if self._heart is not None:
-            self._heart.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._heart
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+
+    def time(self) -> float:
+        """Seconds on the clock of waits: the event loop's, without the time in which the process was stopped."""
+        return asyncio.get_running_loop().time() - self._stood_still_s
+
+    def call_at(self, time_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call at a time of this clock, or too early by how long the process is stopped until then."""
+        return asyncio.get_running_loop().call_at(time_s + self._stood_still_s, callback)
 
     def add_stack_source(self, name: str, show_stacks: Callable[[], Awaitable[str]]) -> None:
         """Include an actor's stacks in the report of an expired wait, in place of an earlier one's of that name."""
@@ -67,7 +76,11 @@ class Watchdog:
         """Await an answer for at most `deadline_s`; raises `DeadlineExceeded` with what was awaited."""
         try:
             async with asyncio.timeout(deadline_s) as scope:
-                return await answer
+                self._waits.add(scope)
+                try:
+                    return await answer
+                finally:
+                    self._waits.remove(scope)
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -103,10 +116,15 @@ class Watchdog:
         self._report.parent.mkdir(parents=True, exist_ok=True)
         self._report.write_text(out.getvalue())
 
-    async def _beat(self) -> None:
-        while True:
-            self._last_beat = time.monotonic()
-            await asyncio.sleep(_HEARTBEAT_S)
+    def _beat(self) -> None:
+        self._last_beat, loop = time.monotonic(), asyncio.get_running_loop()
+        late_s = loop.time() - self._heartbeat.when() if self._heartbeat is not None else 0.0
+        if late_s > _STANDSTILL_S:
+            self._stood_still_s += late_s
+            for wait in self._waits:
+                if (due_s := wait.when()) is not None and not wait.expired():
+                    wait.reschedule(due_s + late_s)
+        self._heartbeat = loop.call_later(_HEARTBEAT_S, self._beat)
 
     def _watch_loop(self) -> None:
         looked_at = time.monotonic()

@@ -42,9 +42,11 @@ srun --unbuffered --output /shared/runs/sweep/.submitit/%A_%a_%t_log.out --open-
 
 # teardown
 exit_code=$?
-state="$(squeue --noheader --jobs="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" --format=%T)" || state=RUNNING
-if [[ -e "$ROLLPACKER_REQUEUE_FILE" && "${state%%$'\n'*}" == RUNNING ]]; then
-    rm --force "$ROLLPACKER_REQUEUE_FILE"
-    scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" && sleep 60
-fi
+for ((tries = 30; tries; --tries)); do # slurmctld may be away
+    state="$(squeue --noheader --jobs="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" --format=%T)" || state=RUNNING
+    [[ -e "$ROLLPACKER_REQUEUE_FILE" && "${state%%$'\n'*}" == RUNNING ]] || break
+    scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" && sleep 60 && break
+    sleep 5
+done
+((tries)) || echo "Slurm has not requeued job ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID: scontrol requeue failed 30 times."
 exit "$exit_code"

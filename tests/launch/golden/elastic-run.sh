@@ -62,11 +62,13 @@ srun --unbuffered --output /shared/runs/sweep/.submitit/%j_%t_log.out --open-mod
 
 # teardown
 exit_code=$?
-state="$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" || state=RUNNING
-if [[ -e "$ROLLPACKER_REQUEUE_FILE" && "${state%%$'\n'*}" == RUNNING ]]; then
-    rm --force "$ROLLPACKER_REQUEUE_FILE"
-    scontrol requeue "$SLURM_JOB_ID" && sleep 60
-fi
+for ((tries = 30; tries; --tries)); do # slurmctld may be away
+    state="$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" || state=RUNNING
+    [[ -e "$ROLLPACKER_REQUEUE_FILE" && "${state%%$'\n'*}" == RUNNING ]] || break
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60 && break
+    sleep 5
+done
+((tries)) || echo "Slurm has not requeued job $SLURM_JOB_ID: scontrol requeue failed 30 times."
 kill "$porter"
 [[ ! -e "$elastic" ]] || scancel "$(head -n 1 "$elastic")"
 exit "$exit_code"

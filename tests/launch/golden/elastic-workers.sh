@@ -46,16 +46,24 @@ while :; do
         exit 0
     fi
     if [[ "$exit_code" == 10 ]]; then # it may return
-        scontrol requeue "$job" && sleep 60
+        for ((tries = 30; tries; --tries)); do # slurmctld may be away
+            scontrol requeue "$job" && sleep 60 && break
+            sleep 5
+        done
+        ((tries)) || echo "Slurm has not requeued job $job: scontrol requeue failed 30 times."
         exit 0
     fi
     case "$exit_code" in
         75) ((++num_waits)) ;; # no run takes it
-        76) num_waits=1 num_failed_joins=0 ;; # since one had
+        76) num_waits=0 num_failed_joins=0 ;; # one had until a moment ago
         77) ((++num_failed_joins)) ;; # its Ray ended before it had joined
     esac
     if ((num_waits >= 8 || num_failed_joins >= 3)); then # it frees the node
-        scontrol requeuehold "$job" && sleep 60
+        for ((tries = 30; tries; --tries)); do # slurmctld may be away
+            scontrol requeuehold "$job" && sleep 60 && break
+            sleep 5
+        done
+        ((tries)) || echo "Slurm has not requeued job $job: scontrol requeuehold failed 30 times."
         exit 0
     fi
     sleep 5

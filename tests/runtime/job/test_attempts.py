@@ -5,7 +5,7 @@ import pytest
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import Preempted, WorldError
 from rollpacker.runtime.job.attempts import JobAttempts, request_requeue
-from rollpacker.runtime.job.deadline import PreemptionDeadline
+from rollpacker.runtime.job.deadline import RECENT_CHECKPOINTS, PreemptionDeadline
 from tests.runtime.allocations import allocation
 
 
@@ -112,12 +112,20 @@ def test_starting_again_and_again_inside_one_allocation_is_nobodys_loop(job):
         job.start(4, restart_count=0)
 
 
-def test_an_attempt_reckons_with_what_the_last_one_measured(job):
+def test_an_attempt_plans_with_the_steps_of_the_last_one_and_with_recent_checkpoints(job):
     job.start(0)
-    job.deadline.expect(12.0, 3.0)
-    job.leave(2)
-    job.start(2)
-    assert (job.deadline.longest_step_s, job.deadline.checkpoint_s) == (12.0, 3.0)
+    job.deadline.expect(12.0, ())
+    unmeasured_s = job.deadline.reserve_s
+    job.deadline.checkpoint_took(600.0)
+    slow_s = job.deadline.reserve_s
+    job.leave(1)
+    for first_step in range(1, RECENT_CHECKPOINTS + 1):
+        job.start(first_step)
+        assert (job.deadline.longest_step_s, job.deadline.reserve_s) == (12.0, slow_s)
+        job.deadline.checkpoint_took(3.0)
+        job.leave(first_step + 1)
+    job.start(RECENT_CHECKPOINTS + 1)
+    assert job.deadline.reserve_s < unmeasured_s
 
 
 def test_a_job_that_may_not_be_requeued_says_so(job):

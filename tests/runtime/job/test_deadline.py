@@ -10,6 +10,7 @@ from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.runtime.job.deadline import (
     CHECKPOINT_SLACK,
     CLOSING_S,
+    RECENT_CHECKPOINTS,
     UNSEEN_CHECKPOINT_S,
     PreemptionDeadline,
     StepInterrupted,
@@ -35,7 +36,7 @@ def in_virtual_time(story):
 
 def deadline_after_a_step(loop, end_time=None):
     deadline = PreemptionDeadline(loop.time, end_time)
-    deadline.expect(STEP_S, CHECKPOINT_S)
+    deadline.expect(STEP_S, [CHECKPOINT_S])
     return deadline
 
 
@@ -101,6 +102,16 @@ def test_an_unmeasured_checkpoint_is_planned_with_much_time():
         return await ends(deadline, 1000.0)
 
     assert in_virtual_time(story) == (65.0 - CHECKPOINT_SLACK * UNSEEN_CHECKPOINT_S - CLOSING_S, True)
+
+
+def test_a_slow_checkpoint_is_planned_with_until_some_more_were_measured():
+    deadline = PreemptionDeadline(lambda: 0.0)
+    deadline.checkpoint_took(600.0)
+    for _ in range(RECENT_CHECKPOINTS - 1):
+        deadline.checkpoint_took(CHECKPOINT_S)
+        assert deadline.reserve_s == CHECKPOINT_SLACK * 600.0 + CLOSING_S
+    deadline.checkpoint_took(CHECKPOINT_S)
+    assert deadline.reserve_s == LAST_MOMENT_S
 
 
 def test_the_earlier_of_two_deadlines_counts_and_the_first_reason():

@@ -94,8 +94,7 @@ def test_sigterm_with_a_long_grace_leaves_time_to_save_finished_steps_before_sca
         preemption = SlurmPreemption(config, allocation(tmp_path, grace_s=600.0), clock=loop.time)
         preemption.listen(lambda _: None)
         preemption.finished_steps = 1
-        preemption.deadline.checkpoint_took(CHECKPOINT_S)
-        preemption.deadline.expect(100.0, CHECKPOINT_S)
+        preemption.deadline.expect(100.0, [CHECKPOINT_S])
         loop.call_later(5.0, signal.raise_signal, signal.SIGTERM)
         with pytest.raises(StepInterrupted):
             async with preemption.deadline.in_step():

@@ -5,16 +5,20 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rollpacker.config.sections.elastic_job import LEAVES_BEFORE_LIMIT_S
+from rollpacker.runtime.job import elastic_folder
 from rollpacker.runtime.job.elastic_folder import ElasticFolder
 from rollpacker.runtime.job.signals import handlers_kept
 from rollpacker.runtime.ray import elastic_node
 from rollpacker.runtime.ray.elastic_node import Outcome, _Worker
 from tests.runtime.allocations import allocation
+from tests.runtime.ray.test_elastic_node import WaitingRun
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +62,18 @@ def test_a_second_ctrl_c_ends_a_worker_in_a_job_too(tmp_path: Path) -> None:
     assert first is not None
     assert worker._end_time is not None
     assert worker._end_time < first - 20
+
+
+def test_a_worker_whose_run_has_left_it_waits_shorter_than_its_patience_for_another_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = WaitingRun(tmp_path / "run")
+    monkeypatch.setattr(elastic_folder, "RENEWAL_S", 0.01)
+    monkeypatch.setattr(elastic_node, "_RUN_LEFT_WAIT_S", 0.1)
+    with ExitStack() as alive:
+        alive.callback(run.close)
+        alive.enter_context(run.folder.renewed(run.lease))
+        monkeypatch.setattr(_Worker, "_join", lambda *_: SimpleNamespace(stop=lambda: None))
+        monkeypatch.setattr(_Worker, "_serve", lambda *_: alive.close())
+        assert _Worker(run.run_dir, None, "e5_0", 5).run() == Outcome.RUN_LEFT
+    assert capsys.readouterr().err.endswith("No run has taken this worker for 0.1 s.\n")

@@ -22,6 +22,7 @@ from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.runtime.driving import driving
 from tests.runtime.rollout.test_request_book import REQUEST
 from tests.runtime.scripted import ScriptedEngine
+from tests.runtime.standstill import LATE_S, stoppable
 
 ENGINE, WORKER = EngineId("e1_0-r0-0"), WorkerId("e1_0-r0")
 STALL_S, EVERY_S = 60, 5
@@ -125,6 +126,24 @@ def test_what_has_come_at_the_deadline_ends_the_wait_though_nobody_looked(tmp_pa
         await awaiting(tmp_path).until(lambda: asyncio.get_running_loop().time() >= STALL_S)
 
     run_in_virtual_time(main())
+
+
+async def test_time_in_which_the_process_was_stopped_is_no_wait(tmp_path):
+    watchdog, has_come = Watchdog(tmp_path / "stall.txt", 60), asyncio.Event()
+    wait = Awaiting(watchdog, 3 * LATE_S, lambda: "8 responses of engine-0")
+    async with stoppable(watchdog) as stop:
+        waiting = asyncio.create_task(wait.until(has_come.is_set))
+        for stopped_s in (LATE_S, 1000.0, LATE_S):
+            await stop(stopped_s)
+        has_come.set()
+        wait.look()
+        await waiting
+        waiting = asyncio.create_task(wait.until(lambda: False))
+        for stopped_s in (LATE_S, 1000.0, LATE_S, LATE_S):
+            await stop(stopped_s)
+        with pytest.raises(DeadlineExceeded, match="8 responses of engine-0"):
+            await waiting
+    wait.close()
 
 
 async def test_a_cancelled_wait_is_cancelled(tmp_path):

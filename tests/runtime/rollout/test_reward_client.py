@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from rollpacker.config.sections.reward import RewardSection
 from rollpacker.core.errors import DeadlineExceeded
 from rollpacker.core.ids import RequestId, held_out_prompt, is_held_out
 from rollpacker.runtime.rollout.reward_client import RewardClient
@@ -14,6 +15,7 @@ from tests.runtime.driving import batch_of, driving, until
 from tests.runtime.ray.test_judges import answers
 from tests.runtime.rollout.test_replacements import WHOLE_BATCH, Bringer, never, quick
 from tests.runtime.scripted import ScriptedEngine, ScriptedReward
+from tests.runtime.standstill import LATE_S, stoppable
 
 
 class StandingReward(ScriptedReward):
@@ -98,6 +100,41 @@ def test_a_reward_whose_judges_sleep_while_the_trainer_learns_has_its_time_after
         await client.stop()
 
     run_in_virtual_time(main())
+
+
+def test_a_request_to_a_server_may_take_its_limit_beside_that_of_the_rollout(tmp_path):
+    rewards = RewardSection(url="http://reward:5000", timeout_s=10)
+
+    async def main():
+        engine, reward = ScriptedEngine("engine-0", quick), StandingReward()
+        async with driving(tmp_path, [engine], reward=reward, rewards=rewards, stall_s=15) as driver:
+            with pytest.raises(DeadlineExceeded, match=r"^Waited 655 s for the verdict of the reward"):
+                await driver.next_batch(0)
+            return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(main()) == 15 + 64 * 10
+
+
+async def test_a_reward_is_not_charged_with_time_in_which_the_process_was_stopped(tmp_path):
+    watchdog, reward, gone = Watchdog(tmp_path / "stall.txt", 60), StandingReward(), []
+    client = RewardClient(
+        reward,
+        check_of=str,
+        watchdog=watchdog,
+        stall_s=3 * LATE_S,
+        on_verdicts=lambda _: None,
+        on_error=gone.append,
+    )
+    async with stoppable(watchdog) as stop:
+        client.add(answers(1))
+        for stopped_s in (LATE_S, 1000.0, LATE_S):
+            await stop(stopped_s)
+        assert gone == []
+        await stop(LATE_S)
+        await until(lambda: bool(gone))
+        assert [type(each) for each in gone] == [DeadlineExceeded]
+        reward.may_go_on.set()
+        await client.stop()
 
 
 def test_a_reward_that_brings_one_verdict_after_the_other_may_take_its_time(tmp_path):

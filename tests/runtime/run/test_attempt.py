@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +49,9 @@ def refusal(run_dir: Path) -> RollpackerError:
 
 def test_a_second_run_in_the_same_folder_is_refused_while_the_first_one_runs(tmp_path: Path) -> None:
     with locked_folder(tmp_path / "run"):
-        assert "Another process is running" in refusal(tmp_path / "run").problem
+        holder = f"(process {os.getpid()} on {socket.gethostname()})"
+        problem = f"Another process is running in run.dir={tmp_path / 'run'} {holder}."
+        assert refusal(tmp_path / "run").problem == problem
     with locked_folder(tmp_path / "run"):
         pass
 

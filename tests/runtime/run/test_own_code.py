@@ -56,7 +56,7 @@ def test_folders_without_init_have_modules_too(folder: Path, packages: tuple[str
 def test_a_resumed_run_tells_once_which_file_was_edited(folder: Path) -> None:
     config = compose([*WORDS, MINE])
     write_checkpoint(Path("run"), [*WORDS, MINE], 10)
-    assert notes_of(config) == [], "an older version has recorded none"
+    assert notes_of(config) == [], "a checkpoint does not hold them"
     assert notes_of(config) == []
     (folder / "rw.py").write_text("good = max\n")
     (note,) = notes_of(config)

@@ -13,6 +13,7 @@ import pytest
 from rollpacker.core.errors import DeadlineExceeded
 from rollpacker.runtime.waiting import watchdog as watchdog_module
 from rollpacker.runtime.waiting.watchdog import Watchdog
+from tests.runtime.standstill import LATE_S, stoppable
 
 
 async def never():
@@ -100,6 +101,26 @@ async def test_a_cancelled_wait_is_cancelled(tmp_path):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_time_in_which_the_process_was_stopped_counts_for_no_wait(tmp_path):
+    watchdog, answer = Watchdog(tmp_path / "stall.txt", 60), asyncio.get_running_loop().create_future()
+    async with stoppable(watchdog) as stop:
+        wait = asyncio.create_task(watchdog.within(3 * LATE_S, "an answer", answer))
+        for stopped_s in (LATE_S, 1000.0, LATE_S):
+            await stop(stopped_s)
+        answer.set_result(42)
+        assert await wait == 42
+
+
+async def test_a_wait_has_no_more_than_its_time_though_the_process_was_stopped(tmp_path):
+    watchdog = Watchdog(tmp_path / "stall.txt", 60)
+    async with stoppable(watchdog) as stop:
+        wait = asyncio.create_task(watchdog.within(3 * LATE_S, "an answer", never()))
+        for stopped_s in (LATE_S, 1000.0, LATE_S, LATE_S):
+            await stop(stopped_s)
+        with pytest.raises(DeadlineExceeded, match="an answer"):
+            await wait
 
 
 @pytest.mark.parametrize("report", ["is written", "finds no room", "hangs"])

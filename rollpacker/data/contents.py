@@ -1,0 +1,25 @@
+"""Checksums of what prompts ask and are held against, so that a run tells of prompts edited under the same ids."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+from rollpacker.protocols.references import CodeReference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rollpacker.core.ids import Domain
+    from rollpacker.protocols.rollout import Prompt
+
+
+def contents_of(prompts: Iterable[Prompt]) -> dict[Domain, int]:
+    """Give the CRC-32 of each domain's prompts: messages, reference and other fields of the row; 10 s for a million."""
+    contents: dict[Domain, int] = {}
+    for prompt in prompts:
+        reference = prompt.reference
+        against = reference.line.digest if isinstance(reference, CodeReference) else reference
+        text = repr((prompt.key, prompt.as_written, against, prompt.row)).encode(errors="surrogatepass")
+        contents[prompt.domain] = zlib.crc32(text, contents.get(prompt.domain, 0))
+    return contents
