@@ -66,11 +66,11 @@ class UpdateMetrics:
     """Before clipping."""
     learning_rate: float | None
     clip_fraction: float | None
-    """Share of the tokens that had a gradient whose ratio was clipped."""
+    """Share of the tokens that had a gradient whose ratio was clipped; None where no token had one."""
     kl_to_reference: float | None
-    """Mean over the tokens that had a gradient, estimator k3; None without a reference."""
+    """Mean over the same tokens, estimator k3, nats; None without a reference, too."""
     entropy: float | None
-    """Mean per trained token of the policy's distribution, nats."""
+    """Of the policy's distribution, nats: mean per sampled token of the batch, left out of the loss or not."""
     surprisal: float | None
     """Mean of minus the engine's log-probability of the tokens that the trainer's own version sampled, nats; as large
     as their entropy if the policy drew them. None where all tokens are stale, as the next three."""
@@ -93,8 +93,8 @@ class UpdateMetrics:
     gpu_memory_peak_gb: float | None = None
     """Most that a rank held of its GPU since the step before, 1e9 bytes; None without a GPU."""
     effective_sample_share: float | None = None
-    """(SUM w)^2 / (n SUM w^2) over the n trained tokens, w being the ratio of a token's probabilities, trainer to
-    engine, before any bound: what is left of the batch as a sample of the policy. 1 where the two agree."""
+    """(SUM w)^2 / (n SUM w^2) over the n tokens of `entropy`, w being the ratio of a token's probabilities, trainer to
+    engine, at most e^20 and at least e^-20: what is left of the batch as a sample of the policy. 1 where they agree."""
     current_entropy: float | None = None
     """Mean over the tokens of `surprisal`, nats: what it is held against. `entropy` counts stale tokens, too."""
 

@@ -293,15 +293,15 @@ class GrpoTrainer:
         self._policy_version += 1
         self._step = None
         num_tokens, has_correction = round(sums.num_tokens), self._objective.has_correction
-        num_current, num_trained = round(sums.num_current), max(1, round(sums.num_trained))
+        num_current, num_trained = round(sums.num_current), round(sums.num_trained)
         gap = sums.surprisal - sums.current_entropy
         return UpdateMetrics(
             policy_version=self._policy_version,
             loss=sums.loss / len(grad_norms),
             grad_norm=sum(grad_norms) / len(grad_norms),
             learning_rate=rate,
-            clip_fraction=sums.num_clipped / num_trained,
-            kl_to_reference=sums.kl / num_trained if self._objective.has_reference else None,
+            clip_fraction=sums.num_clipped / num_trained if num_trained else None,
+            kl_to_reference=sums.kl / num_trained if num_trained and self._objective.has_reference else None,
             entropy=sums.entropy / num_tokens,
             surprisal=sums.surprisal / num_current if num_current else None,
             surprisal_z=(surprisal_z(gap, sums.surprisal_squares, sums.surprisal_variance) if num_current else None),

@@ -9,7 +9,8 @@ the other, of which only `current` has a gradient; and `num_tokens`, a list of h
 returns the loss of each token; or a pair of that and where it was clipped, true or false. It is weighted, corrected and
 summed as any other, of responses whose advantage is 0, too; it writes into no tensor that it is given; and a token's
 loss depends on nothing but its own response: not on the others of a call, on random numbers or on earlier calls. An
-advantage takes the list of a group's rewards and returns as many numbers.
+advantage takes the list of a group's rewards and returns as many numbers, the same ones for the same rewards: each rank
+calls it.
 
 What a loss reads follows from the parameters that it names; a `**rest` counts as none. Run as
 `python -m rollpacker.trainers.own_functions LOSS ADVANTAGE`, each perhaps empty, it tries them on a few numbers, and
@@ -170,6 +171,13 @@ def _losses_and_gradient(loss: _OwnLoss, source: str, first: int, end: int) -> t
     return losses_N.detach().double(), gradient_N
 
 
+def _try_advantage(source: str, rewards_R: Sequence[float]) -> None:
+    """Call an advantage twice on the rewards of a group."""
+    advantages = own_advantage(source)
+    if not np.array_equal(advantages(rewards_R), advantages(rewards_R)):
+        raise _wrong("advantage", source, "it gives other numbers when it is called again with the same rewards")
+
+
 def main(words: Sequence[str]) -> None:
     """Try a loss and an advantage, and print what came of it."""
     key, problem = "loss", ""
@@ -179,9 +187,9 @@ def main(words: Sequence[str]) -> None:
         reads = _try_loss(loss) if loss else ()
         key = "advantage"
         if advantage:
-            own_advantage(advantage)([0.0, 1.0, 1.0, 0.5])
+            _try_advantage(advantage, [0.0, 1.0, 1.0, 0.5])
             if not differing:
-                own_advantage(advantage)([1.0] * 4)
+                _try_advantage(advantage, [1.0] * 4)
     except UnusableFunction as error:
         problem = str(error)
     except ConfigError as error:

@@ -8,8 +8,8 @@ clipped to 1 - `clip_ratio_low` and 1 + `clip_ratio_high`; sg stops the gradient
     reinforce            -A log current                          (Williams 1992)
     tis, cispo           -sg([r]) A log current                  IMPALA (arXiv 1802.01561), MiniMax-M1 (2506.13585)
     topr                 as cispo where A < 0, else with [r] = 1 TOPR (arXiv 2503.14286), token by token
-    gspo                 as ppo with r = sg(s) current / sg(current), s the geometric mean of a response's ratios: the
-                         token-wise form of GSPO (arXiv 2507.18071, section 4.3)
+    gspo                 as ppo, also at most -dual_clip A, with r = sg(s) current / sg(current), s the geometric mean
+                         of a response's ratios: the token-wise form of GSPO (arXiv 2507.18071, section 4.3)
 
 Invariants: where the anchor is the current policy, each has the gradient of `reinforce`. A loss depends on its own
 response alone, which a micro-batch holds whole, also with context parallelism: so all of them stream. TOPR splits by
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rollpacker.config.sections.losses import LOSSES, is_own
-from rollpacker.trainers.losses import log_ratios, per_response, ratios
+from rollpacker.trainers.losses import MOST_NATS, log_ratios, per_response, ratios
 from rollpacker.trainers.own_functions import own_loss
 from rollpacker.trainers.tokens import Tokens
 
@@ -64,7 +64,9 @@ def make_policy_loss(section: TrainerSection) -> Loss:
 
 
 def _clipped(tokens: Tokens, anchor_N: Tensor, section: TrainerSection) -> tuple[Tensor, Tensor]:
-    return _clip(ratios(tokens.current_N, anchor_N), tokens.advantages_N, section)
+    loss_N, is_clipped_N = _clip(ratios(tokens.current_N, anchor_N), tokens.advantages_N, section)
+    has_no_gradient_N = (tokens.current_N - anchor_N).abs() > MOST_NATS  # `ratios` bounds it
+    return loss_N, is_clipped_N | has_no_gradient_N
 
 
 def _clip(ratio_N: Tensor, advantages_N: Tensor, section: TrainerSection) -> tuple[Tensor, Tensor]:

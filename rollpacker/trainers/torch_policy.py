@@ -93,8 +93,6 @@ class TorchPolicy:
             self._reference = load_model(model_path).to(self.device).requires_grad_(False)
             self._reference_checksum = checksum_of_tensors(named_tensors(self._reference))
         self._parameters = dict(self._model.named_parameters())
-        for parameter in self._parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
         self._optimizer = make_adamw(self._parameters.values(), section)
         self._giving_up = GivingUp(self.device)
 
@@ -124,7 +122,7 @@ class TorchPolicy:
         return are_finite(parameter.detach() for parameter in self._parameters.values())
 
     def clear_gradients(self) -> None:
-        self._optimizer.zero_grad(set_to_none=False)
+        self._optimizer.zero_grad()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in named_tensors(self._model).items():

@@ -93,6 +93,7 @@ def test_a_key_that_nothing_looks_at_is_named(words: list[str], named: str) -> N
         ["trainer.clip_ratio_low=0.3", "trainer.clip_ratio_high=0.3", "trainer.dual_clip=3", *MINIBATCHES],
         ["trainer.clip_ratio_low=0.3", "trainer.clip_ratio_high=0.3", "trainer.dual_clip=3", *STALE],
         ["trainer.clip_ratio_low=0.3", "trainer.clip_ratio_high=0.3", "trainer.loss=cispo"],
+        ["trainer.dual_clip=3", "trainer.loss=gspo", "trainer.loss_normalisation=sequence"],
         ["trainer.loss=reinforce"],
         ["trainer.loss=tis", *MINIBATCHES],
         ["trainer.mismatch_high=3", "engine=vllm"],

@@ -99,6 +99,9 @@ MODULE = """
     def too_few(rewards):
         return rewards[1:]
 
+    def jittered(rewards):
+        return [reward + torch.rand(()).item() for reward in rewards]
+
     def of_a_spread_group(rewards):
         return [(reward - 1) / (max(rewards) - min(rewards)) for reward in rewards]
 
@@ -191,6 +194,7 @@ def test_what_a_loss_takes_without_naming_it_is_not_what_it_reads(source):
         ("loss", "silent", r"for the advantages \[0.0, 0.0\] has no gradient"),
         ("advantage", "too_few", "it returned"),
         ("advantage", "of_a_spread_group", "it raised ZeroDivisionError"),
+        ("advantage", "jittered", "other numbers when it is called again"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_a_mistake_that_says_why(source, key, name, says):

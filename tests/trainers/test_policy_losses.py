@@ -20,6 +20,7 @@ CASES = [
     {"loss": "cispo", "clip_ratio_low": 0.1, "clip_ratio_high": 0.1},
     {"loss": "topr", "topr_weights": (0.5, 2.0)},
     {"loss": "gspo", "clip_ratio_low": 0.2, "clip_ratio_high": 0.3},
+    {"loss": "gspo", "dual_clip": 1.1},
 ]
 
 
@@ -188,3 +189,10 @@ def test_the_loss_of_ppo_is_clipped_by_hand(ratio: float, advantage: float, loss
 def test_dual_clip_lets_go_of_a_token_that_became_far_too_likely():
     found = evaluate({"loss": "ppo", "dual_clip": 3.0}, [math.log(5) - 1], ([-1.0], [0.0], [-2.0]), lengths=(1,))
     assert found == ([6.0], [True], [0.0])
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("log_ratio", [-25.0, 25.0])
+def test_a_token_whose_ratio_is_too_large_for_a_gradient_counts_as_clipped(log_ratio: float, advantage: float):
+    _, is_clipped, gradient = evaluate({"loss": "ppo"}, [log_ratio - 1], ([-1.0], [0.0], [advantage]), lengths=(1,))
+    assert (is_clipped, gradient) == ([True], [0.0])

@@ -104,7 +104,8 @@ def replica_of(bench: Any, replica: int, **section: Any) -> GrpoTrainer:
 
 def gradient(trainer: GrpoTrainer) -> torch.Tensor:
     policy: Any = trainer._policy
-    return torch.cat([parameter.grad.flatten() for parameter in policy._parameters.values()])
+    parameters = policy._parameters.values()
+    return torch.cat([(torch.zeros_like(each) if each.grad is None else each.grad).flatten() for each in parameters])
 
 
 async def test_the_shares_of_the_replicas_add_up_to_the_gradient_of_one_process(bench):

@@ -142,6 +142,29 @@ async def test_a_response_that_was_cut_is_left_out_of_the_loss_and_counts_in_its
     assert any((found[name] - unmasked[name]).abs().max() > 1e-4 for name in found)
 
 
+@pytest.mark.parametrize("section", [{}, {"num_minibatches": 2}])
+async def test_where_no_token_has_a_gradient_nothing_is_known_of_clipping_and_of_the_reference(bench, section):
+    groups = [
+        dataclasses.replace(
+            group,
+            responses=tuple(dataclasses.replace(each, finish_reason=FinishReason.LENGTH) for each in group.responses),
+        )
+        for group in bench.groups(REWARDS)
+    ]
+    metrics = await step(bench.trainer(mask_truncated=True, kl_coefficient=0.1, **section), bench, groups)
+    assert (metrics.clip_fraction, metrics.kl_to_reference) == (None, None)
+    assert (metrics.loss, metrics.grad_norm) == (0, 0)
+    assert metrics.num_tokens == sum(response.num_tokens for group in groups for response in group.responses)
+
+
+async def test_no_memory_is_held_for_gradients_between_steps(bench):
+    trainer = bench.trainer()
+    parameters = trainer._policy._parameters.values()
+    assert all(parameter.grad is None for parameter in parameters)
+    await step(trainer, bench, bench.groups(REWARDS))
+    assert all(parameter.grad is None for parameter in parameters)
+
+
 @pytest.mark.parametrize("normalisation", ["sequence", "token_bound"])
 async def test_a_streamed_step_has_the_gradient_of_the_whole_batch_in_every_split(bench, normalisation):
     groups = bench.groups(REWARDS)

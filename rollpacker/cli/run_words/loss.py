@@ -43,7 +43,8 @@ def loss_words(config: RunConfig) -> str:
         "token_truncate": f"a token's loss is multiplied by trainer/engine probability, at most {high}",
         "token_mask": f"a token's loss is multiplied by trainer/engine probability, by 0 outside of {low} to {high}",
         "sequence_truncate": f"a token's loss is multiplied by the product of its response's ratios, at most {high}",
-        "sequence_mask": f"a token's loss is multiplied by its response's mean ratio, by 0 outside of {low} to {high}",
+        "sequence_mask": "a token's loss is multiplied by the geometric mean of its response's ratios, by 0 "
+        f"outside of {low} to {high}",
         "k3_mask": f"responses whose engine is further than {trainer.mismatch_k3:g} nats per token from the trainer "
         "are left out",
     }
@@ -110,6 +111,8 @@ def _more_terms(objective: TrainerSection) -> Iterator[str]:
             f"(kl_coefficient={objective.kl_coefficient:g}, kl_in={objective.kl_in}, "
             f"kl_estimator={objective.kl_estimator})"
         )
+    if objective.kl_coefficient and (objective.kl_in, objective.kl_estimator) == ("loss", "k1"):
+        yield "k1 in the loss restrains nothing: its gradient has the mean 0. Choose k2 or k3, or kl_in=reward"
     if objective.entropy_coefficient:
         yield (
             f"entropy bonus: {objective.entropy_coefficient:g} times the entropy is taken off a token's loss "

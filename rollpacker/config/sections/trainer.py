@@ -83,11 +83,14 @@ class TrainerSection(Section):
     gspo 0.0004."""
     dual_clip: Annotated[
         Number | None,
-        OnlyWith("objective.clips_ratio", words="trainer.num_minibatches above 1, or with trainer.loss=ppo_behaviour,"),
+        OnlyWith(
+            "objective.clips_ratio",
+            words="trainer.num_minibatches above 1, or with trainer.loss=ppo_behaviour or gspo,",
+        ),
     ] = Field(None, gt=1)
-    """With loss=ppo and ppo_behaviour: where the advantage is negative, the ratio counts at most so much (3 is usual),
-    and a token beyond has no gradient. null: no such bound. With loss=ppo and `num_minibatches` 1 no ratio is beyond
-    it."""
+    """With loss=ppo, ppo_behaviour and gspo: where the advantage is negative, the ratio counts at most so much (3 is
+    usual), and a token beyond has no gradient. null: no such bound. With loss=ppo and `num_minibatches` 1 no ratio is
+    beyond it."""
     topr_weights: Annotated[tuple[Number, Number], OnlyWith("trainer.loss", "topr")] = (1.0, 1.0)
     """Factors of tokens with a positive and with a negative advantage."""
     entropy_coefficient: Number = Field(0.0, ge=0)
@@ -112,7 +115,7 @@ class TrainerSection(Section):
     run with environments each turn may have its own: `step_reinforce` is a turn's return over those of all turns of
     the group, less their mean and divided by their standard deviation; `gigpo` is group_std plus the same among turns
     that start from one observation (GiGPO). No critic is trained, so GAE is none of them. A function of your own takes
-    a group's rewards, a list, and returns as many advantages."""
+    a group's rewards, a list, and returns as many advantages, the same ones whenever the rewards are the same."""
     turn_discount: Annotated[Number, OnlyWith("trainer.advantage", *TURN_ADVANTAGES)] = Field(0.95, ge=0, le=1)
     """A turn's return is its reward plus this times the return of the next turn."""
     turn_weight: Annotated[Number, OnlyWith("trainer.advantage", "gigpo")] = Field(1.0, ge=0)
@@ -149,7 +152,8 @@ class TrainerSection(Section):
     mask_truncated: Flag = False
     """Over-long filtering (DAPO): a response that was cut is left out of the loss: at `max_response_tokens`, and with
     environments at `environment.max_turns` and by its environment, too. Its reward still counts in its group's
-    advantages, and it counts in what the loss is divided by, but for `token_mean`."""
+    advantages, and it counts in what the loss is divided by, but for `token_mean`. A step whose responses are all cut
+    is an update of gradient 0, which AdamW's moments and the weight decay still shape."""
     num_minibatches: Annotated[Count, REAL_RUN] = Field(1, ge=1)
     """Optimizer updates per step; 1 is strictly on-policy. Divides `rollout.num_prompts`. More need a forward pass over
     the whole batch before the first of them, and a `loss` with a ratio: all but reinforce have one. A modelled run
@@ -204,10 +208,11 @@ class TrainerSection(Section):
         if self.loss is not None:
             named("trainer.loss", self.loss, LOSSES)
         named("trainer.advantage", self.advantage, _ADVANTAGES)
-        if self.dual_clip is not None and self.loss not in {None, "ppo", "ppo_behaviour"}:
+        if self.dual_clip is not None and self.loss not in {None, "ppo", "ppo_behaviour", "gspo"}:
             raise ValueError(
                 f"trainer.dual_clip={self.dual_clip:g} with trainer.loss={self.loss}.\n"
-                "It bounds the ratio of ppo and ppo_behaviour; other losses have no ratio without a bound.\n"
+                "It bounds the ratio of ppo, ppo_behaviour and gspo where the advantage is negative; other losses have "
+                "no ratio without a bound.\n"
                 "Leave out trainer.dual_clip, or choose trainer.loss=ppo."
             )
         if self.kl_in == "reward" and self.kl_estimator in {"k2", "k3"}:

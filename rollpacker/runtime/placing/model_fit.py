@@ -214,6 +214,7 @@ def engine_memory(config: RunConfig, model: Transformer, gpu_bytes: float | None
 def rank_memory(config: RunConfig, model: Transformer) -> RankMemory:
     """Estimate what a rank of the trainer takes of its GPU.
 
+    One process holds autocast's copy of layers and output layer through a whole pass, recomputed or not.
     FSDP2 gathers two layers at a time, and holds embedding and output layer through a whole pass, with their gradient.
     """
     trainer, shape, number = config.trainer, model.shape, model.bytes_per_number
@@ -221,7 +222,9 @@ def rank_memory(config: RunConfig, model: Transformer) -> RankMemory:
     num_references = 1 if trainer.kl_coefficient > 0 else 0
     match trainer.name:
         case "torch":
-            weights = _FP32 * num_parameters * (1 + num_references)
+            num_cast = model.num_layer_parameters + shape.vocab_size * shape.hidden_size
+            cast = number * num_cast if number < _FP32 else 0
+            weights = _FP32 * num_parameters * (1 + num_references) + cast
             gradients, optimizer = _FP32 * num_parameters, _MOMENTS * num_parameters
         case "fsdp":
             num_sharing = trainer.shard_ranks or num_replicas

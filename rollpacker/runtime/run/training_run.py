@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from rollpacker.config.words import counted
+from rollpacker.protocols.rollout import FinishReason
 from rollpacker.runtime.job.deadline import StepInterrupted
 from rollpacker.runtime.rollout.scheduling import all_dropped
 from rollpacker.runtime.run.recorder import StepRecorder, StepResult
@@ -57,8 +59,8 @@ class TrainingRun:
         self._step = first_step
         self._costs: RoundCosts | None = None
         self._published: Published | None = None
-        self._has_warned = False
-        """Of tokens that are not drawn from the policy: said once in an attempt."""
+        self._warned: set[str] = set()
+        """What was said once in an attempt."""
 
     async def begin(self) -> None:
         """Start the run's clock and listen to the engines."""
@@ -148,11 +150,15 @@ class TrainingRun:
         self._deadline.commit()
         update = await self._learner.update()
         if not batch.begin.races and not self.config.system.dynamic_sampling:
-            warning = surprisal_warning(update, self.config.trainer, batch.begin.step)
-            if warning is not None and not self._has_warned:
-                self._outputs.progress.note(warning)
-                self._has_warned = True
+            self._warn_once("sampling", surprisal_warning(update, self.config.trainer, batch.begin.step))
+        if self.config.trainer.mask_truncated:
+            self._warn_once("masked", _masked_warning(update, batch))
         return update
+
+    def _warn_once(self, subject: str, warning: str | None) -> None:
+        if warning is not None and subject not in self._warned:
+            self._outputs.progress.note(warning)
+            self._warned.add(subject)
 
     async def quiesce(self) -> None:
         """Wait until no request of the round is in flight, and measure its costs."""
@@ -245,3 +251,17 @@ class TrainingRun:
         """Write the policy of the last checkpoint as `run.dir/model`; a modelled run has none."""
         if not self._is_modelled:
             await self._saver.export()
+
+
+def _masked_warning(update: UpdateMetrics, batch: Batch) -> str | None:
+    """Say that a step with `trainer.mask_truncated` had no gradient, if responses that were cut are a reason."""
+    ends = [each.response.finish_reason for each in batch.requests.values() if each.is_accepted and each.response]
+    num_cut = ends.count(FinishReason.LENGTH)
+    has_gradient = update.loss is None or update.clip_fraction is not None  # a modelled step has neither number
+    if has_gradient or not num_cut:
+        return None
+    rest = ", and the others have an advantage of 0" if num_cut < len(ends) else ""
+    return (
+        f"Step {batch.begin.step + 1} had no gradient: {num_cut} of {counted(len(ends), 'response')} were cut and left "
+        f"out of the loss{rest}. Raise rollout.max_response_tokens, or set trainer.mask_truncated=false."
+    )

@@ -30,7 +30,7 @@ def test_every_token_counts_the_same_by_default():
         (["engine=vllm"], "at most 2 (mismatch=token_truncate, by default with engine=vllm)"),
         (["engine=vllm", "trainer.mismatch=none"], "not corrected (mismatch=none)"),
         (["trainer.mismatch=token_mask", "trainer.mismatch_high=5"], "by 0 outside of 0.5 to 5 (mismatch=token_mask)"),
-        (["trainer.mismatch=sequence_mask"], "its response's mean ratio, by 0 outside of 0.5 to 2"),
+        (["trainer.mismatch=sequence_mask"], "the geometric mean of its response's ratios, by 0 outside of 0.5 to 2"),
         (["trainer.mismatch=sequence_truncate"], "the product of its response's ratios, at most 2"),
         (["trainer.mismatch=k3_mask"], "further than 0.01 nats per token"),
         (["engine=vllm", "trainer.loss=tis"], "left to the loss (mismatch=none, by default with loss=tis)"),
@@ -94,6 +94,13 @@ def test_what_is_beside_the_policy_loss_has_a_line_where_it_is_set(words, said):
     loss = [word for word in words if word.startswith("trainer.loss=")]
     (line,) = set(words_of(*words).splitlines()) - set(words_of(*loss).splitlines())
     assert said in line
+
+
+def test_a_penalty_in_the_loss_whose_gradient_has_the_mean_0_is_named():
+    words = ["trainer.kl_coefficient=0.01", "trainer.kl_estimator=k1"]
+    assert "k1 in the loss restrains nothing: its gradient has the mean 0" in words_of(*words)
+    for other in (["trainer.kl_coefficient=0.01"], [*words, "trainer.kl_in=reward"]):
+        assert "restrains nothing" not in words_of(*other)
 
 
 def test_a_dual_clip_that_no_ratio_reaches_has_no_line():
