@@ -42,7 +42,9 @@ _MODULUS = 1 << 64
 
 
 def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers under their Hugging Face names, ascending, without copying.
+    """Parameters and persistent buffers under the names of the transformers model, ascending, without copying.
+
+    Those of a dense model are as in its files. Experts are fused in memory and not in files, under other names.
 
     Tensors that share memory appear once. Of their names the one counts that Hugging Face stores in a file (an
     output layer tied to the embedding goes by the embedding's name), then the first in sorted order.

@@ -80,7 +80,7 @@ def make_llm(
 
 
 def expected_tensors(model_path: Path, dtype: str) -> Mapping[str, torch.Tensor]:
-    """What a policy of this model consists of: names as in a file, tied tensors once, shapes and dtypes, no values.
+    """What a policy of this model consists of: names as in transformers, tied tensors once, shapes, dtypes, no values.
 
     Raises:
         ModelError: The directory describes no causal language model that transformers knows.

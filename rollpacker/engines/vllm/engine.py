@@ -15,6 +15,7 @@ with the request, so requests without a token are withdrawn before the update an
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -57,6 +58,24 @@ from rollpacker.transfer.offers import WeightOffer
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger(__name__)
+
+
+def drawable_end_tokens(model_path: Path, num_words: int) -> list[int]:
+    """End tokens that are in the model's vocabulary: some directories name others, too, which vLLM refuses.
+
+    Raises:
+        ModelError: The directory names no end token at all.
+    """
+    named = end_tokens(model_path)
+    drawable = [token for token in named if token < num_words]
+    if not drawable:
+        _LOG.warning(
+            "None of the end tokens of %s, %s, is among the %d tokens of the model: every response ends at its limit.",
+            *(model_path, ", ".join(map(str, named)), num_words),
+        )
+    return drawable
+
 
 class VllmEngine:
     """Generates with vLLM's processes, which it starts and ends. `start.start_vllm` makes it."""
@@ -90,10 +109,8 @@ class VllmEngine:
         self._done: list[Response] = []
         self._arrival = asyncio.Event()
         self._totals: StepTotals
+        self._end_tokens = drawable_end_tokens(model_path, config.get_text_config(decoder=True).vocab_size)
         self._llm = make_llm(model_path, section, self._max_tokens_per_seq, dtype, self._make_totals)
-        num_words = self._llm.vllm_config.model_config.get_vocab_size()
-        # some directories name an end that the model has no embedding for; vLLM refuses those
-        self._end_tokens = [token for token in end_tokens(model_path) if token < num_words]
         self._has_sleep_mode: bool = self._llm.vllm_config.model_config.enable_sleep_mode
         # its task for vLLM's outputs ends with vLLM's process
         self._llm.output_handler.add_done_callback(lambda _: self._notice_end())

@@ -1,6 +1,6 @@
 """Ends vLLM's processes when the process that runs the engine is gone, however it went.
 
-    engine's process  ->  vLLM's EngineCore  ->  one worker per GPU      (one GPU: the worker is in the EngineCore)
+    engine's process  ->  vLLM's EngineCore  ->  one worker per GPU
 
 vLLM's workers notice the death of the EngineCore, but nothing notices that the engine's process was killed: the
 EngineCore would wait for requests without end, with the GPU's memory, or while it starts for minutes. So a thread of

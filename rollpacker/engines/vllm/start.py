@@ -11,6 +11,7 @@ from rollpacker.core.errors import UserError
 from rollpacker.engines.vllm.environment import prepare_environment
 from rollpacker.engines.vllm.installed import check_vllm, check_vllm_installed
 from rollpacker.engines.vllm.judged import judge_as_engine
+from rollpacker.engines.vllm.servable import refuse_experts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +49,7 @@ def start_vllm(
         EngineFailed: It did not start.
     """
     check_vllm(section.vllm)
+    refuse_experts(model_path)
     prepare_environment(section)
     from rollpacker.engines.vllm.engine import VllmEngine
 

@@ -5,6 +5,7 @@ Invariant: the driver cannot tell a remote engine from one in its own process, e
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,11 @@ from rollpacker.protocols.reward import RewardService
 from rollpacker.protocols.trainer import TrainerRank
 from rollpacker.runtime.ray.actors import Actor, EngineActor, EnvironmentActor, JudgeActor, RewardActor, TrainerActor
 from rollpacker.runtime.ray.judges import JudgeService
+from rollpacker.runtime.ray.process_group import end_process_group
 from rollpacker.runtime.ray.weight_sync import SendingRank
+
+END_S = 10.0
+"""How long an engine's processes may take to end, and Ray to start the one that waits for them: a few seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +119,7 @@ class JudgeProcess(JudgeService, RewardProcess, Protocol):
 
 def make_engine_process(engine: EngineId, slot: Slot | PinnedPlace) -> EngineProcess:
     """Start the process of an engine."""
-    return cast("EngineProcess", _Remote(EngineProcess, EngineActor, engine, slot))
+    return cast("EngineProcess", _RemoteEngine(EngineProcess, EngineActor, engine, slot))
 
 
 def make_trainer_process(name: str, slot: Slot) -> TrainerProcess:
@@ -146,7 +151,7 @@ class _Remote(Forwarder):
         self.has_died = False
         actor = ray.remote(actor_class).options(name=name, max_restarts=0, num_gpus=0, **slot.options)
         self._handle = actor.remote(name, slot.log, slot.gpus)
-        self._log = slot.log
+        self._place, self._log = slot, slot.log
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
@@ -170,3 +175,25 @@ class _Remote(Forwarder):
         with suppress(EngineFailed):
             while True:  # an answer that was on its way
                 await self._call("pid")
+
+
+class _RemoteEngine(_Remote):
+    """An engine, whose GPUs are free only when the actor's process and those of vLLM have ended.
+
+    Ray reports an actor's death before, and does not end what vLLM's processes have started.
+    """
+
+    _pid: int | None = None
+    """Of the actor; None until it answers."""
+
+    async def start(self, engine: EngineId, config: RunConfig) -> None:
+        self._pid = await self._call("pid")
+        await self._call("start", engine, config)
+
+    async def kill(self) -> None:
+        await super().kill()
+        if self._pid is not None:
+            end = ray.remote(end_process_group).options(**self._place.options | {"num_cpus": 0})
+            with suppress(RayError, TimeoutError):  # its node is gone, and they with it
+                async with asyncio.timeout(END_S):
+                    await end.remote(self._pid, END_S)

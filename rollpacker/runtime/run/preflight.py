@@ -29,6 +29,7 @@ from rollpacker.data.order import other_prompts
 from rollpacker.data.shapes import caps_scores, check_shape
 from rollpacker.data.weight_files import read_tensors, weight_files
 from rollpacker.engines.vllm.installed import check_drafter, check_vllm, check_vllm_installed
+from rollpacker.engines.vllm.servable import refuse_experts
 from rollpacker.environments.prompts import prompts_to_train
 from rollpacker.environments.trial import try_environment
 from rollpacker.paths import special_kind
@@ -250,6 +251,8 @@ def _model_facts(config: RunConfig) -> ModelFacts:
     check_model_files(path, can_ask=_runs_in_this_environment(config))
     description = read_object(path / "config.json")
     _check_drafts(config, description)
+    if config.engine.name == "vllm" and not config.trains:  # the trainers refuse experts by themselves
+        refuse_experts(path)
     max_positions = _max_positions(path)
     longest = config.longest_response_tokens
     key = "rollout" if longest == config.rollout.max_response_tokens else "evaluation"

@@ -16,8 +16,10 @@ from rollpacker.cli.run_words.techniques import draft_words
 from rollpacker.config.compose import compose
 from rollpacker.config.sections.engine import EngineSection, VllmSection
 from rollpacker.core.errors import ConfigError, ModelError, UserError
+from rollpacker.core.ids import EngineId
 from rollpacker.engines.factory import with_drafter, with_priorities
 from rollpacker.engines.vllm.installed import check_drafter, check_vllm
+from rollpacker.engines.vllm.start import start_vllm
 from rollpacker.runtime.run.preflight import validate
 from tests.cli.inputs import write_model, write_prompts
 
@@ -97,6 +99,22 @@ def test_drafts_of_a_model_that_the_torch_engine_cannot_verify_are_refused_befor
     with pytest.raises(ConfigError, match=says) as error:
         validate(compose([*words, "system.speculative_decoding=true"]))
     assert "engine=vllm" in error.value.remedy
+
+
+def test_a_mixture_of_experts_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """The experts would stay as they are, whatever weights are sent."""
+    write_model(tmp_path / "model")
+    write_prompts(tmp_path / "prompts.jsonl", ["math"] * 40)
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_local_experts": 4}))
+    words = [f"model.path={tmp_path}/model", f"evaluation.path={tmp_path}/prompts.jsonl", f"run.dir={tmp_path}/run"]
+    evaluation = [*words, "data.path=null", "run.num_steps=0"]
+    validate(compose([*evaluation, "engine=torch"]))
+    with pytest.raises(ModelError, match=r"a Mixture of Experts, 4 in a layer \(Qwen2ForCausalLM\)") as error:
+        validate(compose([*evaluation, "engine=vllm"]))
+    assert "engine=torch" in error.value.remedy
+    with pytest.raises(ModelError, match="a Mixture of Experts"):
+        start_vllm(EngineId("engine-0"), tmp_path / "model", EngineSection(name="vllm"), 64, "float32")
 
 
 def test_a_drafter_without_what_it_needs_is_refused_before_anything_starts(
