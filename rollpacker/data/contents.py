@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
 
 def contents_of(prompts: Iterable[Prompt]) -> dict[Domain, int]:
-    """Give the CRC-32 of each domain's prompts: messages, reference and other fields of the row; 10 s for a million."""
+    """Give a checksum of each domain's prompts in any order: their messages, references and other fields of the row.
+
+    It takes 4 s for a million short prompts, and 90 s for a million of 30 kB.
+    """
     contents: dict[Domain, int] = {}
     for prompt in prompts:
         reference = prompt.reference
         against = reference.line.digest if isinstance(reference, CodeReference) else reference
         text = repr((prompt.key, prompt.as_written, against, prompt.row)).encode(errors="surrogatepass")
-        contents[prompt.domain] = zlib.crc32(text, contents.get(prompt.domain, 0))
+        contents[prompt.domain] = contents.get(prompt.domain, 0) ^ zlib.crc32(text)  # no two have one key
     return contents

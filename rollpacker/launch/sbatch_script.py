@@ -30,9 +30,11 @@ otherwise in names of files."""
 
 _REQUEUE_WAIT_S = 60
 """The script waits for Slurm to end it, which takes a moment; were it to end first, the job would be over."""
-_REQUEUE_TRIES = 30
+_REQUEUE_FOR_S = 150
+"""While slurmctld is away: its backup takes over after SlurmctldTimeout, 120 s by default."""
 _REQUEUE_RETRY_S = 5
-"""Tries last 150 s: a backup slurmctld takes over after SlurmctldTimeout, 120 s by default."""
+_LASTING_REFUSALS = ("disabled", "denied", "Invalid")
+"""Words of Slurm's answers that stay the same, however often it is asked."""
 _USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 """Of a node's own programs; where Slurm's are elsewhere, `cluster.setup` adds them (`module load slurm`)."""
 
@@ -224,20 +226,25 @@ def _setup(cluster: ClusterSection, folder: Path, job: str) -> list[str]:
 
 
 def requeue(job: str, *, command: str = "requeue", checks: Sequence[str] = ()) -> list[str]:
-    """Lines that send the script's own job back into the queue; they ask again while slurmctld does not answer.
+    """Lines that send the script's own job back into the queue; they ask again while slurmctld is away.
 
     Args:
         job: As Slurm's commands take it.
         command: Of scontrol: requeue or requeuehold.
         checks: Lines ahead of each try, which may `break`.
     """
+    is_lasting = " || ".join(f'"$answer" == *{word}*' for word in _LASTING_REFUSALS)
     return [
-        f"for ((tries = {_REQUEUE_TRIES}; tries; --tries)); do # slurmctld may be away",
+        f"deadline=$((SECONDS + {_REQUEUE_FOR_S}))",
+        "while true; do",
         *(f"    {line}" for line in checks),
-        f'    scontrol {command} "{job}" && sleep {_REQUEUE_WAIT_S} && break',
+        f'    answer="$(scontrol {command} "{job}" 2>&1)" && sleep {_REQUEUE_WAIT_S} && break',
+        f"    if [[ {is_lasting} ]] || ((SECONDS >= deadline)); then",
+        f'        echo "Slurm has not requeued job {job}: $answer"',
+        "        break",
+        "    fi",
         f"    sleep {_REQUEUE_RETRY_S}",
         "done",
-        f'((tries)) || echo "Slurm has not requeued job {job}: scontrol {command} failed {_REQUEUE_TRIES} times."',
     ]
 
 

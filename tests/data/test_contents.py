@@ -44,3 +44,8 @@ def test_what_a_prompt_says_changes_the_checksum_of_its_domain_alone(change):
 def test_test_cases_count_and_not_where_they_lie(change, is_edited):
     moved = replace(PROGRAM, reference=replace(PROGRAM.reference, line=replace(LINE, **change)))
     assert (contents_of([moved]) != contents_of([PROGRAM])) is is_edited
+
+
+def test_the_order_of_prompts_does_not_count():
+    other = replace(SUM, key="total")
+    assert contents_of([SUM, PROGRAM, other]) == contents_of([other, PROGRAM, SUM])

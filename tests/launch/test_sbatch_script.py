@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.config.compose import compose
+from rollpacker.launch import sbatch_script
 from rollpacker.launch.sbatch_script import memory_mb, sbatch_text
 from rollpacker.launch.shape import job_shape
 from tests.launch.golden_scripts import FOLDER, golden_scripts
@@ -117,9 +118,19 @@ def test_a_job_that_was_cancelled_while_slurmctld_was_away_is_not_requeued(tmp_p
     assert _end_of_job(tmp_path, 75, asks=True, squeue=squeue, scontrol=_AWAY) == ["requeue 7_1"]
 
 
-def test_a_job_that_slurm_never_requeues_ends_and_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert len(_end_of_job(tmp_path, 75, asks=True, squeue=_AWAY, scontrol=_AWAY)) == 30
-    assert capfd.readouterr().out == "Slurm has not requeued job 7_1: scontrol requeue failed 30 times.\n"
+def test_a_slurmctld_that_stays_away_is_not_asked_for_ever(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sbatch_script, "_REQUEUE_FOR_S", 0)
+    assert _end_of_job(tmp_path, 75, asks=True, squeue=_AWAY, scontrol=_AWAY) == ["requeue 7_1"]
+    assert capfd.readouterr().out == "Slurm has not requeued job 7_1: Unable to contact slurm controller\n"
+
+
+def test_a_slurm_that_refuses_for_good_is_asked_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    refusal = "Requested operation is presently disabled for job 7"
+    scontrol = f"echo '{refusal}' >&2; exit 1"
+    assert _end_of_job(tmp_path, 75, asks=True, squeue="echo RUNNING", scontrol=scontrol) == ["requeue 7_1"]
+    assert capfd.readouterr().out == f"Slurm has not requeued job 7_1: {refusal}\n"
 
 
 def _end_of_job(folder: Path, rank_code: int, *, asks: bool, squeue: str, scontrol: str) -> list[str]:

@@ -67,8 +67,9 @@ class HeldOutSets:
 
     def evaluated(self, step: int) -> None:
         """Record that the tables have an evaluation of a step."""
-        for name in self.edited:
-            self._sets[name] = _Contents(checksums=self._sets[name].checksums, since_step=step)
+        for name, own in self._sets.items():
+            if name in self.edited or own.since_step > step:  # of an evaluation that was taken back
+                self._sets[name] = _Contents(checksums=own.checksums, since_step=step)
         self.edited.clear()
         if (sets := self._earlier | self._sets) != self._earlier:
             self._earlier = sets

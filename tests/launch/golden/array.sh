@@ -42,11 +42,15 @@ srun --unbuffered --output /shared/runs/sweep/.submitit/%A_%a_%t_log.out --open-
 
 # teardown
 exit_code=$?
-for ((tries = 30; tries; --tries)); do # slurmctld may be away
+deadline=$((SECONDS + 150))
+while true; do
     state="$(squeue --noheader --jobs="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" --format=%T)" || state=RUNNING
     [[ -e "$ROLLPACKER_REQUEUE_FILE" && "${state%%$'\n'*}" == RUNNING ]] || break
-    scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" && sleep 60 && break
+    answer="$(scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" 2>&1)" && sleep 60 && break
+    if [[ "$answer" == *disabled* || "$answer" == *denied* || "$answer" == *Invalid* ]] || ((SECONDS >= deadline)); then
+        echo "Slurm has not requeued job ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID: $answer"
+        break
+    fi
     sleep 5
 done
-((tries)) || echo "Slurm has not requeued job ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID: scontrol requeue failed 30 times."
 exit "$exit_code"

@@ -77,11 +77,15 @@ exec "$runtime" exec "${binds[@]}" "$@"
 
 # teardown
 exit_code=$?
-for ((tries = 30; tries; --tries)); do # slurmctld may be away
+deadline=$((SECONDS + 150))
+while true; do
     state="$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" || state=RUNNING
     [[ -e "$ROLLPACKER_REQUEUE_FILE" && "${state%%$'\n'*}" == RUNNING ]] || break
-    scontrol requeue "$SLURM_JOB_ID" && sleep 60 && break
+    answer="$(scontrol requeue "$SLURM_JOB_ID" 2>&1)" && sleep 60 && break
+    if [[ "$answer" == *disabled* || "$answer" == *denied* || "$answer" == *Invalid* ]] || ((SECONDS >= deadline)); then
+        echo "Slurm has not requeued job $SLURM_JOB_ID: $answer"
+        break
+    fi
     sleep 5
 done
-((tries)) || echo "Slurm has not requeued job $SLURM_JOB_ID: scontrol requeue failed 30 times."
 exit "$exit_code"

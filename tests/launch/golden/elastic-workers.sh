@@ -46,11 +46,15 @@ while :; do
         exit 0
     fi
     if [[ "$exit_code" == 10 ]]; then # it may return
-        for ((tries = 30; tries; --tries)); do # slurmctld may be away
-            scontrol requeue "$job" && sleep 60 && break
+        deadline=$((SECONDS + 150))
+        while true; do
+            answer="$(scontrol requeue "$job" 2>&1)" && sleep 60 && break
+            if [[ "$answer" == *disabled* || "$answer" == *denied* || "$answer" == *Invalid* ]] || ((SECONDS >= deadline)); then
+                echo "Slurm has not requeued job $job: $answer"
+                break
+            fi
             sleep 5
         done
-        ((tries)) || echo "Slurm has not requeued job $job: scontrol requeue failed 30 times."
         exit 0
     fi
     case "$exit_code" in
@@ -59,11 +63,15 @@ while :; do
         77) ((++num_failed_joins)) ;; # its Ray ended before it had joined
     esac
     if ((num_waits >= 8 || num_failed_joins >= 3)); then # it frees the node
-        for ((tries = 30; tries; --tries)); do # slurmctld may be away
-            scontrol requeuehold "$job" && sleep 60 && break
+        deadline=$((SECONDS + 150))
+        while true; do
+            answer="$(scontrol requeuehold "$job" 2>&1)" && sleep 60 && break
+            if [[ "$answer" == *disabled* || "$answer" == *denied* || "$answer" == *Invalid* ]] || ((SECONDS >= deadline)); then
+                echo "Slurm has not requeued job $job: $answer"
+                break
+            fi
             sleep 5
         done
-        ((tries)) || echo "Slurm has not requeued job $job: scontrol requeuehold failed 30 times."
         exit 0
     fi
     sleep 5
