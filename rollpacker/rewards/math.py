@@ -33,6 +33,7 @@ from sympy import And, Eq, Expr, FiniteSet, Interval, Number, Tuple, expand, pre
 from sympy.core.function import AppliedUndef
 
 from rollpacker.rewards import math_notation, math_truths
+from rollpacker.rewards.math_explanations import EXPLAINED, HALF_OF_THE_DAY, without_explanation
 from rollpacker.rewards.scores import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score
 
 _WRONG_ANSWER = Score(0.0, "wrong_answer")
@@ -72,14 +73,6 @@ _NUMBER = r"-?\d[\d.,/]*"
 _COORDINATE = r"-?\d[\d./]*"
 _POINT = rf"(?!\(\d{{1,3}}(?:,\d{{3}})+\))[(\[]\s*{_COORDINATE}(?:\s*,\s*{_COORDINATE})+\s*[)\]]"
 """Or an interval, but no `(1,234)`."""
-_TERM = r"[({]*-?\d[\d.,]*[!%km)}]*"
-_CALCULATION = rf"{_TERM}(?:\s*(?:[-+*/^x\u00d7\u00b7\u00f7]|\\(?:times|cdot|div)(?![a-z]))\s*{_TERM})+"
-_VALUE_EXPLAINED = rf"{_NUMBER}(?:\s?(?:\\?%|\^\\circ|[a-z](?![\w.])))?"
-_EXPLANATION = (
-    rf"(?:\s+[(\[](?:i\.e\.,?\s+)?(?:{_CALCULATION}|\d[\d.,]*[!km])\s*[)\]]"
-    rf"|(?:\s?:|\s*[-=]>|\s*\u2192|\s+i\.e\.,?)\s+{_CALCULATION}|\s?[ap]\.m\b\.?)"
-)
-"""The calculation behind a number that is an answer, or the half of the day."""
 _BARE_FORMULA = (
     r"(?!\s|\\[(\[])"
     r"(?=[^\n$]{0,300}?(?:\\[a-z]|[\w)}]\s?[-+^:*]\s?[\w({]|\d[a-z]|[a-z]\(|\d,\s+-?\d)|[a-z]?\s{0,3}[<>/])"
@@ -94,12 +87,8 @@ _MARKS = (
     (re.compile(rf"(?<![\w*_])[*_]({_NUMBER})[*_](?![\w*_])"), r" \1 "),
     (re.compile(r"(?<=##)(?=[-$]?\d)|(?<=[A-Za-z]:)(?=[-$]?\d)"), r" "),
     (re.compile(rf"(answer\s*(?:is|:)+\s*){_TEXT_COMMAND.pattern}", re.IGNORECASE), r"\1\2 "),
-    (
-        re.compile(
-            rf"(answer\s*(?:is|:)+\s*(?:[a-z][\w'()]{{0,19}}\s*=\s*)?{_VALUE_EXPLAINED}){_EXPLANATION}", re.IGNORECASE
-        ),
-        r"\1 ",
-    ),
+    (HALF_OF_THE_DAY, r"\1\2\3 "),
+    (EXPLAINED, without_explanation),
     (
         re.compile(
             rf"(answer\s*(?:is|:)+\s*(?:[a-z][\w'()]{{0,19}}\s*=\s*)?){_BARE_FORMULA}(?={_SENTENCE_ENDS})",
@@ -139,7 +128,7 @@ _SUBSCRIPT_BEGINS = re.compile(r"(?:[A-Za-z}]\s*_|\\underset)\s*\{")
 """Of a letter or a command; the arrow in it says where a variable goes, as in that of a limit."""
 
 _ANNOUNCEMENT = re.compile(r"answer(?:\s+is|\s+are|\s*:)\s*:?\s*(?:either\s+)?", re.IGNORECASE)
-_ANOTHER = r"\$?(?:-?\d[\d.,/]*(?<=\d)|\(?[A-J]\)?(?!\.?\w)|(?:yes|no|true|false)\b)\$?"
+_ANOTHER = r"\$?(?:-?\d[\d.,/]*(?<=\d)|\(?[A-J]\)?(?!\w|\.[em]\b)|(?:yes|no|true|false)\b)\$?"
 _COMPARED = r"(?:more|less|fewer|greater|higher|lower|larger|smaller|above|below)\b(?!\s+\w+ly\b)"
 _CLAUSE_ENDS = r"(?=\s*(?:[.,;:!?)\n]|$|(?:or|and)\b))"
 _SEVERAL = re.compile(
@@ -194,7 +183,7 @@ def score(response: str, ground_truth: str, is_truncated: bool) -> Score:  # noq
     truth_words = _words(truth)
     is_choice = any(word.upper() in _CHOICES for word in truth_words)
     can_announce_words = is_choice or any(word in _VERDICTS for word in truth_words)
-    text = _BLANKS.sub(lambda run: "\n" * min(run[0].count("\n"), 2) or " ", response)
+    text = _BLANKS.sub(lambda run: "\n" * min(run[0].count("\n"), 2) or ("~" if "~" in run[0] else " "), response)
     text, is_whole = _decisive_part(text if is_truncated else _LAST_LINE.sub("Answer: ", text))
     if not (_OR_MORE.search(ground_truth) or _NO_VALUE.match(ground_truth.strip())):
         boxes = _final_boxes(text)
@@ -283,6 +272,7 @@ def _is_prose(text: str) -> bool:
 
 def _offers_several(text: str) -> bool:
     """Whether several answers are announced in words at the end, of which math-verify would read the first."""
+    text = EXPLAINED.sub(without_explanation, text)
     announced = list(_ANNOUNCEMENT.finditer(text))
     return bool(announced) and not _final_boxes(text) and _SEVERAL.match(text, announced[-1].end()) is not None
 

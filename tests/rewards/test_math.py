@@ -193,10 +193,28 @@ def test_a_calculation_behind_an_announced_number_is_no_part_of_it(formula, word
         assert reason_of(response, other) == "wrong_answer"
 
 
-@pytest.mark.parametrize("formula", ["2 (n + 1)", r"2 (1 + \sqrt{3})", "2 : 3", "2: 3", "2(3+4)"])
+@pytest.mark.parametrize("formula", ["2 (n + 1)", r"2 (1 + \sqrt{3})", "2 : 3", "2: 3", "2(3+4)", "2 (3+4)", "3 (2^5)"])
 def test_a_factor_or_a_ratio_is_no_explanation(formula):
     assert reason_of(f"The answer is {formula}.", formula) == "correct"
     assert reason_of(f"The answer is {formula}.", "2") == "wrong_answer"
+
+
+def test_the_half_of_the_day_and_a_calculation_are_both_left_out():
+    assert reason_of("The answer is 12 a.m. (11+1)", "12") == "correct"
+
+
+@pytest.mark.parametrize("response", ["12 (3*4) or 13", "12 or 13", "12 (3*4) or 13 (3*4+1)"])
+def test_another_answer_behind_a_calculation_is_another_answer(response):
+    for truth in ("12", "13"):
+        assert reason_of(f"The answer is {response}", truth) == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    "response", ["The answer is A or B.I think so", "The answer is A or B. I think so", "#### A or B.x"]
+)
+def test_a_second_choice_counts_also_without_a_blank_behind_it(response):
+    for truth in "AB":
+        assert reason_of(response, truth) == "wrong_answer"
 
 
 @pytest.mark.parametrize(
