@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from rollpacker.analysis.settings import beyond_system, differing, resolved, settings_of, values_said
+from rollpacker.analysis.settings import differing, resolved, settings_of, task_of, values_said
 from rollpacker.config.record import CONFIG_FILE, started_in
 from rollpacker.core.errors import DataError
 from rollpacker.metrics.schemas import ALL_TABLES
@@ -256,8 +256,8 @@ class Runs:
         """Every run that has these values, a run per seed; notes it when there is none.
 
         Runs of another size are left out, and those of a study unless `study` is among the values: the rule is in
-        `rollpacker.analysis.exhibit`. So are those that differ from most in what changes results: from those of their
-        system in any setting, from those of other systems in any that is not a system's to choose.
+        `rollpacker.analysis.exhibit`. So are those that differ from most: from those of their system in any setting
+        that changes results, from those of other systems in the task.
 
         Args:
             **wanted: Properties of `Run` with the value that each should have.
@@ -287,7 +287,7 @@ class Runs:
     def _comparable(self, wanted: Mapping[str, object]) -> list[Run]:
         """Of the runs with these values those that pair with most of any system, and of these those alike."""
         of_any_system = self._having({name: value for name, value in wanted.items() if name != "system"})
-        pairing = self._alike(self._having(wanted), of_any_system, lambda run: beyond_system(run.resolved_settings))
+        pairing = self._alike(self._having(wanted), of_any_system, lambda run: task_of(run.resolved_settings))
         return self._alike(pairing, pairing, lambda run: run.resolved_settings)
 
     def _alike(

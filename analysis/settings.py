@@ -19,15 +19,22 @@ from rollpacker.config.words import counted, in_hydra, shortened
 
 _NOT_COMPARED: Final = re.compile(
     r"tracker\..*|run\.(seed|dir|resume|progress|callbacks|samples_per_step|best_by|keep_.*|checkpoint_.*)"
-    r"|backend\.deadlines\..*|elastic\.job\..*|cluster\.(?!num_nodes|gpu).*"
+    r"|backend\.(deadlines\..*|object_store_mb)|elastic\.job\..*|cluster\.(?!num_nodes|gpu).*"
+    r"|trainer\.surprisal_.*|model\.(download|export_dtype)|weight_sync\.timeout_s"
 )
-"""Keys that repetitions may differ in: what is trained is the same, and what is generated but for the seed. A cluster is
-its nodes and GPUs; partition, time limit and account change no result."""
+"""Keys that repetitions may differ in: what is trained is the same, and what is generated but for the seed. A cluster
+is its nodes and GPUs; partition, time limit and account change no result."""
 
-_OF_SYSTEM: Final = re.compile(
-    r"(system|placement)\..*|engine\.(num_engines|tensor_parallel|degrees)|trainer\.context_parallel_above"
+_OF_EVALUATIONS_ALONE: Final = re.compile(r"evaluation\.(path|every_steps|at_.*|grace_s|num_.*|pass_.*|seed)")
+"""Keys that repetitions may differ in while evaluations have rounds of their own, which are part of no step; scores are
+compared by set. How held-out responses are sampled changes what a score means."""
+
+_OF_TASK: Final = re.compile(
+    r"(rollout|data|workload|environment|hardware)\..*|model\.(name|path|dtype|shape\..*)"
+    r"|reward\.(name|function|url|parts|domains|kinds|overlong_.*)"
+    r"|trainer\.(learning_rate|lr_schedule|warmup_steps|min_lr_ratio|num_minibatches)"
 )
-"""The scheduling policy, and where and in which parallelism it runs: a system may divide the GPUs as it needs them."""
+"""What systems are compared on. All else is a system's own: its policy and loss, and how it divides the GPUs."""
 
 MOST_KEYS: Final = 3
 """That a sentence or a name has."""
@@ -38,6 +45,8 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     settings = _defaults() | dict(_flat(config, ""))
     if settings["trainer.lr_schedule"] == "constant":  # another spans the steps; all means are over those shared
         del settings["run.num_steps"]
+    if settings["evaluation.when"] == "alone":
+        settings = {key: value for key, value in settings.items() if not _OF_EVALUATIONS_ALONE.fullmatch(key)}
     return {key: value for key, value in settings.items() if value is not None and not _NOT_COMPARED.fullmatch(key)}
 
 
@@ -52,9 +61,9 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if len({json.dumps(own.get(key), default=str) for own in settings}) > 1]
 
 
-def beyond_system(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what each system may choose for itself."""
-    return {key: value for key, value in settings.items() if not _OF_SYSTEM.fullmatch(key)}
+def task_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What all systems that are compared have in common."""
+    return {key: value for key, value in settings.items() if _OF_TASK.fullmatch(key)}
 
 
 def values_said(keys: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> str:

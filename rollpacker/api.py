@@ -126,8 +126,8 @@ class Run:
         if not folder.is_dir():
             raise DataError(
                 f"{self.dir} has no {MODEL_FOLDER}/.",
-                "A real run writes it when it ends, unless model.export_dtype=null.",
-                f"`rollpacker export {self.dir} out=DIR` writes the model of a checkpoint.",
+                "A run that trains with real engines writes it when it ends, unless model.export_dtype=null.",
+                f"Of such a run, `rollpacker export {self.dir} out=DIR` writes the model of a checkpoint.",
             )
         return folder
 

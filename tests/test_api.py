@@ -44,7 +44,7 @@ async def test_a_run_in_a_running_event_loop_prints_what_it_does_and_gives_its_t
     assert run.steps.attrs["units"]["step_time_s"] == "s"
     assert run.samples.empty
     assert isinstance(run.samples, pd.DataFrame)
-    with pytest.raises(DataError, match="rollpacker export"):
+    with pytest.raises(DataError, match=r"A run that trains with real engines .*\nOf such a run, `rollpacker export"):
         _ = run.model
     with pytest.raises(DataError):
         _ = run.evaluations

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting
 from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
@@ -22,6 +23,7 @@ from rollpacker.core.errors import ConfigError, EngineFailed, Interrupted, Model
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from rollpacker.config.schema import RunConfig
     from rollpacker.evaluation.comparison import Rewards
@@ -39,7 +41,7 @@ HELP = CommandHelp(
     usage="RUN|model.path=DIR [at=last] [against=OTHER] [require='SET>=N'] [out=FILE] [overwrite=true] [key=value] ...",
     arguments=(
         ("RUN", "The run.dir of a run with real engines."),
-        ("at", "Which policy of RUN: last, best, start, all of them, or the number of finished steps. Default: last"),
+        ("at", "Which policy of RUN: last, best, start, all, or a number of steps. Default: last; untrained, start"),
         ("against", "A run (its newest evaluation) or a file of out=: paired differences, and prompts that lost most."),
         ("require", "Exits with 1 unless each SET>=N, separated by commas, holds of the set's mean reward."),
         ("out", "A Parquet file for all rewards, with the columns of the table evaluation_responses."),
@@ -94,10 +96,11 @@ def run(arguments: Arguments) -> None:
     if run_dir is not None:
         from rollpacker.runtime.run.policies import policies_at
 
-        _refuse_what_is_no_run(run_dir, words)
-        policies = policies_at(run_dir, settings["at"] or "last")
+        record = _record_of(run_dir, words)
+        has_trained = (record.get("run") or {}).get("num_steps") != 0
+        policies = policies_at(run_dir, settings["at"] or ("last" if has_trained else "start"))
     others_rewards = _rewards_of(Path(settings["against"])) if settings["against"] else None
-    with _folder(words) as folder:
+    with _messages_beside(out), _folder(words) as folder:
         configs = _compose(run_dir, policies, words, folder)
         _check_sets(next(iter(configs.values())), requirements, settings["against"], others_rewards)
         if not _evaluate([*configs.values()], [model for model in policies.values() if model is not None]):
@@ -108,7 +111,7 @@ def run(arguments: Arguments) -> None:
 
         run_dirs = {step: config.run.dir for step, config in configs.items()}
         table = score_table(run_dirs, others_rewards, other=settings["against"])
-        output(beside=out).print(*table.shown, sep="\n")
+        output().print(*table.shown, sep="\n")
         if out is not None:
             write_responses(out, run_dirs)
     _require(requirements, table.scores)
@@ -141,6 +144,13 @@ def _out(settings: Mapping[str, str]) -> Path | None:
     if not is_stream(out):
         check_creatable("out", out)
     return out
+
+
+def _messages_beside(out: Path | None) -> AbstractContextManager[object]:
+    """Print progress and scores on stderr where stdout carries the rewards."""
+    from rollpacker.metrics.outputs import is_standard_output
+
+    return redirect_stdout(sys.stderr) if out is not None and is_standard_output(out) else nullcontext()
 
 
 def _rewards_of(source: Path) -> Mapping[str, Rewards]:
@@ -184,8 +194,8 @@ _BRING_SETS = ("experiment", "evaluation", "evaluation.path")
 """Words that may name held-out prompts."""
 
 
-def _refuse_what_is_no_run(run_dir: Path, words: Sequence[str]) -> None:
-    """Refuse a folder without a run of a policy, or one without held-out prompts where the words name none."""
+def _record_of(run_dir: Path, words: Sequence[str]) -> Mapping[str, Any]:
+    """Read a run's record; refuse one of no policy, or where neither it nor the words name held-out prompts."""
     from rollpacker.config.record import CONFIG_FILE, read_record
 
     record = read_record(run_dir)
@@ -205,6 +215,7 @@ def _refuse_what_is_no_run(run_dir: Path, words: Sequence[str]) -> None:
         raise ConfigError(
             f"{run_dir} has no held-out prompts.", "They are of the run, or given.", "Add evaluation.path=FILE."
         )
+    return record
 
 
 @contextmanager
@@ -310,12 +321,14 @@ def _evaluate(configs: Sequence[RunConfig], of_checkpoints: Collection[Path]) ->
 
 
 def _require(requirements: Sequence[Requirement], scores: Mapping[tuple[int, str], float]) -> None:
+    from rollpacker.evaluation.comparison import ROUNDING
+
     num_steps = len({step for step, _ in scores})
     failed = [
-        f"{name}{f' after step {step}' if num_steps > 1 else ''} is {score:.3f}, below {requirement.least:g}."
+        f"{name}{f' after step {step}' if num_steps > 1 else ''} is {score:g}, below {requirement.least:g}."
         for requirement in requirements
         for (step, name), score in scores.items()
-        if name == requirement.set_name and score < requirement.least
+        if name == requirement.set_name and score < requirement.least - ROUNDING
     ]
     if failed:
         raise WorldError(" ".join(failed), "require= asks for more.", "")

@@ -31,8 +31,8 @@ HELP = CommandHelp(
         "Show the runs below some folders: which run, wait, failed, died or were requeued, the step of each and the "
         "mean reward of its last 10 steps, and why it waits or stopped. `time` is how long the last attempt of its job "
         "ran; of a run without a job, how long all attempts took until its last step's end, with evaluations and "
-        "checkpoints before that and without their start. Asks Slurm about runs that have a job. A run whose status is "
-        "`running` although its job is over is shown as died. Changes nothing."
+        "checkpoints before that, and without their start and what was done again. Asks Slurm about runs that have a "
+        "job. A run whose status is `running` although its job is over is shown as died. Changes nothing."
     ),
     usage="[DIR ...] [watch]",
     arguments=(

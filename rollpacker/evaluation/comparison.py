@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 Rewards = Mapping[tuple[str, int], float]
 """Of a set, by the key of the held-out prompt (`set/id`) and the sample."""
 
-_ROUNDING = 1e-9
-"""Of means near 0, where rewards that cancel leave about 1e-17: rewards differ by more."""
+ROUNDING = 1e-9
+"""Means that differ by less are equal: rounding leaves about 1e-16 of rewards near 1, and rewards differ by more."""
 
 
 def rewards_by_set(rows: Iterable[Mapping[str, Any]]) -> dict[str, Rewards]:
@@ -44,7 +44,7 @@ def differences_by_prompt(rewards: Rewards, others: Rewards) -> dict[str, float]
     theirs = {prompt: fmean(of_prompt) for prompt, of_prompt in _by_prompt(others).items()}
     mine = {prompt: fmean(of_prompt) for prompt, of_prompt in _by_prompt(rewards).items()}
     return {
-        prompt: 0.0 if math.isclose(mean, theirs[prompt], abs_tol=_ROUNDING) else mean - theirs[prompt]
+        prompt: 0.0 if math.isclose(mean, theirs[prompt], abs_tol=ROUNDING) else mean - theirs[prompt]
         for prompt, mean in mine.items()
     }
 

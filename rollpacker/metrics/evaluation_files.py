@@ -46,11 +46,12 @@ def read_newest_responses(source: Path) -> list[Row]:
     """Read the responses of the newest evaluation of a run, or of such a file: set, prompt, sample and reward.
 
     Raises:
-        DataError: It is neither, has no evaluation, or values of another type, nulls or NaN.
+        DataError: It is neither, as a folder of runs is, has no evaluation, or values of another type, nulls or NaN.
     """
     if not source.exists():
         raise DataError(f"{source} does not exist", _SOURCES, "Correct the path")
     if source.is_dir():
+        _refuse_folder_of_runs(source)
         table = read_table(source, EVALUATION_RESPONSES.name).select(list(_COMPARED))
     else:
         try:
@@ -74,6 +75,14 @@ def read_newest_responses(source: Path) -> list[Row]:
     if not rows:
         raise DataError(f"{source} has no held-out responses", "It has at least one evaluation", "Name another one")
     return rows
+
+
+def _refuse_folder_of_runs(folder: Path) -> None:
+    """Refuse what `rollpacker evaluate at=all run.dir=DIR` and multiruns leave."""
+    runs = sorted(path.parent for path in folder.glob("*/run.json"))
+    if runs and not (folder / "run.json").exists():
+        remedy = f"Name one of the runs in it, such as {runs[-1]}"
+        raise DataError(f"{folder} is a folder of runs, and no run itself", _SOURCES, remedy)
 
 
 def _refuse_no_numbers(source: Path, kind: pa.DataType) -> None:

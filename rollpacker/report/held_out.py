@@ -44,8 +44,8 @@ class HeldOut(NamedTuple):
     ends: Counter[tuple[int, str, str]]
     """As `held_out_ends` counts them."""
     texts: pd.DataFrame
-    alone_s: float
-    """Seconds of evaluations in rounds of their own, which are part of no step."""
+    alone_s: pd.Series[float]
+    """Seconds of each evaluation in a round of its own, which is part of no step, by the number of finished steps."""
 
 
 def read_held_out(run_dir: Path) -> HeldOut:
@@ -56,9 +56,9 @@ def read_held_out(run_dir: Path) -> HeldOut:
         scores, of_pass = read_frame(run_dir, "evaluations"), read_frame(run_dir, "pass_at_k")
         ends = held_out_ends(run_dir)
     samples = read_newest_samples(run_dir)
-    alone_s = (
-        float(scores.loc[scores["mode"] == "alone"].groupby("step")["time_s"].first().sum()) if len(scores) else 0.0
-    )
+    alone_s = pd.Series(dtype=float)
+    if len(scores):
+        alone_s = scores.loc[scores["mode"] == "alone"].groupby("step")["time_s"].first()
     scores = scores.dropna(subset=["reward_mean"]) if len(scores) else scores  # a set that was cut has none
     newest = samples.groupby("kind", sort=False).head(NUM_TEXTS // 2)
     return HeldOut(scores, of_pass, ends, newest, alone_s)

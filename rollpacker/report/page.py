@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -66,6 +67,7 @@ class ShownRun(NamedTuple):
 def render(stories: Sequence[RunStory]) -> str:
     """Write the page of one run, or of two: the second is the one to compare with."""
     runs = _shown(stories)
+    compared = _over_shared_steps(runs)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("rollpacker.report", ""),
         autoescape=True,
@@ -82,10 +84,10 @@ def render(stories: Sequence[RunStory]) -> str:
         wait_names=KIND_NAMES,
         cycle_steps=CYCLE_STEPS,
         token_sentence=_token_sentence,
-        verdict=_verdict(runs) + _other_work(runs) if len(runs) > 1 else "",
-        tiles=_tiles(runs),
+        verdict=_verdict(runs, compared) + _other_work(runs) if len(runs) > 1 else "",
+        tiles=_tiles(compared or runs),
         facts=_facts_of(runs),
-        **_time(runs),
+        **_time(runs, compared),
         **_activities(runs),
         **_lengths(runs),
         **held_out.section(runs),
@@ -134,19 +136,35 @@ def _standing(story: RunStory) -> str:
 # What the page shows, section by section ----------------------------------------------------------------------------
 
 
-def _verdict(runs: Sequence[ShownRun]) -> str:
+def _over_shared_steps(runs: Sequence[ShownRun]) -> list[ShownRun]:
+    """Each run as far as its steps, their stages and its evaluations are compared; empty where no step is in all."""
+    shared = sorted(set.intersection(*(set(run.story.steps["step"]) for run in runs)))
+    return [run._replace(story=_over(run.story, shared)) for run in runs] if shared else []
+
+
+def _over(story: RunStory, steps: list[int]) -> RunStory:
+    alone_s = story.held_out.alone_s
+    return replace(
+        story,
+        steps=story.steps[story.steps["step"].isin(steps)],
+        stages=story.stages.loc[steps],
+        held_out=story.held_out._replace(alone_s=alone_s[alone_s.index <= steps[-1] + 1]),
+    )
+
+
+def _verdict(runs: Sequence[ShownRun], compared: Sequence[ShownRun]) -> str:
     """Which of two runs is faster, over the steps that both have."""
-    times_of = {run.name: run.story.steps.set_index("step")["step_time_s"] for run in runs}
-    shared = set.intersection(*(set(times.index) for times in times_of.values()))
-    if not shared:
-        return f"{' and '.join(times_of)} have no step in common: no time of them can be compared."
-    number, times = len(shared), {name: float(times[sorted(shared)].sum()) for name, times in times_of.items()}
+    if not compared:
+        return f"{' and '.join(run.name for run in runs)} have no step in common: no time of them can be compared."
+    number, times = len(compared[0].story.steps), {run.name: run.story.total_s for run in compared}
     (fast, fast_s), (slow, slow_s) = sorted(times.items(), key=lambda item: item[1])
+    has_more = any(len(run.story.steps) > number for run in runs)
+    rest = f" Tiles and means per step are over the {plural(number, 'step')} that both have." if has_more else ""
     if fast_s <= 0 or slow_s / fast_s < 1.005:  # noqa: PLR2004  (would print as 1.00)
-        return f"{fast} and {slow} are equally fast: {plural(number, 'step')} took {seconds(fast_s)}."
+        return f"{fast} and {slow} are equally fast: {plural(number, 'step')} took {seconds(fast_s)}.{rest}"
     return (
         f"{fast} is {ratio(slow_s / fast_s).removesuffix(' x')} times as fast as {slow}: {plural(number, 'step')} took "
-        f"{seconds(fast_s)} instead of {seconds(slow_s)}."
+        f"{seconds(fast_s)} instead of {seconds(slow_s)}.{rest}"
     )
 
 
@@ -317,12 +335,14 @@ def _techniques(story: RunStory) -> dict[str, str]:
     return {"techniques": ", ".join(used)} | ({"configured, never acted": ", ".join(unused)} if unused else {})
 
 
-def _time(runs: Sequence[ShownRun]) -> dict[str, Any]:
+def _time(runs: Sequence[ShownRun], compared: Sequence[ShownRun]) -> dict[str, Any]:
+    """Means over the steps that all runs have, or over each one's own where there are none; and every step."""
     used = [stage for stage in STAGES if any(run.story.stages[stage].sum() > 0 for run in runs)]
     inside = [stage for stage in used if stage != "checkpoint"]
-    means = {run.name: run.story.stages[used].sum() / len(run.story.steps) for run in runs}
+    of_means = compared or runs
+    means = {run.name: run.story.stages[used].sum() / len(run.story.steps) for run in of_means}
     whole = {name: float(values[inside].sum()) for name, values in means.items()}
-    evaluations = {run.name: run.story.held_out.alone_s / len(run.story.steps) for run in runs}
+    evaluations = {run.name: float(run.story.held_out.alone_s.sum()) / len(run.story.steps) for run in of_means}
     between = [
         *(["checkpoint"] if "checkpoint" in used else []),
         *(["evaluation"] if any(evaluations.values()) else []),
@@ -335,7 +355,8 @@ def _time(runs: Sequence[ShownRun]) -> dict[str, Any]:
             "" if stage in between else share(value / whole[run.name] if whole[run.name] else 0.0)
             for run, value in zip(runs, values, strict=True)
         ]
-        rows.append((stage, list(zip(values, shares, strict=True)), _times(values) if len(runs) > 1 else ""))
+        times = "" if len(runs) == 1 else _times(values) if compared else NOTHING
+        rows.append((stage, list(zip(values, shares, strict=True)), times))
     return {
         "used_stages": used,
         "stage_rows": rows,

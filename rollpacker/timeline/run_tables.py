@@ -199,7 +199,8 @@ def refuse_other_folders(run_dir: Path) -> None:
             "There is something to show once the first step is over",
             "Wait for it, or read why it does not come in its logs/ and in status.json",
         )
-    inside = sorted(path.parent.parent for path in run_dir.glob("*/metrics/manifest.json"))
+    with_steps = sorted(path.parent.parent for path in run_dir.glob("*/metrics/manifest.json"))
+    inside = with_steps or sorted(path.parent for path in run_dir.glob("*/run.json"))
     remedy = f"Give one of the runs in it, such as {inside[0]}" if inside else "Check the path"
     raise DataError(f"{run_dir} is not a run: it has no metrics/manifest.json", allowed, remedy)
 

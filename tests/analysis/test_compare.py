@@ -132,6 +132,16 @@ def test_runs_that_differ_in_what_they_keep_and_report_are_repetitions(tmp_path,
     assert [len(column.runs) for column in compared(*folders)[1]] == [2, 1]
 
 
+def test_evaluations_tell_runs_apart_that_fill_rounds_or_sample_otherwise(tmp_path):
+    configs = [{}, {"path": "a.jsonl", "num_samples": 4}, {"path": "b.jsonl", "every_steps": 5, "at_start": False}]
+    configs += [{"path": "a.jsonl", "when": "fill"}, {"path": "a.jsonl", "when": "fill", "num_samples": 4}]
+    configs += [{"path": "a.jsonl", "temperature": 0}]
+    folders = [
+        write(tmp_path / str(at), "tail", [1.0], seed=at, config={"evaluation": own}) for at, own in enumerate(configs)
+    ]
+    assert [[run.seed for run in column.runs] for column in compared(*folders)[1]] == [[0, 1, 2], [3], [4], [5]]
+
+
 def test_the_number_of_steps_tells_runs_apart_whose_learning_rate_spans_them(tmp_path):
     configs = [{"run": {"num_steps": number}, "trainer": {"lr_schedule": "cosine"}} for number in (10, 20)]
     folders = [write(tmp_path / str(at), "tail", [1.0], seed=at, config=own) for at, own in enumerate(configs)]

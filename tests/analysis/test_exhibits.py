@@ -13,7 +13,7 @@ from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS, fig09, fig10, learn
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Source, Standing, Value, paper_rows, speedups
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Runs, read_runs
-from rollpacker.analysis.settings import beyond_system, differing, settings_of
+from rollpacker.analysis.settings import differing, settings_of, task_of
 from rollpacker.analysis.sweeps import Asked, points_of
 from rollpacker.cli.main import main
 from rollpacker.runtime.run.status import RunStatus, write_status
@@ -247,7 +247,7 @@ def test_the_multirun_behind_an_exhibit_has_a_folder_per_point_and_systems_that_
     of_places: dict[Path, list[dict[str, Any]]] = {}
     for config in configs:
         settings = settings_of(config.model_dump(mode="json"))
-        of_places.setdefault(config.run.dir.parents[1], []).append(beyond_system(settings))
+        of_places.setdefault(config.run.dir.parents[1], []).append(task_of(settings))
     assert not [key for settings in of_places.values() for key in differing(settings)]
 
 

@@ -231,7 +231,7 @@ def test_a_run_that_was_faster_than_one_that_keeps_is_drawn_below_zero(tmp_path)
 
 def test_losses_are_held_against_synchronous_training_at_the_last_evaluation(tmp_path):
     def write(study, system, last):
-        config = {"run": {"setup": "walks", "study": study}}
+        config = {"run": {"setup": "walks", "study": study}, "trainer": {"loss": system, "mismatch": f"of {system}"}}
         folder = write_run(tmp_path / study / system, system, [1.0] * 4, config=config)
         write_scores(folder, {0: 0.1, 2: 0.4, 4: last})
 

@@ -74,6 +74,18 @@ def test_seeds_of_a_system_differ_in_no_setting_of_it_and_systems_in_where_they_
     assert said == f"{tmp_path}/c is left out: it differs from {tmp_path}/b in system.eta_prompts (1.5, 1)"
 
 
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [("trainer.loss", "cispo"), ("trainer.data_parallel", 4), ("trainer.max_tokens_per_microbatch", 9)],
+)
+def test_a_system_has_its_own_loss_and_layout(key, other, tmp_path):
+    section, _, name = key.partition(".")
+    write_run(tmp_path / "base", "verl", [4.0])
+    write_run(tmp_path / "own", "one-step-off", [2.0], config={section: {name: other}})
+    runs = Runs(runs=read_runs(list(find_runs(tmp_path)))[0])
+    assert [len(runs.of(system=system)) for system in ("verl", "one-step-off")] == [1, 1]
+
+
 def test_seeds_may_have_other_partitions_time_limits_and_deadlines(tmp_path):
     for seed, limit in enumerate((60, 1440)):
         config = {"cluster": {"time_limit_min": limit}, "backend": {"deadlines": {"start_s": 60.0 * limit}}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
 import sys
@@ -20,11 +21,13 @@ from rollpacker.config.record import to_yaml
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import CheckpointError, ConfigError, DataError, ModelError, WorldError
 from rollpacker.evaluation.comparison import differences_by_prompt, rewards_by_set
+from rollpacker.evaluation.statistics import mean_reward
 from rollpacker.metrics.evaluation_files import read_newest_responses, write_responses
 from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.runtime.run.exporting import checkpoint_of
 from rollpacker.runtime.run.policies import policies_at, policy_name
+from rollpacker.runtime.run.progress import make_progress
 from rollpacker.terminal import Terminal
 from tests.cli.inputs import tree_of
 from tests.cli.test_show import row
@@ -295,6 +298,17 @@ def test_the_file_of_an_evaluation_is_read_as_a_run_is(tmp_path: Path) -> None:
     ]
 
 
+def test_a_folder_of_runs_is_no_evaluation_and_one_of_them_is_named(tmp_path: Path) -> None:
+    for step in (0, 40):
+        (write_evaluation(tmp_path / f"step-{step:06d}", {"aime24": [[1.0]]}) / "run.json").write_text("{}")
+    with pytest.raises(DataError, match="is a folder of runs, and no run itself") as raised:
+        read_newest_responses(tmp_path)
+    assert raised.value.remedy == f"Name one of the runs in it, such as {tmp_path}/step-000040"
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(DataError, match=r"evaluation\.path"):
+        read_newest_responses(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("column", "values", "words"),
     [
@@ -341,10 +355,18 @@ def test_prompts_of_training_that_are_gone_are_left_out_with_a_note(
 
 def test_a_requirement_names_the_step_of_each_policy_that_fails_where_there_are_several() -> None:
     requirements = parse_requirements("unseen>=0.5")
-    with pytest.raises(WorldError, match=r"unseen after step 0 is 0\.000, below 0\.5\. unseen after step 4 is 0\.250"):
+    with pytest.raises(WorldError, match=r"unseen after step 0 is 0, below 0\.5\. unseen after step 4 is 0\.25,"):
         _require(requirements, {(0, "unseen"): 0.0, (4, "unseen"): 0.25, (6, "unseen"): 0.75})
-    with pytest.raises(WorldError, match=r"unseen is 0\.000, below 0\.5"):
+    with pytest.raises(WorldError, match=r"unseen is 0, below 0\.5"):
         _require(requirements, {(0, "unseen"): 0.0})
+
+
+def test_a_score_that_is_below_a_requirement_by_rounding_alone_meets_it() -> None:
+    score = mean_reward([[1.0] * passed + [0.0] * (5 - passed) for passed in (4, 3, 3, 2, 2)]).value
+    assert score < 14 / 25
+    _require(parse_requirements("unseen>=0.56"), {(0, "unseen"): score})
+    with pytest.raises(WorldError, match=r"unseen is 0\.53996, below 0\.54\."):
+        _require(parse_requirements("unseen>=0.54"), {(0, "unseen"): 0.53996})
 
 
 def test_scores_are_shown_also_where_the_file_for_them_can_no_longer_be_written(
@@ -361,6 +383,37 @@ def test_scores_are_shown_also_where_the_file_for_them_can_no_longer_be_written(
     assert "aime24" in shown.out
     assert "0.250" in shown.out
     assert "out=scores.parquet is a folder" in shown.err
+
+
+def test_standard_output_has_nothing_but_the_file_where_it_is_written_there(
+    run_dir: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(config: RunConfig, *_: object) -> None:
+        make_progress("plain").note("starting")
+        write_evaluation(config.run.dir, {"aime24": [[0.25]]})
+
+    monkeypatch.setattr("rollpacker.launch.ranks.train", train)
+    assert main(["evaluate", *MODEL, SET, "out=-"]) == 0
+    written, shown = capfdbinary.readouterr()
+    assert pq.read_table(io.BytesIO(written))["reward"].to_pylist() == [0.25]
+    assert written.startswith(b"PAR1")
+    assert b"note: starting" in shown
+    assert b"0.250" in shown
+
+
+def test_a_run_that_only_evaluated_has_no_policy_but_that_which_it_began_with(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(config: RunConfig, *_: object) -> None:
+        assert config.model.path == Path("model")
+        write_evaluation(config.run.dir, {"aime24": [[0.25]]})
+
+    monkeypatch.setattr("rollpacker.launch.ranks.train", train)
+    evaluated = run_dir.parent / "evaluated"
+    evaluated.mkdir()
+    config = compose([*MODEL, SET, "data.path=null", "run.num_steps=0", f"run.dir={evaluated}"])
+    (evaluated / "config.yaml").write_text(to_yaml(config))
+    assert main(["evaluate", str(evaluated)]) == 0
 
 
 def test_a_checkpoint_that_its_run_removes_before_it_is_loaded_is_no_mistake_of_the_command(

@@ -142,7 +142,8 @@ def test_help_says_of_what_a_time_and_a_reward_are(capsys: pytest.CaptureFixture
     assert (
         "`time` is how long the last attempt of its job ran; of a run without a job, how long all attempts took" in said
     )
-    assert "until its last step's end, with evaluations and checkpoints before that and without their start" in said
+    assert "until its last step's end, with evaluations and checkpoints before that, and without their start" in said
+    assert "without their start and what was done again" in said
     assert f"mean reward of its last {NUM_STEPS_OF_REWARD} steps" in said
 
 

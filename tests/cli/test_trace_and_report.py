@@ -98,6 +98,7 @@ def test_a_run_that_only_evaluated_is_called_one_with_what_shows_it(command, tmp
     text = said(capsys, [command, str(run_dir)], code=2)
     assert f"{run_dir} is a run that only evaluates (run.num_steps=0): it has no training step" in text
     assert f"`rollpacker jobs {run_dir}` shows its held-out scores" in text
+    assert f"Give one of the runs in it, such as {run_dir}" in said(capsys, [command, str(tmp_path)], code=2)
     assert "new 0.000" in said(capsys, ["jobs", str(run_dir)])
     (run_dir / "config.yaml").write_text("run: 5")
     assert "is a run without a finished step yet" in said(capsys, [command, str(run_dir)], code=2)

@@ -18,7 +18,7 @@ from rollpacker.report import figures
 from rollpacker.report.page import render
 from rollpacker.report.story import read_story
 from rollpacker.report.style import STAGES as STAGE_STYLES
-from rollpacker.report.words import count, digits, plural, seconds, share, size
+from rollpacker.report.words import count, digits, plural, ratio, seconds, share, size
 from tests.analysis.written_runs import forget_steps
 from tests.timeline.runs import modelled_run, run_with_lost_engines
 
@@ -161,8 +161,20 @@ def test_of_two_runs_that_do_other_work_the_page_says_so_beside_the_ratio(runs, 
     assert "the same work" not in Reader(page_of(runs["rollpacker"], runs["verl"])).text
 
 
-def test_runs_of_different_length_are_compared_over_the_steps_that_both_have(runs):
-    assert "verl: 1 step took" in Reader(page_of(runs["single"], runs["verl"])).text
+def test_runs_of_different_length_are_compared_over_the_steps_that_both_have(runs, tmp_path):
+    long = modelled_run(tmp_path / "long", *held_out_words(tmp_path), "system=verl", "run.num_steps=6")
+    first, second = (read_story(run_dir) for run_dir in (long, runs["verl"]))
+    shared_s = first.steps.loc[first.steps["step"] < 5, "step_time_s"].sum()
+    times = ratio(second.total_s / shared_s)
+    assert times != ratio((second.total_s / 5) / (first.total_s / 6))
+    text = Reader(render([first, second])).text
+    assert f"long is {times.removesuffix(' x')} times as fast as verl: 5 steps took {seconds(shared_s)} instead" in text
+    assert "Tiles and means per step are over the 5 steps that both have." in text
+    assert f"{seconds(shared_s / 5)} step, mean verl: {seconds(second.total_s / 5)} " in text
+    assert f" step {seconds(shared_s / 5)} 100 % {seconds(second.total_s / 5)} 100 % {times} " in text
+    alone_s = read_frame(long, "evaluations").query("mode == 'alone' and step <= 5")["time_s"].sum()
+    assert f"evaluations, between steps {seconds(alone_s / 5)} {seconds(0.0)} " in text
+    assert "that both have" not in Reader(page_of(runs["rollpacker"], runs["verl"])).text
 
 
 @pytest.fixture
@@ -183,6 +195,7 @@ def test_a_run_that_lost_a_step_is_drawn_and_compared_at_the_numbers_of_its_own_
     forget_steps(gappy, {0})
     text = Reader(render([read_story(runs["single"]), read_story(gappy)])).text
     assert "single and gappy have no step in common: no time of them can be compared." in text
+    assert not re.search(r"\d x ", text[text.index("Where the time went") : text.index("One step, actor by actor")])
 
 
 def test_runs_of_one_name_are_told_apart_by_their_parents(runs, again):
