@@ -72,7 +72,7 @@ def run(arguments: Arguments) -> None:
     space, lengths = space_of(question, keys, folder)
     end_like_ctrl_c()
     console = output()
-    outcomes, num_left_out = _search(space, question)
+    outcomes, left_out = _search(space, question)
 
     from rollpacker.analysis.plan.figure import draw
     from rollpacker.metrics.files import publish_folder, storage_errors
@@ -84,12 +84,16 @@ def run(arguments: Arguments) -> None:
         outcomes.to_parquet(temporary / "plan.parquet", index=False)
         quantiles.to_parquet(temporary / "lengths.parquet", index=False)
         draw(outcomes, quantiles, temporary / "plan")
-    show(console, outcomes, lengths, space, num_left_out=num_left_out)
+    show(console, outcomes, lengths, space, left_out=left_out)
     console.print(f"written to {folder}: plan.parquet, lengths.parquet, plan.png, plan.pdf", soft_wrap=True)
 
 
-def _search(space: Space, question: Question) -> tuple[pd.DataFrame, int]:
-    """Model the trials; gives a row for each, in the order of the search, and how many the time did not allow."""
+def _search(space: Space, question: Question) -> tuple[pd.DataFrame, dict[str, int]]:
+    """Model the trials.
+
+    Returns:
+        A row for each, in the order of the search; and by title of a stage, how many the time did not allow.
+    """
     import pandas as pd
 
     from rollpacker.analysis.plan.advice import add_speedups
@@ -99,10 +103,10 @@ def _search(space: Space, question: Question) -> tuple[pd.DataFrame, int]:
     from rollpacker.cli.screen import plan_progress
 
     deadline_s = time.monotonic() + question.seconds
-    num_trials = count_trials(space)
     rows: list[dict[str, object]] = []
+    left_out: dict[str, int] = {}
     with (
-        plan_progress(num_trials, question.num_workers) as progress,
+        plan_progress(count_trials(space), question.num_workers) as progress,
         tempfile.TemporaryDirectory(prefix="rollpacker-plan-", ignore_cleanup_errors=True) as scratch,
         open_processes(question.num_workers) as processes,
     ):
@@ -119,10 +123,12 @@ def _search(space: Space, question: Question) -> tuple[pd.DataFrame, int]:
                 found[trial] = outcome
                 progress.advance()
             ordered = [trial for trial in stage.trials if trial in found]
+            if num_left_out := len(stage.trials) - len(ordered):
+                left_out[STAGE_TITLES[stage.name]] = num_left_out
             rows.extend(trial.setting._asdict() | trial._asdict() | found[trial] for trial in ordered)
             return {trial: found[trial]["step_time_s"] for trial in ordered}
 
         search(space, model)
     outcomes = pd.DataFrame(rows).drop(columns="setting").astype({"eta": float})
     is_asked = (outcomes["num_gpus"] == space.num_gpus) & (outcomes["rho"] == space.rho)
-    return add_speedups(outcomes.assign(is_asked=is_asked), space.baseline), num_trials - len(outcomes)
+    return add_speedups(outcomes.assign(is_asked=is_asked), space.baseline), left_out

@@ -49,6 +49,8 @@ class LengthFacts:
     """Of all that were drawn."""
     is_extrapolated: bool
     """True when lengths beyond the source's longest were drawn."""
+    notes: tuple[str, ...]
+    """What the source does not tell, in sentences."""
 
     def quantiles(self) -> pd.DataFrame:
         """The table `lengths.parquet`: by domain, the length that a share p of the responses has at most."""
@@ -83,6 +85,7 @@ def length_facts(config: RunConfig) -> LengthFacts:
         drawn=drawn,
         share_at_limit=sum(length >= limit for length in everything) / len(everything),
         is_extrapolated=max(everything) > longest,
+        notes=workload.notes(),
     )
 
 

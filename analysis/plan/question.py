@@ -172,6 +172,7 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Sp
         Setting,
         changed,
         check_gpus,
+        check_judge,
         config_of,
         trainer_degree,
         with_short_epochs,
@@ -199,10 +200,12 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Sp
         first = bases[question.systems[0]]
     assert first.workload is not None
     check_gpus(first, num_gpus)
+    for config in bases.values():
+        check_judge(config, num_gpus)
     space = Space(
         bases=bases,
         num_gpus=num_gpus,
-        degrees_by_gpus=_degrees_by_gpus(first, num_gpus, is_fixed=DEGREE_KEY in keys),
+        degrees_by_gpus=_degrees_by_gpus(bases, num_gpus, is_fixed=DEGREE_KEY in keys),
         rho=first.workload.rho,
         varies_rho=not lengths.has_groups,
         num_seeds=question.num_seeds,
@@ -214,7 +217,7 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Sp
             "Write systems=verl,rollpacker.",
         )
     for system, config in bases.items():
-        setting = Setting(system, None, space.degrees_by_gpus[num_gpus][0], num_gpus, space.rho)
+        setting = Setting(system, None, space.degrees_by_gpus[num_gpus][system][0], num_gpus, space.rho)
         validate(config_of(config, setting), run_facts_of)
     return space, lengths
 
@@ -268,26 +271,31 @@ def _shares_nothing(config: RunConfig) -> bool:
     return trainer.tensor_parallel == trainer.pipeline_parallel == trainer.context_parallel == 1
 
 
-def _degrees_by_gpus(base: RunConfig, num_gpus: int, *, is_fixed: bool) -> dict[int, tuple[int, ...]]:
-    """The degrees that fit on the GPUs of the question, and on half and twice as many where the trainer fits too.
+def _degrees_by_gpus(
+    bases: Mapping[str, RunConfig], num_gpus: int, *, is_fixed: bool
+) -> dict[int, dict[str, tuple[int, ...]]]:
+    """Each system's degrees that fit on the GPUs of the question, and on half and twice as many where the trainer fits.
 
     By a profile, a training step takes as long on any number of GPUs, so others are not compared.
     """
     from rollpacker.analysis.plan.trials import degrees_that_fit, possible_degrees
 
-    found: dict[int, tuple[int, ...]] = {}
-    assert base.hardware is not None
-    for number in (num_gpus,) if base.hardware.profile else (num_gpus, num_gpus // 2, 2 * num_gpus):
-        degrees = (base.engine.tensor_parallel,) if is_fixed else possible_degrees(base, number)
-        fitting, problems = degrees_that_fit(base, number, degrees)
-        if fitting:
+    found: dict[int, dict[str, tuple[int, ...]]] = {}
+    first = next(iter(bases.values()))
+    assert first.hardware is not None
+    for number in (num_gpus,) if first.hardware.profile else (num_gpus, num_gpus // 2, 2 * num_gpus):
+        degrees = (first.engine.tensor_parallel,) if is_fixed else possible_degrees(first, number)
+        fitting: dict[str, tuple[int, ...]] = {}
+        for system, base in bases.items():
+            fitting[system], problems = degrees_that_fit(base, number, degrees)
+            if not fitting[system] and number == num_gpus:
+                raise _nothing_fits(system, num_gpus, problems, is_fixed=is_fixed)
+        if all(fitting.values()):
             found[number] = fitting
-        elif number == num_gpus:
-            raise _nothing_fits(num_gpus, problems, is_fixed=is_fixed)
     return found
 
 
-def _nothing_fits(num_gpus: int, problems: Mapping[int, str], *, is_fixed: bool) -> ConfigError:
+def _nothing_fits(system: str, num_gpus: int, problems: Mapping[int, str], *, is_fixed: bool) -> ConfigError:
     """Why each degree does not fit, or why none does."""
     reasons = dict.fromkeys(problems.values())
     if len(reasons) == 1:
@@ -299,4 +307,4 @@ def _nothing_fits(num_gpus: int, problems: Mapping[int, str], *, is_fixed: bool)
     if is_fixed:
         allowed = f"{DEGREE_KEY} is given, so no other degree was tried."
         remedy = f"Leave out {DEGREE_KEY}, or choose another."
-    return ConfigError(f"No engine fits on gpus={num_gpus}{why}", allowed, remedy)
+    return ConfigError(f"No engine of system={system} fits on gpus={num_gpus}{why}", allowed, remedy)

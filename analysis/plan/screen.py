@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rollpacker.config.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pandas as pd
     from rich.console import RenderableType
@@ -42,7 +42,9 @@ GUESSED = ("_efficiency", "_overhead_s", "_latency_s")
 FEW_SAMPLES = 1000
 
 
-def show(console: Terminal, outcomes: pd.DataFrame, lengths: LengthFacts, space: Space, *, num_left_out: int) -> None:
+def show(
+    console: Terminal, outcomes: pd.DataFrame, lengths: LengthFacts, space: Space, *, left_out: Mapping[str, int]
+) -> None:
     """Print the whole answer.
 
     Args:
@@ -50,7 +52,7 @@ def show(console: Terminal, outcomes: pd.DataFrame, lengths: LengthFacts, space:
         outcomes: Of every modelled run.
         lengths: What the runs drew their lengths from.
         space: What was searched.
-        num_left_out: Runs that the time did not allow.
+        left_out: How many runs the time did not allow, by what they would have shown.
     """
     from rich.text import Text
 
@@ -67,7 +69,7 @@ def show(console: Terminal, outcomes: pd.DataFrame, lengths: LengthFacts, space:
         *advice.reasons.items(),
     ]
     console.print(heading("Suggestion"), facts(suggestion), "", sep="\n")
-    uncertain = _uncertainty(space, lengths, outcomes, num_left_out)
+    uncertain = _uncertainty(space, lengths, outcomes, left_out)
     console.print(heading("How sure this is"), facts(uncertain), "", sep="\n")
 
 
@@ -172,13 +174,14 @@ _CELLS: dict[str, Callable[[Any], str]] = {
 
 
 def _uncertainty(
-    space: Space, lengths: LengthFacts, outcomes: pd.DataFrame, num_left_out: int
+    space: Space, lengths: LengthFacts, outcomes: pd.DataFrame, left_out: Mapping[str, int]
 ) -> Iterator[tuple[str, str]]:
     from rollpacker.analysis.plan.advice import speedup_by_rho
 
     varied, ranges = speedup_by_rho(outcomes, space.num_gpus)
     yield "model", _cost_model(space.bases[space.baseline], space.num_gpus)
-    yield "lengths", _about_lengths(lengths)
+    yield "trainer", "Whether it fits into the memory of its GPUs is not checked."
+    yield "lengths", " ".join([_about_lengths(lengths), *lengths.notes])
     if lengths.has_groups:
         yield "correlation", "Lengths are correlated within a prompt as the file has them."
     elif len(ranges) > 1:
@@ -188,9 +191,13 @@ def _uncertainty(
         yield "correlation", f"rho={space.rho:g}, of lengths within a prompt, is a guess, and was not varied."
     num_steps = outcomes["num_steps"]
     text = f"{len(outcomes)} modelled runs of 4 to {num_steps.max()} steps, {num_steps.sum()} in all; "
-    text += "± is the standard deviation over seeds. From coarse to fine: eta and GPUs were tried at the best TP only."
-    if num_left_out:
-        text += f" {num_left_out} further runs did not fit into seconds=...: give more to see them."
+    text += "± is the standard deviation over seeds."
+    varied_at_best = {"eta": "other values of eta", "num_gpus": "other numbers of GPUs"}
+    if tried := [words for column, words in varied_at_best.items() if outcomes[column].nunique() > 1]:
+        text += f" From coarse to fine: {' and '.join(tried)} were tried at the best TP only."
+    if left_out:
+        text += f" {sum(left_out.values())} further runs did not fit into seconds=..., of {', '.join(left_out)}: "
+        text += "give more to see them."
     yield "search", text
     num_more = outcomes["num_all_gpus"] - outcomes["num_gpus"]
     for number, those in outcomes[num_more > 0].groupby(num_more)["system"]:
@@ -238,7 +245,10 @@ def _cost_model(base: RunConfig, num_gpus: int) -> str:
         return (
             f"{name}: from data sheets; {', '.join(moved)} as conf/hardware or you set them; the rest common figures."
         )
-    return f"{name}: from data sheets and common efficiencies, NOT fitted to measurements. Trust ratios before seconds."
+    return (
+        f"{name}: from data sheets and common efficiencies, NOT fitted to measurements. "
+        "Step times and speedups may both be far off; compare neither with those of fitted hardware, such as h800."
+    )
 
 
 def _about_lengths(lengths: LengthFacts) -> str:

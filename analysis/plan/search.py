@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import fmean
 
 from rollpacker.analysis.plan.trials import ETAS, FIRST_ETA, RHOS, Setting, Trial, has_eta, steps_of
@@ -28,8 +29,9 @@ class Space:
     """By system; the first is the baseline."""
     num_gpus: int
     """That the user has in mind."""
-    degrees_by_gpus: Mapping[int, tuple[int, ...]]
-    """Degrees that fit, for each number of GPUs that is tried."""
+    degrees_by_gpus: Mapping[int, Mapping[str, tuple[int, ...]]]
+    """Degrees that fit, for each number of GPUs that is tried and each system, ascending: some systems share the GPUs
+    with a judge."""
     rho: float
     varies_rho: bool
     """False when the lengths name their prompts, and are correlated as they are."""
@@ -82,8 +84,9 @@ def search(space: Space, model: Callable[[Stage], StepTimes]) -> None:
     degrees = space.degrees_by_gpus[space.num_gpus]
     first = [
         Setting(system, FIRST_ETA if system in space.racing else None, degree, space.num_gpus, space.rho)
-        for degree in reversed(degrees)
-        for system in space.bases
+        for of_rank in zip_longest(*(reversed(degrees[system]) for system in space.bases))
+        for system, degree in zip(space.bases, of_rank, strict=True)
+        if degree is not None
     ]
     times |= model(Stage(name="degrees", trials=tuple(map(trial, first)), num_needed=len(space.bases)))
 
@@ -92,7 +95,7 @@ def search(space: Space, model: Callable[[Stage], StepTimes]) -> None:
 
     best = {system: fastest(system) for system in space.bases}
     elsewhere = [
-        each._replace(num_gpus=num_gpus, tensor_parallel=nearest_degree(degrees, each.tensor_parallel))
+        each._replace(num_gpus=num_gpus, tensor_parallel=nearest_degree(degrees[each.system], each.tensor_parallel))
         for num_gpus, degrees in space.degrees_by_gpus.items()
         for each in compared()
         if num_gpus != space.num_gpus

@@ -18,7 +18,9 @@ from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError
 from rollpacker.data.degrees import trainer_degree_mistakes
 from rollpacker.data.shapes import transformer_of
-from rollpacker.sim.run_facts import ModelledRunFacts
+from rollpacker.sim.judge import plan_judge
+from rollpacker.sim.plan import plan_cluster
+from rollpacker.sim.workload import Workload
 
 ETAS = (1.0, 1.125, 1.25, 1.5)
 """Speculation factors that are tried, of prompts and, where a system races them, of responses: none, and the paper's
@@ -164,18 +166,24 @@ def degrees_that_fit(base: RunConfig, num_gpus: int, degrees: Sequence[int]) -> 
         UserError: A file that the configuration names cannot be read: no degree would change that.
     """
     problems: dict[int, str] = {}
-    rho = base.workload.rho if base.workload else 0.0
+    needs_judge = Workload(base).needs_judge
     for degree in degrees:
         if num_gpus % degree:
             problems[degree] = f"{counted(num_gpus, 'GPU')} cannot be divided by {degree}."
             continue
         try:
-            ModelledRunFacts(config_of(base, Setting(base.system.name, None, degree, num_gpus, rho))).cluster()
+            plan_cluster(_of_degree(base, degree, num_gpus), needs_judge=needs_judge)
         except ConfigError as error:
             problems[degree] = error.problem
         except ValueError as error:
             problems[degree] = str(error)
     return tuple(degree for degree in degrees if degree not in problems), problems
+
+
+def _of_degree(base: RunConfig, degree: int, num_gpus: int) -> RunConfig:
+    """The run whose engines have so many GPUs each."""
+    assert base.workload is not None
+    return config_of(base, Setting(base.system.name, None, degree, num_gpus, base.workload.rho))
 
 
 def possible_degrees(base: RunConfig, num_gpus: int) -> tuple[int, ...]:
@@ -196,3 +204,9 @@ def check_gpus(base: RunConfig, num_gpus: int) -> None:
             f"The trainer takes turns with the engines on the same GPUs, a multiple of {num_sharing}.",
             f"Write gpus={math.ceil(num_gpus / num_sharing) * num_sharing}, or set trainer.tensor_parallel.",
         )
+
+
+def check_judge(base: RunConfig, num_gpus: int) -> None:
+    """Raise where an LLM judge reads some responses and does not fit, whatever the engines' degree is."""
+    if Workload(base).needs_judge:
+        plan_judge(_of_degree(base, 1, num_gpus))

@@ -130,9 +130,9 @@ class EngineCosts:
     @property
     def num_kv_blocks(self) -> int:
         """Blocks that fit beside the weights; 0 or less when the weights alone are too large."""
-        memory = self.hardware.memory_gb * GIGA * self.hardware.memory_share - self.num_bytes_beside
-        memory *= self.tensor_parallel
-        return math.floor((memory - self.model.num_weight_bytes) / (self._kv_bytes_per_token * KV_BLOCK_TOKENS))
+        return math.floor(
+            (self._num_bytes - self.model.num_weight_bytes) / (self._kv_bytes_per_token * KV_BLOCK_TOKENS)
+        )
 
     @property
     def num_kv_tokens(self) -> int:
@@ -168,8 +168,8 @@ class EngineCosts:
 
     @property
     def memory(self) -> str:
-        weights_gb = self.model.num_weight_bytes / GIGA
-        return f"with {weights_gb:.0f} GB of weights in {self.hardware.memory_gb * self.tensor_parallel:g} GB"
+        weights_gb, memory_gb = self.model.num_weight_bytes / GIGA, self._num_bytes / GIGA
+        return f"with {weights_gb:.1f} GB of weights in {memory_gb:.1f} GB"
 
     def prefill_pass_s(self, num_decoding: int, chunks: Sequence[tuple[int, int]]) -> float:
         """One pass over all of them together, and the attention of the prompts."""
@@ -181,6 +181,12 @@ class EngineCosts:
     def prefill_attention_s(self, begin: int, end: int) -> float:
         """Attention of the tokens at positions `begin` to `end` of one sequence."""
         return self.model.attention_flops(begin, end) / self._matmul_rate
+
+    @property
+    def _num_bytes(self) -> float:
+        """Memory for weights and KV cache, of all its GPUs."""
+        of_each = self.hardware.memory_gb * GIGA * self.hardware.memory_share - self.num_bytes_beside
+        return of_each * self.tensor_parallel
 
     @property
     def _kv_bytes_per_token(self) -> int:

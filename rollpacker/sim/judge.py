@@ -185,10 +185,13 @@ def _with_processors(hardware: HardwareSection, share: float) -> HardwareSection
 def _check(config: RunConfig, num_gpus: int) -> None:
     judge = config.reward.judge
     if judge.model.path is None and judge.model.shape is None:
+        judged = [name for name, kind in config.reward.kinds.items() if kind == "judge"] or ["judge"]
         raise ConfigError(
-            "Some domain is judged by an LLM, and reward.judge.model has neither a path nor a shape.",
+            f"An LLM judges responses of domain {' and '.join(f'`{name}`' for name in judged)}, and reward.judge.model "
+            "has neither a path nor a shape.",
             "A modelled judge needs its model's shape.",
-            "Choose reward=modelled, which has Qwen2.5-7B, or set reward.judge.model.path.",
+            "Choose reward=modelled, which has Qwen2.5-7B, or set reward.judge.model.path; or choose a workload "
+            "without such prompts, such as workload=math.",
         )
     if num_gpus % judge.tensor_parallel:
         raise ConfigError(

@@ -13,8 +13,8 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.data.degrees import engine_degree_mistakes, trainer_degree_mistakes
 from rollpacker.data.shapes import Transformer, transformer_of
-from rollpacker.sim.costs import EngineCosts, PassCosts, StepCosts, TrainerCosts, weight_transfer_s
-from rollpacker.sim.judge import JudgePlan, hardware_beside, plan_judge
+from rollpacker.sim.costs import GIGA, EngineCosts, PassCosts, StepCosts, TrainerCosts, weight_transfer_s
+from rollpacker.sim.judge import JudgePlan, hardware_beside, placement_of, plan_judge
 from rollpacker.sim.profile import ProfiledCluster
 from rollpacker.trainers.replicas import whole_up_to
 
@@ -139,6 +139,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
     raise_mistakes(list(_degree_mistakes(config, model.shape, named)))
     judge = plan_judge(config) if needs_judge else None
     beside_judge = hardware_beside(config, judge, hardware) if judge else hardware
+    sharing = judge if placement_of(config) == "shared" else None
 
     profile = ProfiledCluster(hardware.profile, model, config.model.dtype) if hardware.profile else None
 
@@ -148,7 +149,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
         return EngineCosts(model=model, hardware=here, tensor_parallel=degree)
 
     engines: Mapping[int, PassCosts] = {tensor_parallel: engine_of(tensor_parallel, "engine.tensor_parallel")}
-    _check_memory(config, engines[tensor_parallel], tensor_parallel, "engine.tensor_parallel")
+    _check_memory(config, engines[tensor_parallel], tensor_parallel, "engine.tensor_parallel", sharing)
     member = engine_of(member_degree, "elastic.tensor_parallel", hardware)  # on nodes of its own, without judges
     if config.elastic.is_on:
         _check_memory(config, member, member_degree, "elastic.tensor_parallel")
@@ -157,9 +158,9 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
         engines = {**engines, **{degree: engine_of(degree) for degree in others}}
     if config.system.escalate_tail and profile is None:
         engines = _beside_standing_by(engines, model.num_weight_bytes)
-        _check_memory(config, engines[tensor_parallel], tensor_parallel, "engine.tensor_parallel")
+        _check_memory(config, engines[tensor_parallel], tensor_parallel, "engine.tensor_parallel", sharing)
     for degree in named:
-        _check_memory(config, engines[degree], degree, "engine.degrees")
+        _check_memory(config, engines[degree], degree, "engine.degrees", sharing)
     needed = _needed_kv_tokens(config)
     engines = {degree: costs for degree, costs in engines.items() if costs.num_kv_tokens >= needed}
     return ClusterPlan(
@@ -252,14 +253,25 @@ def _needed_kv_tokens(config: RunConfig) -> int:
     return max(config.workload.prompt_tokens, config.data.max_prompt_tokens) + config.longest_response_tokens
 
 
-def _check_memory(config: RunConfig, engine: PassCosts, degree: int, key: str) -> None:
-    """Refuse, as vLLM does, an engine of a degree that could not hold even one of the longest sequences."""
+def _check_memory(config: RunConfig, engine: PassCosts, degree: int, key: str, judge: JudgePlan | None = None) -> None:
+    """Refuse, as vLLM does, an engine of a degree that could not hold even one of the longest sequences.
+
+    `judge` is one that shares the engine's GPUs.
+    """
     needed = _needed_kv_tokens(config)
     capacity = engine.num_kv_tokens
     if capacity < needed:
+        memory = engine.memory
+        if isinstance(engine, EngineCosts):
+            taken = {"of the judge": judge.costs.memory_bytes_per_gpu} if judge else {}
+            if engine.num_bytes_beside:
+                taken["of engines that stand by"] = engine.num_bytes_beside
+            less = "".join(f", less {num_bytes * degree / GIGA:.1f} GB {whose}" for whose, num_bytes in taken.items())
+            memory += f" (hardware.memory_share of hardware.memory_gb{less})"
         raise ConfigError(
-            f"An engine of {key}={degree} {engine.memory} has room for {capacity:,} tokens of KV cache.",
+            f"An engine of {key}={degree} {memory} has room for {capacity:,} tokens of KV cache.",
             f"One sequence needs up to {needed:,}: prompt and response.",
             f"{f'Leave {degree} out of' if key == 'engine.degrees' else 'Raise'} {key}, or lower "
-            "rollout.max_response_tokens or data.max_prompt_tokens.",
+            "rollout.max_response_tokens or data.max_prompt_tokens"
+            + (", or set reward.judge.placement=dedicated." if judge else "."),
         )

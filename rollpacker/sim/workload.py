@@ -29,6 +29,7 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
+from rollpacker.config.entry_names import key_below
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import ENVIRONMENT, Domain, RequestId, VersionSpan, is_held_out
 from rollpacker.data.held_out import load_held_out
@@ -121,6 +122,7 @@ class Workload:
             self._check_domains(prompts)
         self._prompt_shifts: dict[str, tuple[float, float]] = {}
         self._check_names(config)
+        self._check_kinds(config)
 
     @property
     def num_prompts_by_domain(self) -> dict[Domain, int]:
@@ -129,14 +131,18 @@ class Workload:
     def notes(self) -> tuple[str, ...]:
         """What the lengths do not tell about this run."""
         limit = self._max_response_tokens
-        cut = [length for length in self._lengths.cut if length < limit]
-        if not cut:
-            return ()
-        note = (
-            f"workload.lengths={self._section.lengths}: {len(cut):,} recorded responses ended at a limit of "
-            f"{max(cut):,.0f} tokens, and with rollout.max_response_tokens={limit:,} they end there, too."
-        )
-        return (note,)
+        notes = []
+        if cut := [length for length in self._lengths.cut if length < limit]:
+            notes.append(
+                f"{len(cut):,} recorded responses ended at a limit of {max(cut):,.0f} tokens, and with "
+                f"rollout.max_response_tokens={limit:,} they end there, too."
+            )
+        if num_aborted := len(self._lengths.at_least):
+            notes.append(
+                f"{num_aborted:,} of {num_aborted + len(self._lengths.exact):,} recorded responses were aborted before "
+                "their end. Races abort long ones, so the tail of these lengths is too short: record with system=verl."
+            )
+        return tuple(f"workload.lengths={self._section.lengths}: {note}" for note in notes)
 
     def length_of(self, request: GenerationRequest) -> ResponseLength:
         """How long a response will be at the end of its turn, and whether the limit cuts it."""
@@ -316,6 +322,20 @@ class Workload:
                         f"Its domains are {', '.join(domains)}.",
                         f"Leave out {key}.{name}, or correct its name.",
                     )
+
+    def _check_kinds(self, config: RunConfig) -> None:
+        """Refuse a sandbox or judge of the configuration that the modelled run would not have."""
+        if self._has_turns or self._section.reward_time_s is not None:
+            return
+        for domain in self.num_prompts_by_domain:
+            checks = {each.check.kind for each in config.reward.scoring_of(domain)} & {"sandbox", "judge"}
+            if checks and (kind := self._kind(domain)) not in checks:
+                check = min(checks)
+                raise ConfigError(
+                    f"Domain `{domain}` is scored by the check `{check}`, but in a modelled run as kind `{kind}`.",
+                    "reward.kinds says how a modelled run scores a domain; reward=modelled goes with it.",
+                    f"Write reward=modelled {key_below('reward.kinds', domain)}={check}.",
+                )
 
     def _check_domains(self, prompts: Mapping[str, TokenizedPrompt]) -> None:
         served = self._lengths.domains

@@ -180,7 +180,8 @@ def test_what_was_aborted_in_a_recorded_run_is_longer_than_it_came(tmp_path):
 
 
 def test_what_a_recorded_runs_limit_ended_is_noted_where_the_limit_is_higher(tmp_path):
-    recorded = train(tmp_path / "recorded", "workload=math", "run.num_steps=1", "rollout.max_response_tokens=500")
+    words = ("workload=math", "run.num_steps=1", "rollout.max_response_tokens=500", "system=verl")
+    recorded = train(tmp_path / "recorded", *words)
     cut = (read_frame(recorded, "responses")["finish_reason"] == "length").sum()
 
     def notes(limit):
@@ -191,6 +192,15 @@ def test_what_a_recorded_runs_limit_ended_is_noted_where_the_limit_is_higher(tmp
     (note,) = notes(1000)
     assert f"{cut} recorded responses ended at a limit of 500 tokens" in note
     assert cut > 0
+
+
+def test_responses_that_a_recorded_run_aborted_are_noted(tmp_path):
+    recorded = train(tmp_path / "recorded", "workload=math", "run.num_steps=1")
+    frame = read_frame(recorded, "responses")
+    num_aborted = (frame["finish_reason"] == "aborted").sum()
+    (note,) = ModelledRunFacts(compose([*SMALL, f"run.dir={tmp_path}/again", f"workload.lengths={recorded}"])).notes()
+    assert f"{num_aborted} of {len(frame)} recorded responses were aborted before their end" in note
+    assert num_aborted > 0
 
 
 def test_a_rollout_that_stalls_ends_at_its_deadline_in_virtual_time(tmp_path):

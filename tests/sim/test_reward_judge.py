@@ -144,6 +144,7 @@ def test_a_judge_that_takes_turns_is_loaded_for_each_batch_and_only_then():
         (["reward.judge.tensor_parallel=16", "reward.judge.num_gpus=16"], "16 with hardware.gpus_per_node=8"),
         (["reward.judge.tensor_parallel=8", "reward.judge.num_gpus=8"], "8 does not divide the model's 28 attention"),
         (["reward.judge.model.shape=null"], "neither a path nor a shape"),
+        (["reward.judge.model.shape=null", "reward.kinds.math=judge"], "responses of domain `math`"),
         (["model@reward.judge.model=qwen2.5-32b", "hardware=a100-40g"], "takes 66 GB of a GPU"),
     ],
 )

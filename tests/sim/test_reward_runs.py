@@ -4,6 +4,8 @@ from collections import Counter
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rollpacker import pipeline
@@ -86,7 +88,7 @@ def test_the_prompts_of_a_recorded_run_that_are_too_long_are_dropped(tmp_path):
     for file in files:
         frame = pd.read_parquet(file)
         frame.loc[frame["prompt"].isin(longest), "num_prompt_tokens"] = 1025
-        frame.to_parquet(file)
+        pq.write_table(pa.Table.from_pandas(frame, pq.read_schema(file)), file)
     config = compose([*SMALL, f"run.dir={tmp_path / 'again'}", f"workload.lengths={run_dir}"])
     workload = Workload(config)
     assert workload.num_long_prompts == 3

@@ -145,7 +145,7 @@ PLANNER = ["system=planner", "hardware.gpus_per_node=16"]
         ),
         (
             ["engine.degrees=[1,2]", "engine.tensor_parallel=2", "hardware.memory_gb=15"],
-            r"engine.degrees=1 with 15 GB of weights .*\n.*\nLeave 1 out of engine.degrees, or lower",
+            r"engine.degrees=1 with 15.2 GB of weights .*\n.*\nLeave 1 out of engine.degrees, or lower",
         ),
         (
             ["trainer.tensor_parallel=8", "engine.num_engines=8"],

@@ -333,6 +333,17 @@ def test_run_times_of_a_prompts_programs_are_correlated_by_their_own_rho(rho):
     assert by_rank == pytest.approx(6 / math.pi * math.asin(rho / 2), abs=0.04)  # of a Gaussian copula
 
 
+def test_a_check_that_the_modelled_run_would_not_do_is_refused_with_the_words_that_model_it(tmp_path):
+    file = tmp_path / "lengths.csv"
+    file.write_text("length_tokens\n100\n200\n")
+    words = (f"workload.lengths={file}", "workload.domain=null")
+    with pytest.raises(ConfigError, match="`any` is scored by the check `sandbox`") as caught:
+        workload(*words, "reward=sandbox")
+    assert caught.value.remedy == "Write reward=modelled reward.kinds.any=sandbox."
+    assert workload(*words, "reward.kinds.any=sandbox").has_programs
+    assert workload("workload=code", "reward=sandbox").has_programs
+
+
 def test_each_domain_is_scored_by_its_own_kind_and_the_configuration_may_say_another():
     source = workload("workload=mix", "data.max_prompt_tokens=300", "hardware.rule_time_s=0.5")
     kinds = {domain: scores(source, domain, 1)[0] for domain in ("math", "code", "judge")}

@@ -29,12 +29,22 @@ def _modelled_actors(config: RunConfig, cluster: ModelledCluster) -> str:
     where = "takes turns on the same GPUs" if own is None else f"has {plural(own, 'GPU')} of its own"
     return (
         f"MODELLED on {cluster.num_gpus} GPUs ({cluster.hardware}), in virtual time: no tokens, no training\n"
+        f"{_basis(config)}"
         f"{plural(cluster.num_engines, 'engine')} of {plural(tensor_parallel, 'GPU')}, "
         f"each with a KV cache of {cluster.kv_tokens_per_engine:,} tokens\n"
         f"the trainer {where}: {plural(cluster.num_replicas, 'replica')} of "
         f"{config.trainer.tensor_parallel} x {config.trainer.pipeline_parallel} x {config.trainer.context_parallel} "
-        f"(tensor x pipeline x context parallel){_split_words(config)}"
+        f"(tensor x pipeline x context parallel){_split_words(config)}\n"
+        "whether training fits into the memory of a GPU is not checked"
     )
+
+
+def _basis(config: RunConfig) -> str:
+    """A line where times follow common figures alone."""
+    hardware = config.hardware
+    if hardware is None or hardware.profile or hardware.fitted_to:
+        return ""
+    return "its overheads are not fitted: compare neither times nor speedups with those of fitted hardware (h800)\n"
 
 
 def _split_words(config: RunConfig) -> str:

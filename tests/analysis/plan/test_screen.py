@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 
 import pandas as pd
 import pytest
@@ -24,23 +25,30 @@ LENGTHS = LengthFacts(
     drawn={},
     share_at_limit=0.0,
     is_extrapolated=False,
+    notes=("3 of 9 were aborted.",),
 )
 
 
-def shown(width: int, *trials: pd.DataFrame, num_gpus: int = 32) -> str:
+def shown(
+    width: int,
+    *trials: pd.DataFrame,
+    num_gpus: int = 32,
+    hardware: str = "h800",
+    left_out: Mapping[str, int] | None = None,
+) -> str:
     """What is printed of made-up outcomes."""
     found = add_speedups(pd.concat(trials, ignore_index=True), "verl")
-    words = ["backend=sim", "model=qwen2.5-7b", "hardware=h800", "run.dir=x"]
+    words = ["backend=sim", "model=qwen2.5-7b", f"hardware={hardware}", "run.dir=x"]
     space = Space(
         bases={system: compose([*words, f"system={system}"]) for system in found["system"].unique()},
         num_gpus=num_gpus,
-        degrees_by_gpus={num_gpus: (2,)},
+        degrees_by_gpus={num_gpus: dict.fromkeys(found["system"].unique(), (2,))},
         rho=0.3,
         varies_rho=True,
         num_seeds=2,
     )
     output = io.StringIO()
-    show(Terminal(file=output, width=width), found, LENGTHS, space, num_left_out=0)
+    show(Terminal(file=output, width=width), found, LENGTHS, space, left_out=left_out or {})
     return output.getvalue()
 
 
@@ -81,3 +89,31 @@ def test_gpus_of_a_judge_beyond_those_asked_for_are_told():
 def test_a_single_gpu_is_one_gpu():
     trials = (outcomes("verl", 12.5, num_gpus=1), outcomes("rollpacker", 10.5, eta=1.25, num_gpus=1))
     assert "On 1 GPU, per step" in shown(80, *trials, num_gpus=1)
+
+
+def test_only_what_was_tried_is_said_to_be_tried_and_what_was_left_out_is_named():
+    first = (outcomes("verl", 200, 210), outcomes("rollpacker", 100, 105, eta=1.25))
+    left_out = {"speculation factors": 3, "half and twice the GPUs": 4}
+    text = " ".join(shown(200, *first, left_out=left_out).split())
+    assert "were tried at the best TP only" not in text
+    told = "7 further runs did not fit into seconds=..., of speculation factors, half and twice the GPUs: give more"
+    assert told in text
+    more = (outcomes("rollpacker", 95, eta=1.5), outcomes("rollpacker", 55, eta=1.25, num_gpus=64))
+    text = " ".join(shown(200, *first, *more[:1]).split())
+    assert "From coarse to fine: other values of eta were tried at the best TP only." in text
+    text = " ".join(shown(200, *first, *more).split())
+    assert "other values of eta and other numbers of GPUs were tried" in text
+    assert "further runs" not in text
+
+
+def test_hardware_without_fitted_overheads_is_not_to_be_compared():
+    trials = (outcomes("verl", 200), outcomes("rollpacker", 100, eta=1.25))
+    told = "compare neither with those of fitted hardware"
+    assert told in " ".join(shown(200, *trials, hardware="h100").split())
+    assert told not in " ".join(shown(200, *trials).split())
+
+
+def test_what_the_source_of_the_lengths_does_not_tell_is_said_with_what_it_is():
+    text = " ".join(shown(200, outcomes("verl", 200), outcomes("rollpacker", 100, eta=1.25)).split())
+    assert "0.0% are cut at 4,096. 3 of 9 were aborted." in text
+    assert "trainer Whether it fits into the memory of its GPUs is not checked." in text

@@ -13,10 +13,14 @@ WORDS = ["backend=sim", "model=qwen2.5-7b", "run.dir=x", "rollout.num_prompts=12
 
 @pytest.fixture(scope="module")
 def space() -> Space:
+    systems = ("verl", "rollpacker")
     return Space(
-        bases={system: compose([*WORDS, f"system={system}"]) for system in ("verl", "rollpacker")},
+        bases={system: compose([*WORDS, f"system={system}"]) for system in systems},
         num_gpus=16,
-        degrees_by_gpus={16: (1, 2, 4), 8: (1, 2), 32: (1, 2, 4)},
+        degrees_by_gpus={
+            num_gpus: dict.fromkeys(systems, degrees)
+            for num_gpus, degrees in {16: (1, 2, 4), 8: (1, 2), 32: (1, 2, 4)}.items()
+        },
         rho=0.3,
         varies_rho=True,
         num_seeds=3,
@@ -65,7 +69,11 @@ def test_each_stage_builds_on_the_best_of_the_stage_before(space):
 @pytest.mark.parametrize("last", ["rlhfuse", "tail"])
 def test_gpus_and_rho_are_varied_with_the_fastest_system_that_races_wherever_it_stands(space, last):
     """Of which the advice is: rlhfuse is faster and does not race, tail races and is slower."""
-    more = replace(space, bases={**space.bases, last: compose([*WORDS, f"system={last}"])})
+    more = replace(
+        space,
+        bases={**space.bases, last: compose([*WORDS, f"system={last}"])},
+        degrees_by_gpus={number: {**each, last: each["verl"]} for number, each in space.degrees_by_gpus.items()},
+    )
     stages: dict[str, Stage] = {}
 
     def model(stage: Stage) -> StepTimes:
@@ -76,6 +84,12 @@ def test_gpus_and_rho_are_varied_with_the_fastest_system_that_races_wherever_it_
     search(more, model)
     for name in ("gpus", "rho"):
         assert {trial.setting.system for trial in stages[name].trials} == {"verl", "rollpacker"}
+
+
+def test_degrees_begin_with_the_largest_of_each_system_also_where_fewer_fit_one(space):
+    fewer = replace(space, degrees_by_gpus={16: {"verl": (1, 2, 4), "rollpacker": (2,)}})
+    tried = [(trial.setting.system, trial.setting.tensor_parallel) for trial in stages_of(fewer)[0].trials]
+    assert tried == [("verl", 4), ("rollpacker", 2), ("verl", 2), ("verl", 1)]
 
 
 def test_no_trial_is_asked_for_twice_and_their_number_is_known_beforehand(space):

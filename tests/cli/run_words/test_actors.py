@@ -1,0 +1,19 @@
+"""`check` says what a modelled run does not know of its hardware."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollpacker.cli.main import main
+
+
+@pytest.mark.parametrize(("hardware", "is_fitted"), [("h800", True), ("h100", False)])
+def test_hardware_without_fitted_overheads_and_memory_that_is_not_checked_are_told(
+    workdir: Path, capsys: pytest.CaptureFixture[str], hardware: str, is_fitted: bool
+) -> None:
+    assert main(["check", "backend=sim", "model=qwen2.5-7b", f"hardware={hardware}"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("its overheads are not fitted" in text) is not is_fitted
+    assert "whether training fits into the memory of a GPU is not checked" in text
