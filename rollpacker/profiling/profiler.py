@@ -63,6 +63,7 @@ async def measure(
             stage=lambda name: on_progress(0, 0, name),
             note=on_note,
             within=watchdog.within,
+            limit=watchdog.limit,
             add_stack_source=watchdog.add_stack_source,
         )
         async with backend.open(context) as workers:

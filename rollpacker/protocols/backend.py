@@ -5,6 +5,7 @@ The driver and the pipeline above it work with any backend; which one is the con
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -193,6 +194,10 @@ class RunFacts(Protocol[ClusterT_co]):
         """What may be a mistake about where the run will be."""
 
 
+Limit = Callable[[float], AbstractAsyncContextManager[asyncio.Timeout]]
+"""Limits what is awaited inside to so many seconds, as `asyncio.timeout` does."""
+
+
 class Within(Protocol):
     """Awaits an answer for so many seconds, or ends the run with what was awaited."""
 
@@ -210,6 +215,7 @@ class BackendContext:
     note: Callable[[str], None]
     """Shows a message to the person who follows the run."""
     within: Within
+    limit: Limit
     add_stack_source: Callable[[str, Callable[[], Awaitable[str]]], None]
     """Registers a process, by name, whose stacks are reported when a wait expires."""
 

@@ -168,6 +168,7 @@ def main() -> int:
             stage=lambda _: None,
             note=print,
             within=lambda _s, _what, answer: answer,
+            limit=asyncio.timeout,
             add_stack_source=lambda _name, _show: None,
         )
         return 0 if asyncio.run(joins(config, context, num_joins, mark)) else 1

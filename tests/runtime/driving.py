@@ -85,7 +85,7 @@ async def driving(
     rewards=None,
 ):
     """A driver whose engines hold policy 0 and whose replacements are what `replace` brings."""
-    notes, lent, clock = [], [], RunClock()
+    notes, lent, clock, watchdog = [], [], RunClock(), Watchdog(tmp_path / "stall.txt", 60)
     restarts = RestartSettings(max_restarts=max_restarts, first_pause_s=0)
     driver = Driver(
         scheduler=Scheduler(replace_settings(policy or settings(), restarts=restarts)),
@@ -100,6 +100,7 @@ async def driving(
             deadlines=DeadlineSection(
                 rollout_stall_s=stall_s, start_s=start_s, engine_call_s=engine_call_s, stop_s=stop_s
             ),
+            limit=watchdog.limit,
             straggler_s=straggler_s,
         ),
         reward=reward or ScriptedReward(),
@@ -112,7 +113,7 @@ async def driving(
         ),
         clock=clock,
         interval_log=IntervalLog(clock),
-        watchdog=Watchdog(tmp_path / "stall.txt", 60),
+        watchdog=watchdog,
         listeners=Listeners(
             on_event=lambda *_: None,
             on_progress=lambda *_: None,

@@ -25,7 +25,7 @@ from rollpacker.core.errors import EngineFailed, Preempted, RollpackerError, Sto
 from rollpacker.core.events import NoticeGiven, WorkerArrived, WorkerLeft
 from rollpacker.core.ids import EngineId, WorkerId, element_and_life
 from rollpacker.protocols.arrivals import Arrivals
-from rollpacker.protocols.backend import BackendContext
+from rollpacker.protocols.backend import BackendContext, Limit
 from rollpacker.protocols.blocking import in_daemon_thread
 from rollpacker.protocols.forwarding import Forwarder
 from rollpacker.protocols.members import MemberEngine
@@ -138,14 +138,14 @@ class RayMembers:
         self._engines.setdefault(worker, []).append(process)
         try:
             start = process.start(engine, config_of(self._config, degree))
-            start_s = self._config.elastic.start_s
-            await within_or_failed(start_s, f"{engine} to start", start, setting="elastic.start_s")
+            limit, start_s = self._context.limit, self._config.elastic.start_s
+            await within_or_failed(limit, start_s, f"{engine} to start", start, setting="elastic.start_s")
         except BaseException:
             _kill(process)
             raise
         element, _ = element_and_life(worker)
         self._context.add_stack_source(f"{element}.{number}", process.stacks)  # in place of its last life's
-        return cast("MemberEngine", _Bounded(process, engine, self._config.elastic.silence_s))
+        return cast("MemberEngine", _Bounded(process, engine, limit, self._config.elastic.silence_s))
 
     async def dismiss(self, worker: WorkerId, reason: str, *, may_return: bool) -> None:
         order = Order(reason=reason, may_return=may_return)
@@ -229,10 +229,11 @@ class RayMembers:
 class _Bounded(Forwarder):
     """An engine of a worker, whose answers are not waited for longer than it may be silent."""
 
-    def __init__(self, process: EngineProcess, engine: EngineId, silence_s: float) -> None:
+    def __init__(self, process: EngineProcess, engine: EngineId, limit: Limit, silence_s: float) -> None:
         super().__init__(MemberEngine)
         self._process = process
         self._engine = engine
+        self._limit = limit
         self._silence_s = silence_s
 
     async def _call(self, method: str, *arguments: Any) -> Any:
@@ -240,7 +241,7 @@ class _Bounded(Forwarder):
         if method in _UNBOUNDED:
             return await answer
         what = f"{method}() of {self._engine}"
-        return await within_or_failed(self._silence_s, what, answer, setting="elastic.silence_s")
+        return await within_or_failed(self._limit, self._silence_s, what, answer, setting="elastic.silence_s")
 
 
 def _kill(process: EngineProcess) -> None:

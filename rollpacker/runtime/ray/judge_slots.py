@@ -54,7 +54,9 @@ class JudgeSlots:
         judge = self._begin(slot, name, replace(place, log=place.log.with_name(f"{name}.log")))
         self._holders[slot] = judge
         try:
-            await within_or_failed(deadlines.start_s, f"{name} to start", judge.start(self._config))
+            await within_or_failed(
+                self._context.limit, deadlines.start_s, f"{name} to start", judge.start(self._config)
+            )
         except BaseException:
             with suppress(TimeoutError):
                 async with asyncio.timeout(deadlines.stop_s):

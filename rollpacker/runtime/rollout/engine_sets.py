@@ -43,6 +43,7 @@ class EngineSets:
         self._fleets = parts.fleets
         self._rebuild = parts.rebuild
         self._end_engine = parts.end_engine
+        self._limit = parts.limit
         self._deadlines = parts.deadlines
         self._slot_of = slot_of
         self._lose = lose
@@ -108,7 +109,7 @@ class EngineSets:
         """Give an order to an engine; False when it turns out to be lost, or does not answer in time."""
         deadline_s = deadline_s or self._deadlines.engine_call_s
         try:
-            await within_or_failed(deadline_s, f"{engine_id} {what}", order())
+            await within_or_failed(self._limit, deadline_s, f"{engine_id} {what}", order())
         except EngineFailed as error:
             self._lose(engine_id, error)
             return False
@@ -116,7 +117,7 @@ class EngineSets:
 
     async def ask(self, what: str, question: Callable[[Engine], Awaitable[Answer]]) -> dict[EngineId, Answer]:
         """Ask every engine in use; those that fail, or do not answer in time, are lost."""
-        return await ask_each(self.present, what, question, self._deadlines.engine_call_s, self._lose)
+        return await ask_each(self._limit, self.present, what, question, self._deadlines.engine_call_s, lose=self._lose)
 
     # Standing by
 
@@ -140,7 +141,7 @@ class EngineSets:
     async def end(self, slots: Collection[EngineId]) -> None:
         """End the engines in use, and those that stand by, whatever they do, and what is left of lost ones."""
         closing = {
-            slot: within_or_failed(self._deadlines.stop_s, f"{engine_id} to end", engine.close())
+            slot: within_or_failed(self._limit, self._deadlines.stop_s, f"{engine_id} to end", engine.close())
             for engine_id, engine in {**self.present, **self.standing}.items()
             if (slot := self._slot_of(engine_id)) in slots
         }
@@ -163,7 +164,7 @@ class EngineSets:
     async def _end_process(self, slot: EngineId) -> None:
         if self._end_engine is not None:
             what = f"the process in the slot of {slot} to end"
-            await within_or_failed(self._deadlines.stop_s, what, self._end_engine(slot))
+            await within_or_failed(self._limit, self._deadlines.stop_s, what, self._end_engine(slot))
 
     # The change
 

@@ -10,7 +10,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.backend import DeadlineSection
 from rollpacker.config.sections.engine import EngineSection
 from rollpacker.core.ids import EngineId
-from rollpacker.protocols.backend import EndEngine, Fleet, Rebuild, ReplaceEngine, Workers
+from rollpacker.protocols.backend import EndEngine, Fleet, Limit, Rebuild, ReplaceEngine, Workers
 from rollpacker.protocols.members import Members
 
 
@@ -31,6 +31,8 @@ class FleetParts:
     """Engines whose GPUs are the trainer's at first."""
     engine: EngineSection
     deadlines: DeadlineSection
+    limit: Limit
+    """Limits calls to engines."""
     straggler_s: float
     """How long new weights wait for an engine that is being served the ones before."""
     members: Members | None = None
@@ -41,7 +43,7 @@ class FleetParts:
     """Whether a request goes on from the tokens that a lost engine had reported."""
 
     @classmethod
-    def of(cls, workers: Workers, config: RunConfig) -> Self:
+    def of(cls, workers: Workers, config: RunConfig, limit: Limit) -> Self:
         """Take them from what a backend provides."""
         return cls(
             fleets=workers.fleets,
@@ -53,6 +55,7 @@ class FleetParts:
             asleep=workers.colocated_engines,
             engine=config.engine,
             deadlines=config.backend.deadlines,
+            limit=limit,
             straggler_s=config.weight_sync.timeout_s,
             members=workers.members,
             silence_s=config.elastic.silence_s,

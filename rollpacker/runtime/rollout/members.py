@@ -91,6 +91,7 @@ class MemberEngines:
         note: Callable[[str], None],
     ) -> None:
         self._members = parts.members
+        self._limit = parts.limit
         self._silence_s = parts.silence_s
         self._keeps_tokens = parts.keeps_tokens
         self._report = report
@@ -229,7 +230,7 @@ class MemberEngines:
         try:
             engine = await self._members.start_engine(command.worker, command.engine)
             what = f"the statistics of {command.engine}"
-            stats = await within_or_failed(self._silence_s, what, engine.stats(), setting=_SILENCE)
+            stats = await within_or_failed(self._limit, self._silence_s, what, engine.stats(), setting=_SILENCE)
         except InternalError:
             raise
         except RollpackerError as error:
@@ -320,7 +321,7 @@ class MemberEngines:
             for name, member in self._known.items()
             if member.engine is not None and member.serves_since_s is not None
         }
-        return await ask_each(serving, what, question, self._silence_s, self.lose, setting=_SILENCE)
+        return await ask_each(self._limit, serving, what, question, self._silence_s, lose=self.lose, setting=_SILENCE)
 
     def _begin(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(self._carry_out(work), name=name)

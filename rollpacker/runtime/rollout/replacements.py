@@ -52,6 +52,7 @@ class Replacements:
         on_error: Callable[[Exception], None],
     ) -> None:
         self._replace = parts.replace_engine
+        self._limit = parts.limit
         self._start_s = parts.deadlines.start_s
         self._serve_s = parts.deadlines.train_s + parts.deadlines.weight_sync_s
         """For the weights to reach an engine; the trainer, which sends them, may be busy."""
@@ -117,8 +118,8 @@ class Replacements:
     async def _start(self, slot: EngineId, name: EngineId) -> None:
         """Start an engine and give it the policy that was published last."""
         assert self._replace is not None
-        engine = await within_or_failed(self._start_s, f"{name} to start", self._replace(slot, name))
-        stats = await within_or_failed(self._start_s, f"the statistics of {name}", engine.stats())
+        engine = await within_or_failed(self._limit, self._start_s, f"{name} to start", self._replace(slot, name))
+        stats = await within_or_failed(self._limit, self._start_s, f"the statistics of {name}", engine.stats())
         self._started[name] = started = Ready(engine=engine, policy_version=None, kv_tokens=stats.kv_tokens_capacity)
         try:
             async with self._syncing:

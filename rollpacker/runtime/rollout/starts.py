@@ -12,6 +12,7 @@ from typing import TypeVar
 from rollpacker.core.errors import EngineFailed, InternalError, RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.core.restarts import Restarts
+from rollpacker.protocols.backend import Limit
 from rollpacker.protocols.engine import Engine
 
 Answer = TypeVar("Answer")
@@ -103,17 +104,18 @@ def what_follows(restarts: Restarts, actor: EngineId, *, setting: str, max_resta
 
 
 async def ask_each(
+    limit: Limit,
     engines: Mapping[EngineId, Engine],
     what: str,
     question: Callable[[Engine], Awaitable[Answer]],
     deadline_s: float,
-    lose: Callable[[EngineId, EngineFailed], object],
     *,
+    lose: Callable[[EngineId, EngineFailed], object],
     setting: str = _DEADLINES,
 ) -> dict[EngineId, Answer]:
     """Ask several engines at once; those that fail, or do not answer in time, are lost. All else is raised."""
     asked = {
-        engine_id: within_or_failed(deadline_s, f"{engine_id} {what}", question(engine), setting=setting)
+        engine_id: within_or_failed(limit, deadline_s, f"{engine_id} {what}", question(engine), setting=setting)
         for engine_id, engine in engines.items()
     }
     answers = await asyncio.gather(*asked.values(), return_exceptions=True)
@@ -129,18 +131,19 @@ async def ask_each(
 
 
 async def within_or_failed(
-    deadline_s: float, what: str, answer: Awaitable[Answer], *, setting: str = _DEADLINES
+    limit: Limit, deadline_s: float, what: str, answer: Awaitable[Answer], *, setting: str = _DEADLINES
 ) -> Answer:
     """Await an answer for at most so long; raises `EngineFailed`, because one slow actor is no reason to end a run.
 
     Args:
+        limit: Ends the wait.
         deadline_s: How long.
         what: Is waited for.
         answer: Comes, or does not.
         setting: The key that sets the deadline.
     """
     try:
-        async with asyncio.timeout(deadline_s) as scope:
+        async with limit(deadline_s) as scope:
             return await answer
     except TimeoutError:
         if not scope.expired():

@@ -26,6 +26,7 @@ from rollpacker.metrics.mending import mend_tables
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.metrics.tables import EVALUATION_FOLDER
 from rollpacker.protocols.backend import Backend, BackendContext, Workers
+from rollpacker.protocols.blocking import in_daemon_thread
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.job.deadline import StepInterrupted
@@ -160,7 +161,7 @@ class _Opening:
         workers = await self._open_workers(backend)
         if workers.num_modelled_gpus is not None:
             self._status.count_gpus(workers.num_modelled_gpus)
-        order = _prompt_order(self._config, workers.prompts)
+        order = await self._order(workers)
         settings = _settings(self._config, workers, self._progress)
         scheduler = Scheduler(settings)
         if checkpoint:
@@ -232,6 +233,14 @@ class _Opening:
             self._startup.finish()
         return run
 
+    async def _order(self, workers: Workers) -> PromptOrder:
+        """Order the prompts, in a thread: a million may take minutes. In virtual time nobody watches the event loop."""
+
+        def order() -> PromptOrder:
+            return _prompt_order(self._config, workers.prompts)
+
+        return order() if self._is_modelled else await in_daemon_thread(order)
+
     def _stage(self, name: str) -> None:
         self._startup.begin(name)
         self._progress.stage(name)
@@ -279,6 +288,7 @@ class _Opening:
             stage=self._stage,
             note=self._progress.note,
             within=self._watchdog.within,
+            limit=self._watchdog.limit,
             add_stack_source=self._watchdog.add_stack_source,
         )
         workers = await self._stack.enter_async_context(backend.open(context))
@@ -307,7 +317,7 @@ class _Opening:
         driver = Driver(
             scheduler=scheduler,
             order=order,
-            fleet=FleetParts.of(workers, config),
+            fleet=FleetParts.of(workers, config, self._watchdog.limit),
             reward=workers.reward,
             sampling=SamplingRules.of(config, workers.prompts, workers.held_out),
             clock=self._clock,

@@ -5,8 +5,10 @@ every task, every thread, every actor that still answers) and raises `DeadlineEx
 blocked by a call, and then no task can notice: a thread watches its heartbeat, writes the stacks, and ends the process.
 The guardian then ends every process that it had started.
 
-While the whole process is stopped, by Ctrl-Z or Slurm, no answer can arrive, and the time counts for no wait. When it
-goes on, the heartbeat is overdue; its timer runs before those of the waits, which were due later.
+While the whole process is stopped, by Ctrl-Z or Slurm, no answer can arrive, and the clock of waits stands still. The
+thread reads it every second, also while the event loop is blocked, so between two readings more time passes only if
+the process was stopped, or a call held the GIL. When the process goes on, the heartbeat is overdue; its timer runs
+before those of the waits that were due later, and moves them.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ import io
 import os
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -29,7 +31,7 @@ Answer = TypeVar("Answer")
 
 _HEARTBEAT_S = 1.0
 _STANDSTILL_S = 3.0
-"""Between two looks of a thread that looks every second, or by which a heartbeat is late: the process was stopped."""
+"""Between two readings of a clock that a thread reads every second: the process was stopped."""
 _STACKS_DEADLINE_S = 3.0
 """An actor that does not return its stacks in this time is itself stuck, and the report says so."""
 _LAST_WORDS_S = 5.0
@@ -44,14 +46,22 @@ class Watchdog:
         self._report = report
         self._loop_stall_s = loop_stall_s
         self._stack_sources: dict[str, Callable[[], Awaitable[str]]] = {}
-        self._last_beat = time.monotonic()
+        self._last_beat = 0.0
         self._stopped = threading.Event()
         self._heartbeat: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """None unless it is watched."""
+        self._reading = threading.Lock()
+        self._read_at_s = 0.0
+        """When the event loop's clock was read last, by that clock."""
         self._stood_still_s = 0.0
-        self._waits: set[asyncio.Timeout] = set()
+        self._waits: dict[asyncio.Timeout, float] = {}
+        """When each is due, by the clock of waits."""
 
     def start(self) -> None:
         """Watch the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._read_at_s = self._loop.time()
         self._beat()
         threading.Thread(target=self._watch_loop, name="watchdog", daemon=True).start()
 
@@ -62,7 +72,14 @@ class Watchdog:
 
     def time(self) -> float:
         """Seconds on the clock of waits: the event loop's, without the time in which the process was stopped."""
-        return asyncio.get_running_loop().time() - self._stood_still_s
+        if self._loop is None:
+            return asyncio.get_running_loop().time()
+        with self._reading:
+            now, before = self._loop.time(), self._read_at_s
+            if now - before > _STANDSTILL_S and not self._stopped.is_set():
+                self._stood_still_s += now - before
+            self._read_at_s = now
+            return now - self._stood_still_s
 
     def call_at(self, time_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Call at a time of this clock, or too early by how long the process is stopped until then."""
@@ -75,16 +92,23 @@ class Watchdog:
     async def within(self, deadline_s: float, what: Callable[[], str] | str, answer: Awaitable[Answer]) -> Answer:
         """Await an answer for at most `deadline_s`; raises `DeadlineExceeded` with what was awaited."""
         try:
-            async with asyncio.timeout(deadline_s) as scope:
-                self._waits.add(scope)
-                try:
-                    return await answer
-                finally:
-                    self._waits.remove(scope)
+            async with self.limit(deadline_s) as scope:
+                return await answer
         except TimeoutError:
             if not scope.expired():
                 raise
         return await self.give_up(deadline_s, what if isinstance(what, str) else what())
+
+    @asynccontextmanager
+    async def limit(self, deadline_s: float) -> AsyncIterator[asyncio.Timeout]:
+        """Limit what is awaited inside, as `asyncio.timeout` does, by this clock."""
+        due_s = self.time() + deadline_s
+        async with asyncio.timeout_at(due_s + self._stood_still_s) as scope:
+            self._waits[scope] = due_s
+            try:
+                yield scope
+            finally:
+                del self._waits[scope]
 
     async def give_up(self, deadline_s: float, awaited: str) -> NoReturn:
         """Report a wait that expired; raises `DeadlineExceeded`."""
@@ -117,22 +141,16 @@ class Watchdog:
         self._report.write_text(out.getvalue())
 
     def _beat(self) -> None:
-        self._last_beat, loop = time.monotonic(), asyncio.get_running_loop()
-        late_s = loop.time() - self._heartbeat.when() if self._heartbeat is not None else 0.0
-        if late_s > _STANDSTILL_S:
-            self._stood_still_s += late_s
-            for wait in self._waits:
-                if (due_s := wait.when()) is not None and not wait.expired():
-                    wait.reschedule(due_s + late_s)
-        self._heartbeat = loop.call_later(_HEARTBEAT_S, self._beat)
+        self._last_beat = self.time()
+        for wait, due_s in self._waits.items():
+            at_s = due_s + self._stood_still_s
+            if wait.when() != at_s and not wait.expired():
+                wait.reschedule(at_s)
+        self._heartbeat = asyncio.get_running_loop().call_later(_HEARTBEAT_S, self._beat)
 
     def _watch_loop(self) -> None:
-        looked_at = time.monotonic()
         while not self._stopped.wait(_HEARTBEAT_S):
-            before, looked_at = looked_at, time.monotonic()
-            if looked_at - before > _STANDSTILL_S:
-                self._last_beat = looked_at
-            silent_s = looked_at - self._last_beat
+            silent_s = self.time() - self._last_beat
             if silent_s > self._loop_stall_s:
                 try:
                     stacks = _stacks_of_threads()

@@ -176,7 +176,7 @@ async def test_a_look_that_takes_too_long_is_told_with_the_key_that_sets_that_ti
 
 
 async def test_an_engine_that_does_not_answer_in_time_is_told_with_the_key_that_sets_that_time():
-    engine = _Bounded(SimpleNamespace(stats=asyncio.Event().wait), "e1_0-r0.0", silence_s=0.01)
+    engine = _Bounded(SimpleNamespace(stats=asyncio.Event().wait), "e1_0-r0.0", asyncio.timeout, silence_s=0.01)
     with pytest.raises(EngineFailed) as failed:
         await engine.stats()
     assert "elastic.silence_s" in failed.value.allowed

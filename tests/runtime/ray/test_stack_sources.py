@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,7 @@ class Context(SimpleNamespace):
     """Keeps the sources of stacks, as the watchdog does."""
 
     def __init__(self) -> None:
-        super().__init__(logs=Path())
+        super().__init__(logs=Path(), limit=asyncio.timeout)
         self.sources: dict[str, Callable[[], Awaitable[str]]] = {}
 
     def add_stack_source(self, name: str, show_stacks: Callable[[], Awaitable[str]]) -> None:

@@ -133,13 +133,13 @@ async def test_time_in_which_the_process_was_stopped_is_no_wait(tmp_path):
     wait = Awaiting(watchdog, 3 * LATE_S, lambda: "8 responses of engine-0")
     async with stoppable(watchdog) as stop:
         waiting = asyncio.create_task(wait.until(has_come.is_set))
-        for stopped_s in (LATE_S, 1000.0, LATE_S):
+        for stopped_s in (0.0, LATE_S, 1000.0, LATE_S):
             await stop(stopped_s)
         has_come.set()
         wait.look()
         await waiting
         waiting = asyncio.create_task(wait.until(lambda: False))
-        for stopped_s in (LATE_S, 1000.0, LATE_S, LATE_S):
+        for stopped_s in (0.0, LATE_S, 1000.0, LATE_S, LATE_S):
             await stop(stopped_s)
         with pytest.raises(DeadlineExceeded, match="8 responses of engine-0"):
             await waiting

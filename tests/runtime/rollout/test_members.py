@@ -121,7 +121,7 @@ class Fixture:
         self.book.launched(REQUEST, FIRST, 0.0)
         clock = RunClock()
         self.side = MemberEngines(
-            SimpleNamespace(members=self.members, silence_s=SILENCE_S, keeps_tokens=True),
+            SimpleNamespace(members=self.members, limit=asyncio.timeout, silence_s=SILENCE_S, keeps_tokens=True),
             report=self.told.append,
             on_gone=self.gone.append,
             book_of=lambda _: self.book,

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 
+import pytest
+
 from rollpacker import pipeline
+from rollpacker.core.errors import DataError
+from rollpacker.core.ids import Domain
 from rollpacker.metrics.tables import read_table
+from rollpacker.runtime.run import opening
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.composed import config_of, small
+
+
+class RealTime(ModelledBackend):
+    """Modelled workers of a run whose event loop is watched."""
+
+    is_modelled = False
+
+
+def test_prompts_are_ordered_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def contents_of(_: object) -> dict[Domain, int]:
+        threads.append(threading.current_thread())
+        raise DataError("That is all.")
+
+    monkeypatch.setattr(opening, "contents_of", contents_of)
+    config = config_of(tmp_path / "run", small())
+    with pytest.raises(DataError, match="That is all"):
+        asyncio.run(pipeline.train(config, RealTime(config)))
+    assert threads != [threading.main_thread()]
 
 
 def test_a_run_that_trains_nothing_needs_no_workers_though_its_configuration_is_of_one_that_has_them(

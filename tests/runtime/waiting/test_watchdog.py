@@ -107,7 +107,7 @@ async def test_time_in_which_the_process_was_stopped_counts_for_no_wait(tmp_path
     watchdog, answer = Watchdog(tmp_path / "stall.txt", 60), asyncio.get_running_loop().create_future()
     async with stoppable(watchdog) as stop:
         wait = asyncio.create_task(watchdog.within(3 * LATE_S, "an answer", answer))
-        for stopped_s in (LATE_S, 1000.0, LATE_S):
+        for stopped_s in (0.0, LATE_S, 1000.0, LATE_S):
             await stop(stopped_s)
         answer.set_result(42)
         assert await wait == 42
@@ -117,10 +117,40 @@ async def test_a_wait_has_no_more_than_its_time_though_the_process_was_stopped(t
     watchdog = Watchdog(tmp_path / "stall.txt", 60)
     async with stoppable(watchdog) as stop:
         wait = asyncio.create_task(watchdog.within(3 * LATE_S, "an answer", never()))
-        for stopped_s in (LATE_S, 1000.0, LATE_S, LATE_S):
+        for stopped_s in (0.0, LATE_S, 1000.0, LATE_S, LATE_S):
             await stop(stopped_s)
+        assert wait.done()
         with pytest.raises(DeadlineExceeded, match="an answer"):
             await wait
+
+
+async def test_time_in_which_the_event_loop_alone_was_blocked_counts_for_a_wait(tmp_path):
+    watchdog = Watchdog(tmp_path / "stall.txt", 60)
+    async with stoppable(watchdog) as stop:
+        wait = asyncio.create_task(watchdog.within(3 * LATE_S, "an answer", never()))
+        await asyncio.sleep(0)
+        await stop(LATE_S, LATE_S, LATE_S)
+        assert wait.done()
+        with pytest.raises(DeadlineExceeded, match="an answer"):
+            await wait
+
+
+async def test_what_runs_before_the_late_heartbeat_reads_a_clock_that_stood_still(tmp_path):
+    watchdog, read_at_s = Watchdog(tmp_path / "stall.txt", 60), []
+    async with stoppable(watchdog) as stop:
+        began_at_s = watchdog.time()
+        asyncio.get_running_loop().call_soon(lambda: read_at_s.append(watchdog.time()))
+        await stop(1000.0)
+        assert read_at_s == [began_at_s]
+
+
+async def test_no_time_of_a_clock_that_nobody_reads_any_more_is_taken_for_a_stop(tmp_path):
+    watchdog = Watchdog(tmp_path / "stall.txt", 60)
+    async with stoppable(watchdog) as stop:
+        await watchdog.stop()
+        began_at_s = watchdog.time()
+        await stop(10.0)
+        assert watchdog.time() == began_at_s + 10.0
 
 
 @pytest.mark.parametrize("report", ["is written", "finds no room", "hangs"])
@@ -169,9 +199,9 @@ def test_a_process_that_was_stopped_and_goes_on_is_not_taken_for_one_that_is_stu
         raise Ended
 
     watchdog = Watchdog(tmp_path / "stall.txt", loop_stall_s=120)
-    monkeypatch.setattr(watchdog_module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(watchdog_module.os, "_exit", end)
-    watchdog._last_beat = now[0]
-    watchdog._stopped = SimpleNamespace(wait=wait)
+    watchdog._loop = SimpleNamespace(time=lambda: now[0])
+    watchdog._read_at_s = watchdog._last_beat = now[0]
+    watchdog._stopped = SimpleNamespace(wait=wait, is_set=lambda: False)
     with pytest.raises(Ended) if is_ended else nullcontext():
         watchdog._watch_loop()
