@@ -18,7 +18,7 @@ import json
 import pickle
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -89,6 +89,17 @@ class History:
     """Of each step."""
 
 
+class _Moment(NamedTuple):
+    """What a checkpoint may be of, between two steps."""
+
+    step: int
+    """The next one."""
+    is_evaluated: bool
+    """It is after the evaluation before that step, during which asynchronous rewards come."""
+    has_ended: bool
+    """That step has begun and ended an asynchronous run, for want of data; the last evaluation follows."""
+
+
 class InvariantChecker(WorkerObserver):
     """Checks one run over all attempts."""
 
@@ -100,10 +111,9 @@ class InvariantChecker(WorkerObserver):
         """Of all attempts."""
         self.is_closed = False
         """After a kill nothing counts any more."""
-        self._at_step: dict[tuple[int, bool], bytes] = {}
-        """The history as it stood before each step, and whether after its evaluation, during which asynchronous rewards
-        come: a checkpoint may be of before one that has ended."""
-        self._resumed_from: tuple[int, bool] | None = None
+        self._at_step: dict[_Moment, bytes] = {}
+        """The history at each moment that a checkpoint may be of."""
+        self._resumed_from: _Moment | None = None
         """The key of the history that the attempt went back to: its checkpoint is not written again."""
         self._seed_of: dict[RequestId, int] = {}
         self._request_of: dict[int, RequestId] = {}
@@ -136,8 +146,11 @@ class InvariantChecker(WorkerObserver):
 
     def watch(self, scheduler: Scheduler, settings: SchedulerSettings, first_step: int) -> OnEvent:
         """Go back to how things stood before the first step of an attempt, and check every decision from there."""
-        evaluation = scheduler.snapshot()["evaluation"]
-        self._go_back(first_step, is_evaluated=evaluation is not None and evaluation["last"] == first_step)
+        snapshot = scheduler.snapshot()
+        evaluation, batching = snapshot["evaluation"], snapshot["batching"]
+        is_evaluated = evaluation is not None and evaluation["last"] == first_step
+        has_ended = settings.asynchronous is not None and batching["step"] == first_step
+        self._go_back(_Moment(first_step, is_evaluated, has_ended))
         if self.history is None and evaluation is not None:
             self.history = History(settings, model_of(settings))
         if self.history is not None:
@@ -151,15 +164,15 @@ class InvariantChecker(WorkerObserver):
 
         return on_event
 
-    def _go_back(self, first_step: int, *, is_evaluated: bool) -> None:
-        self._resumed_from = first_step, is_evaluated
-        if first_step == 0:
+    def _go_back(self, moment: _Moment) -> None:
+        self._resumed_from = moment
+        if moment.step == 0:
             self.history = None  # a checkpoint comes after a step
-        elif kept := self._at_step.get((first_step, is_evaluated)):
+        elif kept := self._at_step.get(moment):
             history: History = pickle.loads(kept)  # noqa: S301 - our own, from this process
             self.history = history
         else:
-            raise InvariantViolated(f"The run was resumed at step {first_step}, which nobody had come to.")
+            raise InvariantViolated(f"The run was resumed at step {moment.step}, which nobody had come to.")
 
     def end_attempt(self) -> None:
         """Keep how things stand if a checkpoint may have been taken of it."""
@@ -169,9 +182,11 @@ class InvariantChecker(WorkerObserver):
             self._keep(history, len(history.batches))
 
     def _keep(self, history: History, step: int) -> None:
-        key = step, history.reference.evaluation.last == step
-        if key != self._resumed_from:
-            self._at_step[key] = pickle.dumps(history)
+        reference = history.reference
+        has_ended = isinstance(reference, AsynchronousModel) and reference.step == step
+        moment = _Moment(step, reference.evaluation.last == step, has_ended)
+        if moment != self._resumed_from:
+            self._at_step[moment] = pickle.dumps(history)
 
     # Scheduler
 
@@ -188,8 +203,10 @@ class InvariantChecker(WorkerObserver):
         history = self.history
         if history is None:
             history = self.history = History(settings, model_of(settings))
-        if isinstance(event, StepStarted | EvaluationOffered) and history.reference.step < event.step:
-            # the last evaluation comes after the start of a step that found no data: no checkpoint is between them
+        reference = history.reference
+        if isinstance(event, StepStarted | EvaluationOffered) and (
+            reference.step < event.step or (isinstance(reference, AsynchronousModel) and reference.has_ended)
+        ):
             self._keep(history, event.step)
         if isinstance(event, StepStarted):
             self._check_between_steps(scheduler, event)

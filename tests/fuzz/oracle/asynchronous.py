@@ -243,7 +243,8 @@ class AsynchronousModel:
         self.engines.fallen.update(engine for engine, _ in held)
 
     def _start_step(self, event: StepStarted) -> None:
-        assert event.step == self.step + 1, "a step was left out"
+        assert event.step == self.step + (not self.has_ended), "a step was left out"
+        self.has_ended = False  # a run that ended is resumed during its last evaluation: the step ends it again
         assert self.round is None, "a step started while another one was under way"
         assert set(self.engines.versions.values()) <= {event.policy_version}, "a step started with another policy"
         assert not (self.is_suspended and self.engines.leaving), "a step started before every engine was empty"
