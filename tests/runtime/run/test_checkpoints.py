@@ -73,10 +73,12 @@ class SlowDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_asked = threading.Event()
         self._is_released = threading.Event()
+        self._writers: set[threading.Thread] = set()
         self._fsync = os.fsync
         monkeypatch.setattr(os, "fsync", self._wait)
 
     def _wait(self, descriptor: int) -> None:
+        self._writers.add(threading.current_thread())
         self.is_asked.set()
         assert self._is_released.wait(10), "the event loop is blocked"
         self._fsync(descriptor)
@@ -84,9 +86,8 @@ class SlowDisk:
     def release(self) -> None:
         """Write, and wait until nobody writes any more."""
         self._is_released.set()
-        for thread in threading.enumerate():
-            if thread.name.startswith("blocking"):
-                thread.join()
+        for thread in self._writers - {threading.current_thread()}:
+            thread.join()
 
 
 def remove(path: Path) -> None:
