@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -330,13 +329,10 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     runs, problems = [], []
     for folder in folders:
         try:
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
-                steps = read_frame(folder, "steps").set_index("step", drop=False).rename_axis(None).sort_index()
+            steps = read_frame(folder, "steps").set_index("step", drop=False).rename_axis(None).sort_index()
         except DataError as error:
             problems.append(f"{folder} is left out: {error.problem}")
             continue
-        problems += dict.fromkeys(f"{folder}: {warning.message}" for warning in told)
         if steps.empty:
             problems.append(f"{folder} is left out: no step has finished yet")
             continue

@@ -36,7 +36,7 @@ LEAST_NEEDED = {
 }
 """Columns that are left out, in this order, where a table is still too wide, and their names in `plan.parquet`."""
 
-GUESSED = ("_efficiency", "_overhead_s", "_latency_s")
+GUESSED = ("_efficiency", "_overhead_s")
 """Keys of the hardware that no data sheet gives."""
 
 FEW_SAMPLES = 1000

@@ -117,7 +117,7 @@ class Point:
     num_ended: float = 0.0
     """Sequences that ended in a pass, on average; only in `ending`."""
     num_bytes: int | None = None
-    """Moved by `weight_sync`; of one token in `kv_cache`, over all GPUs of an engine."""
+    """Of one token, over all GPUs of an engine; only in `kv_cache`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

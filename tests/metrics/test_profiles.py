@@ -52,7 +52,7 @@ def profile(*points: Point, **changes) -> Profile:
 
 
 def test_what_is_written_is_read_and_nothing_else_is_left_in_the_folder(tmp_path):
-    whole = profile(point(measurement="weight_sync", num_items=2, num_tokens=0, num_bytes=4000))
+    whole = profile(point(measurement="kv_cache", num_items=2, num_tokens=9, num_bytes=4000))
     path = tmp_path / "new" / "profile.json"
     write_profile(path, whole)
     assert read_profile(path) == whole

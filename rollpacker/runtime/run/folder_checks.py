@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rollpacker.config.record import CONFIG_FILE
 from rollpacker.core.errors import ConfigError
 from rollpacker.paths import kind_of, real_path, special_kind
+from rollpacker.runtime.job.file_lock import LOCK_FILE
 from rollpacker.runtime.run.run_folder import RUN_FILE
 from rollpacker.runtime.run.status import STATUS_FILE
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _SYSTEM_FOLDERS = ("/proc", "/sys", "/dev")
 """Their files are not on a disk."""
 _MEMORY = "/dev/shm"  # noqa: S108  it is a file system like any other
-_FILES = (RUN_FILE, CONFIG_FILE, STATUS_FILE, "lock")
+_FILES = (RUN_FILE, CONFIG_FILE, STATUS_FILE, LOCK_FILE)
 _FOLDERS = ("checkpoints", "metrics", "evaluation", "events", "logs", "jobs", "model")
 """The names that a run creates in its folder."""
 _LONGEST_NAME = 255
