@@ -133,8 +133,10 @@ class RayCluster:
 
     def _connect(self, address: str) -> None:
         import ray
-        from ray._private import ray_constants
+        from ray._private import auto_init_hook, ray_constants
 
+        # a call that comes after `ray.shutdown` fails, and does not join whatever other Ray is on this node
+        auto_init_hook.enable_auto_connect = False
         # without this Ray replaces the loopback by this node's address in the network
         ray_constants.ENABLE_RAY_CLUSTER = not address.startswith(f"{LOOPBACK}:")
         # nor does it ask for another environment of actors, which no agent would make: under `uv run`, or by a hook
@@ -244,6 +246,8 @@ class RayCluster:
     async def _stop(self) -> None:
         import ray
 
+        if self._asking is not None:
+            self._asking.cancel()  # nobody waits for what it says, nor for its failure
         if ray.is_initialized():  # a connection in progress ends with the cluster
             with suppress(TimeoutError):  # where a process of Ray hangs, it ends with the head
                 async with asyncio.timeout(_SHUTDOWN_S):

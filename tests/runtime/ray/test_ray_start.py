@@ -92,6 +92,8 @@ async def test_ray_lets_its_run_in_without_agents_and_while_its_workers_still_im
     rendezvous.open(0, "here")
     async with RayCluster(head, node_names=["here"], rendezvous=rendezvous, start_deadline_s=600, stage=lambda _: None):
         assert ray.is_initialized()
+    with pytest.raises(ray.exceptions.RaySystemError, match="Ray has not been started yet"):
+        ray.put("late")  # which would start another Ray, or join that of another job
 
 
 class Head:
