@@ -4,7 +4,8 @@ Invariants: a tracker only receives, a copy of its own. The tables are the recor
 nothing is lost.
 One that does not start is an error before any engine starts; one that fails later gets nothing more, and the run goes
 on. The packages are optional (`pip install 'rollpacker[trackers]'`) and are imported only when asked for. Keys come
-from the environment. A run keeps its id when it is resumed, so that it stays one curve.
+from the environment, or from where `wandb login` keeps them. A run keeps its id when it is resumed, so that it stays
+one curve.
 
 Columns appear as `steps/<column>`: the table's name, then the column's, as in Parquet; those of the table `domains` as
 `domains/<domain>/<column>`, parts of the reward as `domains/<domain>/reward_parts_mean/<part>`, and those of
@@ -17,6 +18,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import netrc
 import os
 import time
 from collections.abc import Mapping
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
 INSTALL_COMMAND = "pip install 'rollpacker[trackers]'"
 
 API_KEY_VARIABLE = "WANDB_API_KEY"
+
+_TOKEN_FILE_VARIABLE = "WANDB_IDENTITY_TOKEN_FILE"  # noqa: S105  (the name of a variable)
+"""Names the file of a short-lived token, in place of a key."""
 
 JSONL_FILE = "tracker.jsonl"
 """In `run.dir`."""
@@ -90,14 +95,27 @@ def check_trackers(section: TrackerSection) -> None:
                 "Trackers are optional packages",
                 f"Install them with `{INSTALL_COMMAND}`, or set tracker.{package}=false",
             )
-    if section.wandb and section.wandb_mode == "online" and not os.environ.get(API_KEY_VARIABLE):
+    if section.wandb and section.wandb_mode == "online" and not _has_key_of_wandb():
         raise ConfigError(
-            f"tracker.wandb_mode=online, but {API_KEY_VARIABLE} is not set",
-            "The key comes from the environment, never from the configuration",
-            f"Set {API_KEY_VARIABLE} (https://wandb.ai/authorize), or use tracker.wandb_mode=offline and `wandb sync`",
+            f"tracker.wandb_mode=online, but {API_KEY_VARIABLE} is not set, nor is anybody logged in",
+            "The key comes from the environment or from `wandb login`, never from the configuration",
+            f"Set {API_KEY_VARIABLE} (https://wandb.ai/authorize) or run `wandb login`; or use "
+            "tracker.wandb_mode=offline and `wandb sync`",
         )
     if section.plugin is not None:
         _load_plugin(section.plugin)
+
+
+def _has_key_of_wandb() -> bool:
+    """Look where wandb does: into the environment, and for what `wandb login` wrote, a login `user` of a netrc file."""
+    if os.environ.get(API_KEY_VARIABLE) or os.environ.get(_TOKEN_FILE_VARIABLE):
+        return True
+    file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    try:
+        hosts = netrc.netrc(file).hosts
+    except (OSError, ValueError, netrc.NetrcParseError):
+        return False
+    return any(login == "user" and key for login, _, key in hosts.values())
 
 
 def _load_plugin(source: str) -> Callable[..., Tracker]:
@@ -311,7 +329,7 @@ class WandbTracker:
             wandb.teardown()
             raise ConfigError(
                 f"Weights & Biases did not start: {error}",
-                f"tracker.wandb_mode is offline, or online with a valid {API_KEY_VARIABLE} and a network",
+                "tracker.wandb_mode is offline, or online with a valid key and a network",
                 "Use tracker.wandb_mode=offline and `wandb sync` later, or set tracker.wandb=false",
             ) from error
         self._run.define_metric("*", step_metric="step")
