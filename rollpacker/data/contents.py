@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from rollpacker.protocols.references import CodeReference
@@ -24,5 +24,6 @@ def contents_of(prompts: Iterable[Prompt]) -> dict[Domain, int]:
         reference = prompt.reference
         against = reference.line.digest if isinstance(reference, CodeReference) else reference
         text = repr((prompt.key, prompt.as_written, against, prompt.row)).encode(errors="surrogatepass")
-        contents[prompt.domain] = contents.get(prompt.domain, 0) ^ zlib.crc32(text)  # no two have one key
+        digest = int.from_bytes(blake2b(text, digest_size=8).digest())
+        contents[prompt.domain] = (contents.get(prompt.domain, 0) + digest) % 2**64
     return contents

@@ -49,3 +49,11 @@ def test_test_cases_count_and_not_where_they_lie(change, is_edited):
 def test_the_order_of_prompts_does_not_count():
     other = replace(SUM, key="total")
     assert contents_of([SUM, PROGRAM, other]) == contents_of([other, PROGRAM, SUM])
+
+
+def test_edits_that_are_alike_do_not_cancel_each_other():
+    pair = [replace(SUM, key=key, reference=AnswerReference(text=text)) for key, text in (("sum", "2"), ("half", "3"))]
+    swapped = [replace(one, reference=other.reference) for one, other in zip(pair, reversed(pair), strict=True)]
+    alike = [replace(prompt, reference=AnswerReference(text="4")) for prompt in pair]
+    shouted = [replace(prompt, messages=({"role": "user", "content": "1 + 1!"},)) for prompt in pair]
+    assert len({contents_of(prompts)[MATH] for prompts in (pair, swapped, alike, shouted)}) == 4
