@@ -197,7 +197,7 @@ def refuse_other_folders(run_dir: Path) -> None:
         raise DataError(
             f"{run_dir} is a run without a finished step yet",
             "There is something to show once the first step is over",
-            "Wait for it, or read why it does not come in its logs/ and in status.json",
+            f"`rollpacker jobs {run_dir}` says whether it runs, or why it ended",
         )
     with_steps = sorted(path.parent.parent for path in run_dir.glob("*/metrics/manifest.json"))
     inside = with_steps or sorted(path.parent for path in run_dir.glob("*/run.json"))

@@ -69,7 +69,7 @@ def test_the_default_file_is_replaced_and_any_other_one_only_by_overwrite(comman
         (["missing", "stesp=1"], "Write steps=..."),
         (["missing", "steps=3:2"], "steps=3:2. It is one step, counted from 1, or FIRST:LAST"),
         (["EMPTY"], "is not a run: it has no metrics/manifest.json"),
-        (["UNFINISHED"], "is a run without a finished step yet"),
+        (["UNFINISHED"], "unfinished` says whether it runs, or why it ended"),
         (["PARENT"], "Give one of the runs in it, such as"),
         (["RUN", "steps=7:9"], "has none of the steps 7 to 9 It has the steps 1 to 2"),
         (["FILE"], "is a file"),
