@@ -1,16 +1,20 @@
 """HTTP requests with one time limit for the whole answer, where a socket's own limit is that of each read.
 
+A server that refuses a request by its length may answer and close before it has read all of it; that answer is read.
+
 Invariant: no answer is read after the limit, however slowly its bytes come, those of its headers too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import io
 import socket
 import time
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 
@@ -64,9 +68,18 @@ class _Handler(urllib.request.AbstractHTTPHandler):
         def connect(*given: Any, **others: Any) -> http.client.HTTPConnection:
             connection: http.client.HTTPConnection = http_class(*given, **others)
             connection.response_class = functools.partial(_Answer, ends_s=self.ends_s)  # type: ignore[assignment]
+            connection.send = functools.partial(_send, connection, connection.send)  # type: ignore[method-assign]
             return connection
 
         return super().do_open(connect, req, **named)
+
+
+def _send(connection: http.client.HTTPConnection, send: Callable[[Any], None], data: Any) -> None:
+    """Send as much as the server takes; where it has closed, its answer, or the lack of one, says why."""
+    if connection.sock is None:
+        connection.connect()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        send(data)
 
 
 class _HttpHandler(_Handler, urllib.request.HTTPHandler):

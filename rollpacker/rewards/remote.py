@@ -11,9 +11,12 @@ number, a pair of a number and a reason, or an object with `score`. Other fields
 A request may take `reward.timeout_s` for each of its responses: a server that scores one after the other has as long
 for each as a function has.
 
-A server that cannot be reached, or answers with a status that is none of `_OF_TEXTS`, is asked again after each of
-`PAUSES_S`. After the last one the run ends, or every further response would silently be worth nothing; it resumes from
-its last checkpoint. Anything else is a verdict: `timeout`, `http_error`, `wrong_result`, `not_finite`.
+Where it refuses several texts with a status of `_OF_TEXTS`, each half of them is sent by itself: a text is
+`http_error` only if it is refused alone.
+
+A server that cannot be reached, or answers with another status, is asked again after each of `PAUSES_S`. After the last
+one the run ends, or every further response would silently be worth nothing; it resumes from its last checkpoint.
+Anything else is a verdict: `timeout`, `http_error`, `wrong_result`, `not_finite`.
 
 Invariant: each request comes back from `collect` exactly once, unless it was forgotten.
 Source: OpenRLHF's remote reward model (`openrlhf/utils/remote_rm_utils.py`, `openrlhf/cli/serve_rm.py`).
@@ -56,7 +59,7 @@ _ANSWER_BYTES = 16 << 20
 """More is no answer."""
 
 _OF_TEXTS = frozenset({400, 413, 422})
-"""Statuses that may refuse these texts alone: bad request, content too large, unprocessable content."""
+"""Statuses that may refuse these texts, and not others: bad request, content too large, unprocessable content."""
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +102,13 @@ class UrlRewardWorker(QueueRewardWorker):
         ]
 
     async def _ask(self, batch: Sequence[ScoringRequest]) -> Sequence[Outcome]:
+        outcomes = await self._ask_whole(batch)
+        if len(batch) == 1 or outcomes[0].score != HTTP_ERROR:
+            return outcomes
+        middle = len(batch) // 2
+        return [*await self._ask(batch[:middle]), *await self._ask(batch[middle:])]
+
+    async def _ask_whole(self, batch: Sequence[ScoringRequest]) -> Sequence[Outcome]:
         problem = ""
         for pause_s in (0.0, *self._pauses_s):
             await asyncio.sleep(pause_s)
@@ -113,8 +123,8 @@ class UrlRewardWorker(QueueRewardWorker):
             return outcomes
         raise EngineFailed(
             f"The reward server {self._url} cannot be used: {problem}",
-            f"It is asked {1 + len(self._pauses_s)} times, in {sum(self._pauses_s):.0f} s.",
-            "Start it again or mend its answer, and resume the run.",
+            f"It was asked {1 + len(self._pauses_s)} times, with {sum(self._pauses_s):.0f} s of pauses in all.",
+            "Start it again or mend its answer (504: the time limit of the gateway before it), and resume the run.",
         )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import math
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -42,14 +43,20 @@ def reward_server(answer):
 
 
 @contextmanager
-def raw_server(parts):
-    """Serve what `parts(number of the request)` yields, byte by byte what the server says; give its URL."""
+def raw_server(parts, most_bytes=math.inf):
+    """Serve what `parts(number of the request)` yields, byte by byte what the server says; give its URL.
+
+    It refuses a request of more bytes with 413, and closes without reading them.
+    """
     numbers = itertools.count()
 
     class Handler(StreamRequestHandler):
         def handle(self):
             head = iter(self.rfile.readline, b"\r\n")
             [length] = [int(line.split()[1]) for line in head if line.startswith(b"Content-Length")]
+            if length > most_bytes:
+                self.wfile.write(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
+                return
             self.rfile.read(length)
             with contextlib.suppress(ConnectionError):
                 for part in parts(next(numbers)):

@@ -67,9 +67,6 @@ async def test_a_reward_may_be_all_that_a_function_returns():
         (200, {"rewards": [1.0]}, "wrong_result"),
         (200, {"scores": [1.0, 1.0]}, "wrong_result"),
         (200, [1.0, 1.0], "wrong_result"),
-        (400, {}, "http_error"),
-        (413, {}, "http_error"),
-        (422, {}, "http_error"),
     ],
 )
 async def test_a_wrong_answer_is_a_reason_and_the_next_is_scored(status, body, reason):
@@ -84,6 +81,28 @@ async def test_a_wrong_answer_is_a_reason_and_the_next_is_scored(status, body, r
             assert (verdict.reward, verdict.reason) == (3.0, "scored")
         finally:
             await worker.close()
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_a_text_that_a_server_refuses_scores_0_and_those_beside_it_their_own(status):
+    def answer(question):
+        return (status, {}) if any("bad" in query for query in question["query"]) else lengths(question)
+
+    responses = ["x" * length for length in range(MOST_AT_ONCE)]
+    responses[5] = responses[6] = responses[40] = "bad"
+    with reward_server(answer) as (url, _):
+        rewards = await score(url, responses)
+    assert [sample for sample, reward in enumerate(rewards) if reward == (0.0, "http_error")] == [5, 6, 40]
+    assert all(reward == (float(sample), "scored") for sample, reward in enumerate(rewards) if sample not in {5, 6, 40})
+
+
+async def test_a_server_that_takes_fewer_texts_at_once_scores_all_of_them():
+    def answer(question):
+        return lengths(question) if len(question["query"]) <= 20 else (413, {})
+
+    with reward_server(answer) as (url, questions):
+        assert await score(url, ["x"] * 50) == [(1.0, "scored")] * 50
+    assert [len(question["query"]) for question in questions] == [50, 25, 12, 13, 25, 12, 13]
 
 
 async def test_a_server_that_takes_too_long_is_a_timeout():
@@ -136,6 +155,14 @@ async def test_a_server_that_answers_byte_by_byte_has_no_more_time_than_another(
             may_end.set()
 
 
+async def test_a_server_that_refuses_a_long_request_need_not_read_it():
+    def answer(_number):
+        yield b'HTTP/1.1 200 OK\r\n\r\n{"rewards": [0.5]}'
+
+    with raw_server(answer, most_bytes=5 << 20) as url:
+        assert await score(url, ["x" * (4 << 20)] * 3) == [(0.5, "scored")] * 3
+
+
 @pytest.mark.parametrize("body", [b"", b'{"rewards": [0'], ids=["before its body", "within it"])
 async def test_a_server_that_dies_while_it_answers_is_asked_again(body):
     def answer(number):
@@ -181,9 +208,10 @@ async def test_a_server_that_stays_away_ends_the_run():
 async def test_a_server_that_refuses_whatever_it_is_sent_ends_the_run(status):
     with (
         reward_server(lambda _question: (status, {})) as (url, _),
-        pytest.raises(EngineFailed, match=f"cannot be used: it answered with status {status}"),
+        pytest.raises(EngineFailed, match=f"cannot be used: it answered with status {status}") as failed,
     ):
         await score(url, ["x"], pauses_s=(0.0,))
+    assert "It was asked 2 times, with 0 s of pauses in all" in failed.value.allowed
 
 
 WAITS = """
