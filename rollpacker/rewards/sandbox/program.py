@@ -2,9 +2,11 @@ r"""Extracts the program from a response.
 
 It is the last fenced block of Markdown that is not blank: of those marked as Python (`python`, `py`, `python3`) where
 there is one, so that the output shown behind a program is not run in its place; else of all, however they are marked.
-Without a fence it is the whole text. A block loses the indentation of its fence, as that of a list has one, and lines
-may end with `\r\n`. What stands before the last `</think>` that begins or ends a line holds no program. A fence with a
-mark begins a block also where the one before it has no end.
+Without a fence it is the whole text. Thoughts hold no program (see `thoughts`).
+
+A fence that is marked as Python may follow words on its line; a closing one may follow the last line of the program,
+and precede tags such as `</answer>`. A block loses the indentation of its fence, as that of a list has one, and lines
+may end with `\r\n`. A fence with a mark begins a block also where the one before it has no end.
 """
 
 from __future__ import annotations
@@ -12,14 +14,22 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_THOUGHTS_END = re.compile(r"^\s*</think>|</think>[ \t]*$", re.MULTILINE)
-"""At the beginning or the end of a line: elsewhere a program or its explanation may speak of it."""
+from rollpacker.rewards.thoughts import without_thoughts
+
 _LINE_END = re.compile(r"\r\n?")
 _FENCE = re.compile(
-    r"^([ \t]*)(`{3,}|~{3,})([^\n`]*)\n(.*?)(^[ \t]*\2[`~]*[ \t]*$|(?=^[ \t]*\2[ \t]*[\w{][^\n`]*$)|\Z)",
-    re.DOTALL | re.MULTILINE,
+    r"""
+    ^([ \t]*|[^\n]*?(?<![`~])(?=[`~]{3,}+[ \t]*(?i:py(?:thon)?)[\d.]*[ \t]*\n))
+    (`{3,}+|~{3,}+)([^\n`]*)\n
+    (.*?)
+    (?: ^((?:(?!\2)[^\n])*)(\2)[`~]*(?:[ \t]*<[^\s<>]+>)*[ \t]*$
+      | (?=^[ \t]*\2[ \t]*[\w{][^\n`]*$)
+      | \Z )
+    """,
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
-"""Indentation, fence, mark, body, and the closing fence; that is empty where another block begins or the text ends."""
+"""What stands before the fence, the fence, its mark, the body, what stands before the closing fence, and that one; the
+last two are empty where another block begins or the text ends."""
 _PYTHON = re.compile(r"\s*(\{\s*\.?)?py(?!con|tb)", re.IGNORECASE)
 """The mark of a program, also `{.python}`; `pycon` is that of a session with Python, `pytb` that of a traceback."""
 
@@ -35,7 +45,7 @@ def find_program(response_text: str) -> str | None:
     blocks = _candidates(response_text)
     if blocks:
         return next((block.body for block in reversed(blocks) if block.body.strip()), None)
-    text = _without_thoughts(response_text)
+    text = without_thoughts(response_text)
     return text if text.strip() else None
 
 
@@ -48,16 +58,11 @@ def is_cut_off(response_text: str) -> bool:
 def _candidates(response_text: str) -> list[_Block]:
     """The blocks of which the last one is the program."""
     blocks = [
-        _Block(_without_indentation(body, len(indentation)), _PYTHON.match(mark) is not None, bool(closing))
-        for indentation, _, mark, body, closing in _FENCE.findall(_LINE_END.sub("\n", _without_thoughts(response_text)))
+        _Block(_without_indentation(body + last.rstrip(), len(before)), _PYTHON.match(mark) is not None, bool(closing))
+        for before, _, mark, body, last, closing in _FENCE.findall(_LINE_END.sub("\n", without_thoughts(response_text)))
     ]
     python = [block for block in blocks if block.is_python]
     return python if any(block.body.strip() for block in python) else blocks
-
-
-def _without_thoughts(response_text: str) -> str:
-    ends = list(_THOUGHTS_END.finditer(response_text))
-    return response_text[ends[-1].end() :] if ends else response_text
 
 
 def _without_indentation(body: str, width: int) -> str:

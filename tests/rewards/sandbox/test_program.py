@@ -43,6 +43,15 @@ WRITTEN = {
     "a mark of Pandoc": f"```{{.python}}\n{PROGRAM}```\n{OUTPUT}",
     "another mark of Pandoc": f"``` {{ .python .numberLines}}\n{PROGRAM}```\n{OUTPUT}",
     "a session behind it that is marked so": f"```{{python}}\n{PROGRAM}```\n```{{.pycon}}\n>>> f(1)\n1\n```",
+    "a closing fence behind its last line": f"```python\n{PROGRAM.rstrip()}```\nDone.",
+    "a mark at the end": f"```python\n{PROGRAM}```<|im_end|>",
+    "marks behind its last line": f"<answer>\n```python\n{PROGRAM.rstrip()}``` </answer></s>\n",
+    "words before it": f"Here: ```python\n{PROGRAM}```\n{OUTPUT}",
+    "words in bold before it": f"**Solution**:```Python3\n{PROGRAM}```\n{OUTPUT}",
+    "a tag before it": f"<answer>```py \n{PROGRAM}```</answer>",
+    "code in a line before it": f"With `range` and ```len```: ````python\n{PROGRAM}````\nIt is ```O(n)```\n",
+    "a number before it": "1. ```python\n" + indented(PROGRAM, "   ") + "   ```\n2. Run",
+    "a number alone before it": f"1. ```python\n{PROGRAM}```\n",
     "a blank block that is marked": f"```python\n```\n```\n{PROGRAM}```",
 }
 
@@ -54,7 +63,26 @@ def test_a_program_is_found_however_it_is_written(name):
     assert program.strip("\n") == PROGRAM.strip("\n")
 
 
-@pytest.mark.parametrize("response", ["", " \n", "```python\n```", "```\n \n```\nNothing."])
+def test_code_within_a_line_of_a_program_does_not_end_it():
+    program = f"# in place of ```len```\n{PROGRAM}"
+    assert find_program(f"```python\n{program}```\nDone.") == program
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("sign", ["`", "~", "`~"])
+def test_a_line_of_many_fences_is_read_in_time_that_grows_with_its_length(sign):
+    response = sign * 200_000 + "x"
+    assert find_program(response) == response
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        *("", " \n", "```python\n```", "```\n \n```\nNothing."),
+        "<think>\nFirst:\n```python\nprint(1)\n```\nNo, that",
+        "<think>\n```python\nprint(1)\n```\n</think>\n",
+    ],
+)
 def test_what_holds_no_program_has_none(response):
     assert find_program(response) is None
 
@@ -73,6 +101,9 @@ def test_what_holds_no_program_has_none(response):
         ("```python\nprint(1)\n```\n</think>\nThe", True),
         ("<think>\n```python\nprint(1)\n</think>\n```python\nprint(1)\n```\n", False),
         ("```python\nprint(1)\nBetter:\n```python\nprint(", True),
+        ("```python\nprint(1)```\nIt pri", False),
+        ("Here: ```python\nprint(1", True),
+        ("<think>\n```python\nprint(1)\n```\nNo, tha", True),
     ],
 )
 def test_a_response_is_cut_off_where_its_program_does_not_end(response, is_cut):
