@@ -13,9 +13,9 @@ A function takes any of these parameters, by name:
 * `is_truncated`: whether the response was cut, at the length limit or in its environment.
 
 It returns a number; or a pair of a number and a reason, a word in snake_case; or a dict of `score`, perhaps a `reason`,
-and other numbers, which the tables keep as its parts. A reason that is one of `FAILURES` is kept with `own_` before it:
-those say that a check failed, and the function has scored. It may be `async`. A module may have a function
-`prepare_scoring()`, which runs once before the first call and under no time limit.
+and other numbers, which the tables keep as its parts. A reason of None is none. One of `FAILURES` is kept with `own_`
+before it: those say that a check failed, and the function has scored. It may be `async`. A module may have a function
+`prepare_scoring()`, which runs once before the first call, without limits of time and memory.
 
 Invariant: whatever a function does, the outcome is a score with a finite reward.
 """
@@ -27,6 +27,7 @@ import inspect
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from inspect import Parameter
 from numbers import Real
 from typing import Any
@@ -109,9 +110,11 @@ def outcome_of(value: object) -> Outcome:
             parts = {name: each for name, each in numbers if each is not None and _is_fit(each)}
         case (own, why):
             reward, reason = own, why
+    reason = SCORED if reason is None else reason
     number = _number(reward)
     if number is None or not isinstance(reason, str):
-        return Outcome(score=WRONG_RESULT, problem=f"it returned {reprlib.repr(value)}, which is no score")
+        wrong = "which is no score" if number is None else "whose reason is no text"
+        return Outcome(score=WRONG_RESULT, problem=f"it returned {reprlib.repr(value)}, {wrong}")
     if not _is_fit(number):
         return Outcome(score=NOT_FINITE, problem=f"it returned {number}, which no training bears")
     reason = f"own_{reason}" if reason in FAILURES else _storable(reason[:LONGEST_TEXT])
@@ -127,7 +130,7 @@ def _number(value: object) -> float | None:
     """A number as Python, numpy or torch have it; None for anything else."""
     try:
         value = value.item() if hasattr(value, "item") else value
-        return float(value) if isinstance(value, Real) else None
+        return float(value) if isinstance(value, Real | Decimal) else None
     except (ValueError, RuntimeError, OverflowError):  # an array of several numbers, an integer of 400 digits
         return None
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.rollout import Verdict
 from rollpacker.rewards.functions import SCORED
-from rollpacker.rewards.scores import FAILURES
+from rollpacker.rewards.scores import has_failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -93,7 +93,8 @@ class RoutingRewardWorker(_CombinedRewardWorker):
 class SummingRewardWorker(_CombinedRewardWorker):
     """Has each response scored by every part. The reward is the weighted sum.
 
-    The reason is that of the first part whose check failed; where none did, that of the first part that gives one.
+    The reason is that of the first part whose check failed; where none did, that of the first part that gives one. A
+    verdict with a failed check has no case runs: `has_failed` would take its `timeout` for that of a program.
 
     Args:
         parts: A worker and a weight by the name of the part.
@@ -127,14 +128,15 @@ class SummingRewardWorker(_CombinedRewardWorker):
         by_part = [(name, scored[name]) for name in self._weights]
         verdicts = [verdict for _, verdict in by_part]
         reasons = [verdict.reason for verdict in verdicts]
-        failures = [reason for reason in reasons if reason in FAILURES]
+        failures = [verdict.reason for verdict in verdicts if has_failed(verdict)]
         own = [reason for reason in reasons if reason != SCORED]
+        of_parts = {name: verdict.reward for name, verdict in by_part}
+        inner = {f"{name}.{each}": value for name, verdict in by_part for each, value in verdict.parts.items()}
         return Verdict(
             request=verdicts[0].request,
             reward=math.fsum(weight * scored[name].reward for name, weight in self._weights.items()),
             reason=(failures or own or reasons)[0],
             time_s=max(each.time_s for each in verdicts),
-            case_runs=next((each.case_runs for each in verdicts if each.case_runs), ()),
-            parts={name: verdict.reward for name, verdict in by_part}
-            | {f"{name}.{inner}": value for name, verdict in by_part for inner, value in verdict.parts.items()},
+            case_runs=() if failures else next((each.case_runs for each in verdicts if each.case_runs), ()),
+            parts=of_parts | inner | of_parts,  # a part `a.b` goes before the `b` that part `a` returned
         )

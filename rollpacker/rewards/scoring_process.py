@@ -58,7 +58,7 @@ from rollpacker.rewards.processes import (
 )
 from rollpacker.rewards.scores import CHECKER_CRASHED, TIMEOUT
 
-_SCORER_MEMORY_BYTES = 4 << 30
+SCORER_MEMORY_BYTES = 4 << 30
 """Address space of a scorer beyond that of its imports. A check with sympy needs 0.2 GB; one that wants 4 GB should
 fail alone, not take the node's memory."""
 
@@ -216,7 +216,7 @@ def _score_until_killed(requests: OwnSocket, function: RewardFunction, superviso
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != supervisor_pid:
         return  # it died before the kernel knew what to do then
-    limit_resource(resource.RLIMIT_AS, _address_space_bytes() + _SCORER_MEMORY_BYTES)
+    limit_resource(resource.RLIMIT_AS, _address_space_bytes() + SCORER_MEMORY_BYTES)
     limit_resource(resource.RLIMIT_CORE, 0)
     for standard in (1, 2):
         os.dup2(printed, standard)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import where_answers_are
 from rollpacker.rewards.functions import PARAMETERS
 from rollpacker.rewards.remote import ServerUnreachable, ask
-from rollpacker.rewards.scores import TIMEOUT
+from rollpacker.rewards.scores import CHECKER_CRASHED, TIMEOUT
+from rollpacker.rewards.scoring_process import SCORER_MEMORY_BYTES
 from rollpacker.rewards.supervisor_process import SupervisorProcess
 from rollpacker.rewards.worker import SCORING_PROCESS, SUPERVISOR_GRACE_S, arguments_of, ground_truth_of
 
@@ -37,6 +39,10 @@ _REMEDIES = {
 }
 """By the HTTP status of the answer, None where none came."""
 _OTHER_REMEDY = "Mend the server, whose own log may say why, or correct the URL."
+_MORE_MEMORY = (
+    f"A call may take {SCORER_MEMORY_BYTES >> 30} GiB of address space beyond that of the import and of "
+    "prepare_scoring(): load there what is larger, or have a server score (reward.url)."
+)
 
 
 def try_checks(section: RewardSection, prompts: Sequence[Prompt], *, can_reach: bool = True) -> tuple[str, ...]:
@@ -128,8 +134,16 @@ def _refuse(check: Check, prompt: Prompt, reason: str, problem: str, allowed: st
         raise ConfigError(
             f"{check.key}={check}: on the first prompt, {prompt.key!r}, {problem}.",
             allowed,
-            "Make it faster, or raise reward.timeout_s." if reason == TIMEOUT.reason else "Correct it.",
+            _remedy(reason, problem),
         )
+
+
+def _remedy(reason: str, problem: str) -> str:
+    if reason == TIMEOUT.reason:
+        return "Make it faster, or raise reward.timeout_s."
+    if reason == CHECKER_CRASHED.reason and re.search("MemoryError|allocate", problem):
+        return _MORE_MEMORY
+    return "Correct it."
 
 
 def _refuse_without_answers(check: Check, prompts: Sequence[Prompt]) -> None:

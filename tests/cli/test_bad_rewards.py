@@ -41,6 +41,9 @@ def die(response):
 def leave(response):
     raise SystemExit("no licence")
 
+def grow(response):
+    return float(len(bytes(5 << 30)))
+
 def nan(response):
     return math.nan
 
@@ -68,6 +71,7 @@ BAD_FUNCTIONS: dict[str, tuple[str, list[str]]] = {
     "one that hangs": ("mine.py:hang", ["it took longer than 0.3 s", "Make it faster, or raise reward.timeout_s."]),
     "one that dies": ("mine.py:die", ["its process died", "Correct it."]),
     "one that exits": ("mine.py:leave", ["it raised SystemExit: no licence", "Correct it."]),
+    "one that takes much memory": ("mine.py:grow", ["it raised MemoryError", "A call may take 4 GiB of address space"]),
     "NaN": ("mine.py:nan", ["it returned nan", "A function returns a finite number"]),
     "nothing": ("mine.py:nothing", ["it returned None, which is no score"]),
     "a text": ("mine.py:text", ["it returned 'good', which is no score"]),

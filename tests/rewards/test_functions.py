@@ -3,6 +3,7 @@
 import json
 import math
 import textwrap
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -54,7 +55,10 @@ def test_a_function_takes_any_of_the_parameters_by_name(function, reward):
         (True, 1.0, "scored", {}),
         (np.float32(0.5), 0.5, "scored", {}),
         (torch.tensor(0.5), 0.5, "scored", {}),
+        (Decimal("0.5"), 0.5, "scored", {}),
         ((0.5, "half_right"), 0.5, "half_right", {}),
+        ((0.5, None), 0.5, "scored", {}),
+        ({"score": 0.5, "reason": None, "style": Decimal("0.2")}, 0.5, "scored", {"style": 0.2}),
         ([0.5, "half_right"], 0.5, "half_right", {}),
         ({"score": 0.5}, 0.5, "scored", {}),
         ({"score": 1, "reason": "right", "style": 0.2, "acc": True}, 1.0, "right", {"style": 0.2, "acc": 1.0}),
@@ -82,13 +86,13 @@ def test_a_reason_of_the_functions_own_is_never_that_of_a_failed_check(value):
         ({"reward": 1.0}, "wrong_result"),
         ({"score": "high"}, "wrong_result"),
         ({"score": 1.0, "reason": 3}, "wrong_result"),
-        ((1.0, None), "wrong_result"),
         ((1.0, "a", "b"), "wrong_result"),
         (np.zeros(3), "wrong_result"),
         (10**400, "wrong_result"),
         (math.nan, "not_finite"),
         (-math.inf, "not_finite"),
         (1e30, "not_finite"),
+        (Decimal("sNaN"), "wrong_result"),
         ({"score": math.nan, "style": 1.0}, "not_finite"),
     ],
 )
@@ -96,6 +100,13 @@ def test_anything_else_scores_0_and_says_why(value, reason):
     outcome = outcome_of(value)
     assert (outcome.score, outcome.parts) == ((0.0, reason), {})
     assert outcome.problem.startswith("it returned ")
+
+
+@pytest.mark.parametrize(
+    ("value", "wrong"), [((1.0, 3), "whose reason is no text"), (("good", 3), "which is no score")]
+)
+def test_a_result_that_is_wrong_says_which_part_of_it_is(value, wrong):
+    assert outcome_of(value).problem.endswith(wrong)
 
 
 def test_an_exception_scores_0_and_names_the_line(written):

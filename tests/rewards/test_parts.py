@@ -1,16 +1,19 @@
 """A reward of several parts: the weighted sum, each part on its own, and what becomes of a part that fails."""
 
 import asyncio
+import dataclasses
 import textwrap
 
 import pytest
 
 from rollpacker.config.sections.reward import RewardSection
+from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import make_reward_worker
 from rollpacker.rewards.routing import SummingRewardWorker
+from rollpacker.rewards.scores import CHECKER_CRASHED, CORRECT, TIMEOUT, has_failed, verdict_of
 from rollpacker.rewards.worker import InPlaceRewardWorker
 
 
@@ -85,6 +88,49 @@ async def test_the_reason_of_a_part_that_failed_stands_before_all_others(functio
     [verdict] = await score(make_reward_worker(section), request_of(0, "3 4", "+1 4"))
     assert (verdict.reward, verdict.reason) == (1.0, "checker_crashed")
     assert verdict.parts == {"accuracy": 1.0, "mine": 0.0}
+
+
+RUNS = (CaseRun(case=0, time_s=1.0, is_passed=False),)
+
+
+class ScriptedWorker(InPlaceRewardWorker):
+    """Gives each response the same verdict."""
+
+    def __init__(self, score, case_runs=()):
+        self._verdict = score, case_runs
+        super().__init__(lambda: 0.0)
+
+    def _score(self, request):
+        score, case_runs = self._verdict
+        return dataclasses.replace(verdict_of(request, score), case_runs=case_runs)
+
+
+@pytest.mark.parametrize(
+    ("program", "check", "reason", "is_failure"),
+    [
+        (CORRECT, CORRECT, "correct", False),
+        (CORRECT, TIMEOUT, "timeout", True),
+        (TIMEOUT, CORRECT, "timeout", False),
+        (TIMEOUT, CHECKER_CRASHED, "checker_crashed", True),
+        (TIMEOUT, TIMEOUT, "timeout", True),
+    ],
+)
+async def test_the_time_limit_of_a_program_is_no_failure_and_that_of_a_check_beside_it_is_one(
+    program, check, reason, is_failure
+):
+    parts = {"tests": (ScriptedWorker(program, RUNS), 1.0), "mine": (ScriptedWorker(check), 1.0)}
+    [verdict] = await score(SummingRewardWorker(parts), request_of(0, "", ""))
+    assert (verdict.reason, has_failed(verdict)) == (reason, is_failure)
+    assert verdict.case_runs == (() if is_failure else RUNS)
+
+
+async def test_a_part_keeps_its_own_value_beside_an_inner_one_of_the_same_name():
+    parts = {
+        "a": (InPlaceRewardWorker(lambda: {"score": 1.0, "b": 5.0, "c": 3.0}), 1.0),
+        "a.b": (InPlaceRewardWorker(lambda: 0.5), 1.0),
+    }
+    [verdict] = await score(SummingRewardWorker(parts), request_of(0, "", ""))
+    assert verdict.parts == {"a": 1.0, "a.b": 0.5, "a.c": 3.0}
 
 
 async def test_a_reason_that_a_part_gives_stands_before_that_of_a_part_without_one(functions):

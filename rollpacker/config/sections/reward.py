@@ -54,13 +54,16 @@ class RewardSection(Section):
     number, a number and a reason, or a dict of `score`, perhaps a `reason`, and other numbers, which are logged as
     parts. ground_truth is empty where a line has none; if no line has one, the parameter needs a default. It may be
     async. It runs in processes that are killed after `timeout_s`; a response for which it raises scores 0 with a
-    reason. What it prints as it scores is in reward.log below run.dir/logs, the first 64 KiB of each process."""
+    reason. A call may take 4 GiB of address space beyond that of the module's import and of its `prepare_scoring()`:
+    load there what is larger. What it prints as it scores is in reward.log below run.dir/logs, the first 64 KiB of each
+    process."""
     url: str | None = None
     """A server that scores, in the place of `name`. It gets POST requests with JSON lists of up to 64 texts, {query:
     prompts with responses, prompts: [...], labels: ground truths}, and answers {rewards: [...]}, as OpenRLHF's remote
     reward models do. A run sends prompts with the chat template applied; its trial before the start, and `rollpacker
-    score`, which knows no model, the contents of their messages, one per line. A server that refuses requests, with 401
-    or 404 say, ends the run, as one that is away; only 400, 413 and 422 score the texts 0."""
+    score`, which knows no model, the contents of their messages, one per line. After 400, 413 or 422 it gets each half
+    of the texts by itself, and a text that it refuses alone scores 0. One that refuses otherwise, with 401 or 404 say,
+    ends the run, as one that is away."""
     parts: Annotated[
         dict[str, RewardPart], Kind("a mapping of each part to {name|function|url: CHECK, weight: NUMBER}")
     ] = Field(default_factory=dict)
