@@ -50,19 +50,25 @@ def run(arguments: Arguments) -> None:
         (reason, f"{number:,} ({number / summary.num_responses:.1%})")
         for reason, number in summary.num_by_reason.items()
     ]
-    output(beside=config.out).print(
-        heading(f"Reward {config.reward.name_of()}"),
-        facts(
-            [
-                ("responses", f"{summary.num_responses:,}"),
-                ("mean reward", f"{summary.reward_mean:.4f}"),
-                *((f"mean of {name}", f"{mean:.4f}") for name, mean in summary.parts_mean.items()),
-                *reasons,
-                ("written to", str(config.out)),
-            ]
-        ),
-        sep="\n",
-    )
+    rows = [
+        ("responses", f"{summary.num_responses:,}"),
+        ("mean reward", f"{summary.reward_mean:.4f}"),
+        *((f"mean of {name}", f"{mean:.4f}") for name, mean in summary.parts_mean.items()),
+        *reasons,
+        ("written to", str(config.out)),
+    ]
+    console = output(beside=config.out)
+    table = facts([(_cut(label, console.width // 2), content) for label, content in rows])
+    console.print(heading(f"Reward {config.reward.name_of()}"), table, sep="\n")
+
+
+def _cut(label: str, width: int) -> str:
+    """Shorten a reason or the name of a part, which may have any length, to so many cells."""
+    from rich.text import Text
+
+    text = Text(label)
+    text.truncate(width, overflow="ellipsis")
+    return text.plain
 
 
 def _open_judge(section: JudgeSection) -> RewardWorker:
