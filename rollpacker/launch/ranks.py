@@ -23,7 +23,7 @@ def train(config: RunConfig, validate: Callable[[RunConfig], object]) -> None:
     """Train, or serve the rank that trains.
 
     Args:
-        config: Of the run. In a job it resumes by itself, because Slurm may have requeued the job.
+        config: Of the run. In a job it resumes unless `run.resume` is `never`; in one that Slurm has requeued, always.
         validate: Raises a `UserError` when the run is not legal here; called in the process that trains only.
 
     Raises:
@@ -33,9 +33,9 @@ def train(config: RunConfig, validate: Callable[[RunConfig], object]) -> None:
     if allocation is None:
         _train(config, None, validate)
     elif (rendezvous := rendezvous_of(config, allocation)) is not None:
-        _take_part(_resuming(config), allocation, rendezvous, validate)
+        _take_part(_resuming(config, allocation), allocation, rendezvous, validate)
     elif allocation.is_head:
-        _train(_resuming(config), allocation, validate)
+        _train(_resuming(config, allocation), allocation, validate)
 
 
 def _take_part(
@@ -62,5 +62,7 @@ def _train(config: RunConfig, allocation: Allocation | None, validate: Callable[
     pipeline.run(config, preemption, allocation)
 
 
-def _resuming(config: RunConfig) -> RunConfig:
+def _resuming(config: RunConfig, allocation: Allocation) -> RunConfig:
+    if config.run.resume == "never" and not allocation.restart_count:
+        return config
     return config.model_copy(update={"run": config.run.model_copy(update={"resume": "auto"})})

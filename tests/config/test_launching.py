@@ -20,7 +20,7 @@ def _workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_launchers_have_no_settings_of_ours() -> None:
     sweep = compose_sweep(MODELLED)
     assert sweep.launcher is None
-    assert [config.run.resume for config in sweep.configs] == ["never", "never"]
+    assert [config.run.resume for config in sweep.configs] == [None, None]
 
 
 def test_the_settings_are_judged_with_the_sweep() -> None:

@@ -40,8 +40,15 @@ def refuse(_config):
     raise ConfigError("No.")
 
 
-def test_in_a_job_the_first_rank_resumes_by_itself_and_releases_the_others_when_it_ends(in_step, tmp_path):
+@pytest.mark.parametrize(
+    ("given", "num_requeues", "resume"), [("null", None, "auto"), ("never", None, "never"), ("never", "1", "auto")]
+)
+def test_in_a_job_the_first_rank_resumes_unless_it_may_not_and_releases_the_others_when_it_ends(
+    in_step, monkeypatch, tmp_path, *, given, num_requeues, resume
+):
     in_step(0)
+    if num_requeues is not None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", num_requeues)
     validated = []
 
     def validate(config):
@@ -49,9 +56,9 @@ def test_in_a_job_the_first_rank_resumes_by_itself_and_releases_the_others_when_
         refuse(config)
 
     with pytest.raises(ConfigError, match="No"):
-        ranks.train(real_run(tmp_path, "run.resume=never"), validate)
-    assert validated == ["auto"]
-    assert Rendezvous(tmp_path / "run" / "jobs" / "7.0.0").is_finished
+        ranks.train(real_run(tmp_path, f"run.resume={given}"), validate)
+    assert validated == [resume]
+    assert Rendezvous(tmp_path / "run" / "jobs" / f"7.0.{num_requeues or 0}").is_finished
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -29,8 +29,10 @@ class RunSection(Section):
     num_epochs: Count | None = Field(None, ge=1)
     """Ends the run when every prompt was trained this often, or at `num_steps`, whichever is first; null repeats the
     data until `num_steps`."""
-    resume: Annotated[Literal["never", "auto"], NOT_IN_FINGERPRINT] = "never"
-    """`auto` continues from the newest whole checkpoint in `run.dir`, or starts when there is none."""
+    resume: Annotated[Literal["never", "auto"] | None, NOT_IN_FINGERPRINT] = None
+    """`auto` continues from the newest whole checkpoint in `run.dir`, or starts when there is none; `never` refuses a
+    `run.dir` that has one. null is `auto` in a step of a Slurm job, and `never` elsewhere. A job that Slurm has
+    requeued continues whatever this says."""
     checkpoint_every_steps: Annotated[Count, NOT_IN_FINGERPRINT] = 10
     """0 writes a checkpoint only at the end."""
     keep_checkpoints: Annotated[Count, NOT_IN_FINGERPRINT] = Field(2, ge=1)

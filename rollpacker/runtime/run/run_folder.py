@@ -93,7 +93,7 @@ def find_resumable(config: RunConfig) -> FoundCheckpoints:
     identity = _read_identity(run_dir)
     _check_same_run(config, identity)
     steps = store.steps()
-    if config.run.resume == "never":
+    if config.run.resume != "auto":
         done = f"with a checkpoint after step {steps[-1]}" if steps else "without a checkpoint yet"
         raise ConfigError(
             f"run.dir={run_dir} already holds this run, {done}.",
@@ -182,7 +182,7 @@ def _is_new_evaluation(config: RunConfig) -> bool:
     run_dir = config.run.dir
     if _has_trained(run_dir) or not _has_evaluated(run_dir):
         return False
-    if config.run.resume == "never":
+    if config.run.resume != "auto":
         return True
     recorded = (_read_record(run_dir) or {}).get("evaluation")
     return not config.trains and recorded != config.evaluation.model_dump(mode="json")
