@@ -41,18 +41,31 @@ class CollectedStatus:
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Yield the run folders at or below `folder`, in the order of their names; runs do not lie in runs."""
-    if any((folder / mark).is_file() for mark in _MARKS):
+    """Yield the run folders at or below `folder`, in the order of their names; runs do not lie in runs.
+
+    Links to runs that lie elsewhere count, links to other folders are not followed. Folders below that cannot be read,
+    or vanish meanwhile, are skipped.
+    """
+    if _is_run(folder):
         yield folder
         return
     with os.scandir(folder) as entries:
-        below = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    for name in below:
-        if not name.startswith("."):
-            try:
-                yield from find_runs(folder / name)
-            except PermissionError:
-                continue
+        names = sorted(entry.name for entry in entries if entry.is_symlink() or entry.is_dir(follow_symlinks=False))
+    for below in (folder / name for name in names if not name.startswith(".")):
+        try:
+            if not below.is_symlink() or _leads_to_run_elsewhere(below):
+                yield from find_runs(below)
+        except OSError:
+            continue
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / mark).is_file() for mark in _MARKS)
+
+
+def _leads_to_run_elsewhere(link: Path) -> bool:
+    """Whether a link names a run that is not found under its own name, as that of a link `latest` beside it is."""
+    return _is_run(link) and not link.resolve().is_relative_to(link.parent.resolve())
 
 
 def collect_status(run_dirs: Sequence[Path]) -> CollectedStatus:

@@ -33,7 +33,7 @@ def dry_run(points: Sequence[Point], settings: LauncherSettings, folder: Path) -
         return "\n".join([*blocks, *(f"{point.title} would run {where}" for point in to_do)])
     queued: Mapping[int, str] = {}
     try:
-        queued = points_in_queue(to_do)
+        queued, _ = points_in_queue(to_do)
     except WorldError as unknown:
         blocks.append(f"{unknown.problem} {unknown.allowed}")
     blocks += [

@@ -22,7 +22,7 @@ from pathlib import Path
 from rollpacker.config.schema import RunConfig
 from rollpacker.launch.job_states import NOT_OVER
 from rollpacker.launch.sbatch_script import gpus_option, in_log_name, job_environment, memory_mb, requeue
-from rollpacker.launch.shape import workers_shape
+from rollpacker.launch.shape import num_elements, workers_shape
 from rollpacker.launch.worker import ELEMENT_VARIABLE
 from rollpacker.runtime.job.elastic_folder import LEASE_WAIT_S
 
@@ -93,7 +93,7 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
     cluster = shape.cluster
     options = {
         "job-name": name,
-        "array": f"0-{(job.num_elements or 4 * elastic.max_workers) - 1}%{max(1, elastic.min_workers)}",
+        "array": f"0-{num_elements(job, elastic.max_workers) - 1}%{max(1, elastic.min_workers)}",
         "dependency": f"after:{job_id}",
         "kill-on-invalid-dep": "yes",
         "requeue": "",

@@ -1,13 +1,14 @@
 """Launches the points of a sweep as Hydra's launcher: submits them, and waits for their jobs unless `detach` is set.
 
-A point that has finished is skipped; one whose job is in the queue is not submitted again, but waited for. The same
-command may therefore be given again at any time.
+A point that has finished is skipped; one whose job is in the queue is not submitted again, but waited for; one whose
+job is ending is submitted when that job is over. The same command may therefore be given again at any time.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ from rollpacker.runtime.placing.automatic import complete_point
 from rollpacker.terminal import Terminal
 
 _LOCK_FILE = "launch.lock"
+
+_END_WAIT_S = 300.0
+"""For a job that is ending: Slurm kills it KillWait after SIGTERM, 30 s by default, and then cleans up its nodes."""
 
 
 def launch_from_hydra(
@@ -113,7 +117,7 @@ def _launch_jobs(
 
     make_private_folder(batch_folder(folder))
     with held_lock(batch_folder(folder) / _LOCK_FILE, refusal):
-        queued = points_in_queue(points)
+        queued = _queued_when_none_is_ending(points, settings.poll_interval_s, console)
         for point in points:
             if point.number in queued:
                 console.print(f"{point.title} is {queued[point.number]}: not submitted again")
@@ -135,6 +139,26 @@ def _launch_jobs(
         goodbye = f"No longer waiting; the jobs stay.\n{_what_next(points, folder)}"
         Terminal(soft_wrap=True).print(goodbye)  # an interrupted print of rich's leaves its console holding back lines
         raise
+
+
+def _queued_when_none_is_ending(
+    points: Sequence[Point], poll_interval_s: float, console: Terminal
+) -> Mapping[int, str]:
+    """Wait until no job of these points is ending: it is over then, or Slurm has requeued it."""
+    queued, ending = points_in_queue(points)
+    if ending:
+        console.print(f"Waiting until jobs that are ending have left the queue: {', '.join(ending)}")
+    deadline = time.monotonic() + _END_WAIT_S
+    while ending:
+        if time.monotonic() >= deadline:
+            raise WorldError(
+                f"Jobs are still ending: {', '.join(ending)}.",
+                "A run is submitted again when its job is over, which may be saving a checkpoint now.",
+                f"Launch again when `squeue --jobs={','.join(ending)}` lists none.",
+            )
+        time.sleep(poll_interval_s)
+        queued, ending = points_in_queue(points)
+    return queued
 
 
 def _submit(batch: Batch, task: Task, settings: LauncherSettings, folder: Path) -> list[Submission]:

@@ -21,7 +21,7 @@ from rollpacker.launch.collect_status import collect_status
 from rollpacker.launch.job import PointCall
 from rollpacker.launch.points import Point
 from rollpacker.launch.run_status_view import RunStatusView
-from rollpacker.launch.sbatch import call_file, jobs_of
+from rollpacker.launch.sbatch import call_file, jobs_of, looks_for_workers
 from rollpacker.launch.submissions import Submission, read_submission
 from rollpacker.runtime.run.run_folder import MAX_DIFFERENCES
 
@@ -29,8 +29,12 @@ _MAY_HAVE_SECRETS = frozenset({"cluster.environment", "cluster.container.environ
 """Variables and shell commands, whose values are not shown."""
 
 
-def points_in_queue(points: Sequence[Point]) -> dict[int, str]:
-    """The number of each point whose job is in the queue, with its state, its job and the settings that this one keeps.
+def points_in_queue(points: Sequence[Point]) -> tuple[dict[int, str], list[str]]:
+    """Find the points whose jobs are in the queue.
+
+    Returns:
+        The number of each point whose job is in the queue, with the job's state, its number and the settings that it
+        keeps; and, instead of them, the jobs that are ending although their runs have not finished.
 
     Raises:
         ConfigError: Jobs would train something else than their points, or nothing.
@@ -45,11 +49,15 @@ def points_in_queue(points: Sequence[Point]) -> dict[int, str]:
             "Launch where Slurm's commands are, and when its controller answers.",
         )
     queued: dict[int, str] = {}
+    ending: list[str] = []
     refused: list[str] = []
     jobs: list[str] = []
     for point, view in zip(submitted, collected.views, strict=True):
         assert view.submission is not None
         if view.job is None or view.job.is_over:
+            continue
+        if view.state == "ending" and not point.has_finished:
+            ending.append(view.job.job_id)
             continue
         place = f"{view.state} as job {view.job.job_id}"
         mistake, kept = _compare(point.config, view, view.submission)
@@ -63,7 +71,7 @@ def points_in_queue(points: Sequence[Point]) -> dict[int, str]:
             "A job trains what it was submitted with.",
             f"scancel {' '.join(jobs)}, then launch again; or give the settings of these jobs again.",
         )
-    return queued
+    return queued, ending
 
 
 def _compare(config: RunConfig, view: RunStatusView, submission: Submission) -> tuple[str, str]:
@@ -79,7 +87,9 @@ def _compare(config: RunConfig, view: RunStatusView, submission: Submission) -> 
     there, here = submitted.model_dump(mode="json"), config.model_dump(mode="json")
     if other := differences(config, there):
         return f"was submitted with {_listed([f'{each.key}={each.there} (here {each.here})' for each in other])}", ""
-    pairs = ((name, value_at(there, name), value_at(here, name)) for name in legal_keys(RunConfig))
+    not_kept = ("elastic.job.",) if looks_for_workers(submission) else ()  # its workers are submitted now
+    names = (name for name in legal_keys(RunConfig) if not name.startswith(not_kept))
+    pairs = ((name, value_at(there, name), value_at(here, name)) for name in names)
     return "", _listed([_kept(name, value) for name, value, given in pairs if value != given])
 
 

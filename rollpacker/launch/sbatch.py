@@ -2,29 +2,31 @@
 
 sbatch is asked first. When the job's number is known, the folder of each run is told of it, and the calls take their
 final names at last; a job that starts at once waits for its call (a minute at most, by submitit). So a launch that is
-interrupted in between leaves no job that trains and that the next launch would submit again.
+interrupted in between leaves no job that trains and that the next launch would submit again; where a file cannot be
+written, the error names the job.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from submitit.core.utils import DelayedSubmission, JobPaths
 
-from rollpacker.core.errors import WorldError
+from rollpacker.core.errors import StorageFailed, WorldError
 from rollpacker.launch.elastic_script import ARRAY_SUFFIX
 from rollpacker.launch.job import PointProcess
 from rollpacker.launch.programs import run_program
 from rollpacker.launch.slurm_commands import named_cluster
 from rollpacker.launch.submission_environment import submission_environment
 from rollpacker.launch.submissions import Submission, write_submission
-from rollpacker.metrics.files import write_atomically
+from rollpacker.metrics.files import storage_errors, write_atomically
 
 DEADLINE_S = 60.0
 """sbatch answers within a second; a busy controller takes longer."""
@@ -43,21 +45,22 @@ def submit(folder: Path, script: str, calls: Mapping[Path, PointProcess], num_no
     """Submit one job per call: several make an array, which the script has to ask for.
 
     Args:
-        folder: Absolute; the one that the script names.
+        folder: Absolute; the one that the script names. It exists.
         script: What sbatch is given.
         calls: By the folders of their runs, in the order of the array's elements.
         num_nodes: Of each job.
 
     Raises:
         WorldError: sbatch refused; nothing of these jobs is left.
+        StorageFailed: A file could not be written; where the jobs were submitted before, it names them.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as scratch:
-        pickles = [Path(scratch) / f"{index}.pkl" for index in range(len(calls))]
-        for call, pickle in zip(calls.values(), pickles, strict=True):
-            DelayedSubmission(call).dump(pickle)
-        file = Path(scratch) / "script.sh"
-        file.write_text(script)
+    with _scratch(folder) as scratch:
+        pickles = [scratch / f"{index}.pkl" for index in range(len(calls))]
+        file = scratch / "script.sh"
+        with storage_errors(folder):
+            for call, pickle in zip(calls.values(), pickles, strict=True):
+                DelayedSubmission(call).dump(pickle)
+            file.write_text(script)
         number = _sbatch(file)
         job_ids = [number] if len(calls) == 1 else [f"{number}_{index}" for index in range(len(calls))]
         now, cluster = time.time(), named_cluster(os.environ)
@@ -65,11 +68,12 @@ def submit(folder: Path, script: str, calls: Mapping[Path, PointProcess], num_no
             Submission(job_id=job_id, folder=folder, num_nodes=num_nodes, submitted_at=now, cluster=cluster)
             for job_id in job_ids
         ]
-        file.rename(submissions[0].script)
-        for run_dir, submission in zip(calls, submissions, strict=True):
-            write_submission(run_dir, submission)
-        for submission, pickle in zip(submissions, pickles, strict=True):
-            pickle.rename(call_file(submission))
+        with _errors_after_submission(folder, number):
+            file.rename(submissions[0].script)
+            for run_dir, submission in zip(calls, submissions, strict=True):
+                write_submission(run_dir, submission)
+            for submission, pickle in zip(submissions, pickles, strict=True):
+                pickle.rename(call_file(submission))
     return submissions
 
 
@@ -86,13 +90,16 @@ def submit_workers(folder: Path, script: str, beside: Submission, elastic_folder
 
     Raises:
         WorldError: sbatch refused; the run's job stays, and goes on without workers.
+        StorageFailed: A file could not be written; where the array was submitted before, it names it.
     """
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as scratch:
-        file = Path(scratch) / "script.sh"
-        file.write_text(script)
+    with _scratch(folder) as scratch:
+        file = scratch / "script.sh"
+        with storage_errors(folder):
+            file.write_text(script)
         number = _sbatch(file, "elastic.job")
-        file.rename(folder / f"{number}_submission.sh")
-    write_atomically(folder / f"{beside.job_id}{ARRAY_SUFFIX}", f"{number}\n{elastic_folder}\n".encode())
+        with _errors_after_submission(folder, number):
+            file.rename(folder / f"{number}_submission.sh")
+            write_atomically(folder / f"{beside.job_id}{ARRAY_SUFFIX}", f"{number}\n{elastic_folder}\n".encode())
     return number
 
 
@@ -112,6 +119,29 @@ def looks_for_workers(submission: Submission) -> bool:
     """Tell whether the script of a run's job waits for rollout workers that were never submitted."""
     has_array = workers_array(submission) is not None
     return not has_array and submission.script.exists() and ARRAY_SUFFIX in submission.script.read_text()
+
+
+@contextlib.contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """Yield a folder for files that are renamed when their job has its number; it vanishes afterwards."""
+    with storage_errors(folder):
+        scratch = tempfile.TemporaryDirectory(dir=folder, prefix=".new-")
+    with scratch as name:
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def _errors_after_submission(folder: Path, number: str) -> Iterator[None]:
+    """Name the job that Slurm has by now in the error of a failed write: no launch would find it."""
+    try:
+        with storage_errors(folder):
+            yield
+    except StorageFailed as error:
+        raise StorageFailed(
+            error.problem,
+            f"Job {number} was submitted before that, and has not all the files that it needs.",
+            f"scancel {number}. {error.remedy}",
+        ) from error
 
 
 def _sbatch(script: Path, section: str = "cluster") -> str:

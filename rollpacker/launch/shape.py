@@ -13,6 +13,7 @@ from typing import Final
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import LARGEST
 from rollpacker.config.sections.cluster import ClusterSection, EnvironmentNodesSection
+from rollpacker.config.sections.elastic_job import ElasticJobSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.placing.actors import ClusterSize, have_engines_gpus, planned_actors
 from rollpacker.runtime.placing.capacity import Capacity, check_capacity
@@ -94,6 +95,11 @@ def workers_shape(config: RunConfig) -> JobShape | None:
     }
     cluster = cluster.model_copy(update=own | sizes | {"environment_nodes": _NO_NODES})
     return JobShape(num_nodes=1, cluster=cluster, section=_WORKERS, keys=keys)
+
+
+def num_elements(job: ElasticJobSection, max_workers: int) -> int:
+    """How many elements the array of a run's rollout workers has."""
+    return job.num_elements or 4 * max_workers
 
 
 def ray_size(config: RunConfig) -> ClusterSize:

@@ -26,7 +26,7 @@ from rollpacker.launch.elastic_script import OWN_OPTIONS_OF_WORKERS
 from rollpacker.launch.file_systems import FileSystem, file_system_of
 from rollpacker.launch.points import Point, points_of
 from rollpacker.launch.sbatch_script import gpus_in_gres
-from rollpacker.launch.shape import JobShape, job_shape, ray_size, workers_shape
+from rollpacker.launch.shape import JobShape, job_shape, num_elements, ray_size, workers_shape
 from rollpacker.launch.site import Site, read_site
 from rollpacker.launch.site_mistakes import site_mistakes
 from rollpacker.launch.slurm_commands import has_slurm, named_cluster
@@ -145,13 +145,27 @@ def _array_mistakes(points: Sequence[Point], site: Site | None) -> Iterator[User
     if site is None:
         return
     largest = max(1, site.max_array_size)
-    for batch in batches([point for point in points if not point.has_finished]):
+    to_do = [point for point in points if not point.has_finished]
+    for batch in batches(to_do):
         if len(batch.points) > largest:
             yield ConfigError(
                 f"{len(batch.points)} points share an array of jobs.",
                 f"This Slurm takes {counted(largest, 'point')} of one shape at once "
                 f"(MaxArraySize={site.max_array_size}).",
                 "Give fewer points at once, and the others when these are submitted.",
+            )
+    for config in (point.config for point in to_do):
+        job = config.elastic.job
+        if job is None or workers_shape(config) is None:
+            continue
+        elements = num_elements(job, config.elastic.max_workers)
+        if elements > site.max_array_size:
+            yield ConfigError(
+                f"The rollout workers of a run are an array of {counted(elements, 'job')}.",
+                f"This Slurm takes {site.max_array_size} (MaxArraySize).",
+                f"Set elastic.job.num_elements={site.max_array_size} or less."
+                if site.max_array_size
+                else "Set elastic.job=null, which submits no workers.",
             )
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,28 @@ def test_runs_are_found_by_what_they_leave_and_not_below_each_other(tmp_path: Pa
 
     assert list(find_runs(tmp_path)) == [tmp_path / "a", tmp_path / "b/0-verl", tmp_path / "b/1-verl"]
     assert list(find_runs(tmp_path / "a")) == [tmp_path / "a"]
+
+
+def test_a_link_to_a_run_elsewhere_is_found_and_no_other_link_is_followed(tmp_path: Path) -> None:
+    for folder in ("runs/b", "scratch/a", "scratch/sweep/0"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "run.json").write_text("{}")
+    for name, target in (("a", "scratch/a"), ("latest", "runs/b"), ("sweep", "scratch/sweep"), ("loop", "runs/loop")):
+        (tmp_path / "runs" / name).symlink_to(tmp_path / target)
+
+    assert list(find_runs(tmp_path / "runs")) == [tmp_path / "runs/a", tmp_path / "runs/b"]
+
+
+def test_a_folder_that_vanishes_while_runs_are_listed_is_skipped(tmp_path: Path) -> None:
+    for name in ("a", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    (tmp_path / "b").mkdir()
+
+    found = find_runs(tmp_path)
+    assert next(found) == tmp_path / "a"
+    shutil.rmtree(tmp_path / "b")
+    assert list(found) == [tmp_path / "c"]
 
 
 def test_a_run_tells_its_job_its_status_and_its_last_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

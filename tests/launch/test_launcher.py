@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,11 +22,14 @@ from rollpacker.launch.batches import batch_script, batches
 from rollpacker.launch.job import PointProcess
 from rollpacker.launch.launcher import launch
 from rollpacker.launch.points import Point, points_of
+from rollpacker.launch.queued_points import points_in_queue
 from rollpacker.launch.submission_environment import submission_environment
 from rollpacker.launch.submissions import read_submission
+from rollpacker.runtime.run.status import write_status
 from rollpacker.terminal import Terminal
 from tests.launch.commands import install_command
 from tests.launch.golden_scripts import E2E, ELASTIC, FOLDER
+from tests.launch.runs import a_status
 
 SEEN: list[DictConfig] = []
 
@@ -136,6 +141,59 @@ def test_a_command_corrected_while_its_job_waits_is_refused_and_settings_that_ch
     assert len(Path("calls").read_text().split()) == 1
 
 
+def _end_slowly(job: str, after: str, sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have squeue list the job as COMPLETING when it is asked for the first time, and then print `after`."""
+    row = f"{job}|{job}|COMPLETING|None|0|1|gpu01|1795267612|0|main|"
+    squeue = f"if [[ -e asked ]]; then {after}; else echo '{row}'; fi; echo x >>asked"
+    install_command(sbatch.parent, "squeue", squeue, monkeypatch)
+    install_command(sbatch.parent, "sacct", "", monkeypatch)
+
+
+def test_a_point_whose_job_is_ending_is_submitted_when_that_job_is_over(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run.seed=0", "hydra.launcher.detach=true", "hydra.launcher.poll_interval_s=0.01"]
+    _launch(*words)
+    _end_slowly("1", ":", sbatch, monkeypatch)
+    _launch(*words)
+    said = capsys.readouterr().out
+    assert "Waiting until jobs that are ending have left the queue: 1\npoint 0 is job 2, submitted for 1 node\n" in said
+
+
+def test_a_job_that_slurm_requeues_after_its_end_is_not_submitted_again(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run.seed=0", "hydra.launcher.detach=true", "hydra.launcher.poll_interval_s=0.01"]
+    _launch(*words)
+    _end_slowly("1", "echo '1|1|PENDING|BeginTime|0|1||N/A|1|main|'", sbatch, monkeypatch)
+    _launch(*words)
+    assert "point 0 is requeued as job 1: not submitted again\n" in capsys.readouterr().out
+    assert len(Path("calls").read_text().split()) == 1
+
+
+def test_a_launch_does_not_wait_without_end_for_a_job_that_is_ending(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _launch("run.seed=0")
+    _end_slowly("1", ":", sbatch, monkeypatch)
+    monkeypatch.setattr(launcher, "_END_WAIT_S", 0.0)
+    with pytest.raises(WorldError, match=r"^Jobs are still ending: 1\.") as error:
+        _launch("run.seed=0", "hydra.launcher.detach=true")
+    assert error.value.remedy == "Launch again when `squeue --jobs=1` lists none."
+    assert len(Path("calls").read_text().split()) == 1
+
+
+def test_a_run_that_has_finished_is_not_submitted_again_while_its_job_is_ending(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_dir,) = _launch("run.seed=0")
+    _end_slowly("1", ":", sbatch, monkeypatch)
+    write_status(run_dir, a_status("finished", updated_at=time.time()))
+    words = ["backend=sim", "model=qwen2.5-7b", "cluster=slurm", f"run.dir={run_dir}", "run.resume=auto"]
+    config = compose_sweep(words).configs[0]
+    assert points_in_queue([Point(number=0, name="", config=config)]) == ({0: "ending as job 1"}, [])
+
+
 def test_of_the_settings_that_a_job_keeps_nothing_secret_is_told_and_the_end_of_long_values(
     sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,12 +212,25 @@ def test_a_launch_that_ends_while_runs_are_told_of_their_jobs_leaves_none_that_t
 ) -> None:
     Path("sweep").mkdir()
     Path("sweep/4").touch()  # where the second run wants its folder
-    with pytest.raises(StorageFailed):
+    with pytest.raises(StorageFailed, match=r"sweep/4 could not be written") as error:
         _launch("run.seed=3,4")
+    assert error.value.remedy.startswith("scancel 1. ")
     assert not list(Path("sweep/.submitit").rglob("*.pkl"))
     _put_in_queue("1_0", sbatch, monkeypatch)
     with pytest.raises(ConfigError, match="point 0 is waiting as job 1_0, which has no settings: its launch was inter"):
         _launch("run.seed=3")
+
+
+def test_on_a_full_disk_nothing_is_submitted_and_the_folder_is_named(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(DelayedSubmission, "dump", fail)
+    with pytest.raises(StorageFailed, match=r"sweep/\.submitit could not be written: the disk is full"):
+        _launch("run.seed=0")
+    assert not Path("calls").exists()
 
 
 def test_commands_to_copy_are_right_for_a_folder_with_blanks(sbatch: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,7 +273,7 @@ def test_workers_that_sbatch_refused_are_added_to_the_job_in_the_queue_by_the_ne
         launch_with_workers()
     assert "`elastic.job`" in error.value.remedy
     Path("refuse-workers").unlink()
-    monkeypatch.setattr(launcher, "points_in_queue", lambda points: {points[0].number: "PENDING as job 1"})
+    monkeypatch.setattr(launcher, "points_in_queue", lambda points: ({points[0].number: "PENDING as job 1"}, []))
     launch_with_workers()
     assert "not submitted again\nits rollout workers are array 2\n" in capsys.readouterr().out
     array, _ = Path("sweep/.submitit/1.elastic").read_text().splitlines()
@@ -210,6 +281,36 @@ def test_workers_that_sbatch_refused_are_added_to_the_job_in_the_queue_by_the_ne
     launch_with_workers()
     assert "array" not in capsys.readouterr().out
     assert len(Path("calls").read_text().split()) == 2
+
+
+def test_an_array_of_workers_that_no_file_can_tell_of_is_named(sbatch: Path) -> None:
+    Path("sweep/.submitit/1.elastic").mkdir(parents=True)
+    sweep = compose_sweep(replaced(ELASTIC, ["hydra/launcher=slurm", "run.dir=sweep/a"]))
+    assert sweep.launcher is not None
+    with pytest.raises(StorageFailed, match=r"1\.elastic could not be written") as error:
+        launch(points_of(sweep), see, sweep.launcher, sweep.folder)
+    assert error.value.allowed.startswith("Job 2 was submitted before that")
+    assert error.value.remedy.startswith("scancel 2. ")
+
+
+def test_a_job_whose_workers_are_submitted_now_is_not_said_to_keep_their_settings(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def launch_with_workers(*words: str) -> None:
+        sweep = compose_sweep(replaced(ELASTIC, ["hydra/launcher=slurm", "run.dir=sweep/a", *words]))
+        assert sweep.launcher is not None
+        launch(points_of(sweep), see, sweep.launcher, sweep.folder)
+
+    Path("refuse-workers").touch()
+    with pytest.raises(WorldError, match="invalid qos"):
+        launch_with_workers("elastic.job.qos=low")
+    Path("refuse-workers").unlink()
+    _put_in_queue("1", sbatch, monkeypatch)
+    for qos, told in (("high", ": not"), ("other", ", which keeps elastic.job.qos=low: not")):
+        capsys.readouterr()
+        launch_with_workers(f"elastic.job.qos={qos}")
+        assert f"is waiting as job 1{told} submitted again\n" in capsys.readouterr().out
+    assert "#SBATCH --qos=high\n" in Path("sweep/.submitit/2_submission.sh").read_text()
 
 
 @pytest.mark.parametrize(("has_workers", "asked"), [(False, {"slept"}), (True, {"slept", "squeue", "scontrol"})])

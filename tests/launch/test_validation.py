@@ -10,6 +10,7 @@ from rollpacker.cli.main import main
 from rollpacker.config.words import replaced
 from rollpacker.launch import validation
 from rollpacker.launch.file_systems import FileSystem
+from tests.cli.inputs import write_model, write_prompts
 from tests.launch.commands import install_command
 
 WORDS = [
@@ -85,6 +86,19 @@ def test_a_sweep_that_is_larger_than_an_array_of_slurms_is_refused(
     _set_up(monkeypatch, f"MaxArraySize = {largest}")
     assert _check() == (0 if is_enough else 2)
     assert ("3 points share an array of jobs." in capsys.readouterr().err) != is_enough
+
+
+@pytest.mark.parametrize(("largest", "code"), [(0, 2), (7, 2), (8, 0)])
+def test_an_array_of_workers_that_is_larger_than_slurm_takes_is_refused(
+    largest: int, code: int, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(here / "model", max_position_embeddings=40_000)
+    write_prompts(here / "prompts.jsonl", ("math",) * 128)
+    _set_up(monkeypatch, f"MaxArraySize = {largest}")
+    real = ["backend=ray", "model=huggingface", "model.path=model", "data.path=prompts.jsonl", "run.seed=0"]
+    cpus = ["cluster.cpus_per_node=8", "elastic.job.cpus_per_worker=1"]
+    assert _check(*real, *cpus, "elastic=slurm", "elastic.max_workers=2") == code
+    assert ("The rollout workers of a run are an array of 8 jobs." in _words(capsys)) == (code == 2)
 
 
 @pytest.mark.parametrize(("kind", "code"), [("ext4", 2), ("overlay", 0), ("nfs4", 0)])

@@ -19,6 +19,7 @@ from rollpacker.launch.shape import job_shape
 from rollpacker.launch.submissions import Submission, read_submission
 from rollpacker.runtime.run.status import read_status
 from slurm.mini_cluster import MiniCluster
+from slurm.mini_daemons import wait_until
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -168,6 +169,24 @@ def test_a_detached_launch_leaves_its_jobs_which_are_not_submitted_twice(cluster
     assert _submission(here / "sweep/0").job_id == f"{array}_0"
     assert _submission(here / "sweep/1").job_id not in job_ids
     cluster.run("scancel", "--user=root")
+
+
+def test_a_point_whose_job_was_cancelled_is_submitted_again_although_that_job_ends_slowly(
+    cluster: MiniCluster, here: Path
+) -> None:
+    ends_slowly = """cluster.setup=['if rm slow; then trap "" TERM; touch ready; sleep 20; fi']"""
+    words = ["run.dir=sweep/only", ends_slowly, "hydra.launcher.detach=true"]
+    (here / "slow").touch()
+    code, output = Launch(cluster, here, *words).end()
+    assert code == 0, output
+    first = _submission(here / "sweep/only").job_id
+    wait_until((here / "ready").exists, what="the job's start", timeout_s=120)
+    cluster.run("scancel", first)
+    code, output = Launch(cluster, here, *words).end()
+    assert code == 0, output
+    second = _submission(here / "sweep/only").job_id
+    assert second != first, output
+    assert cluster.wait_for_state(second, {"COMPLETED", "FAILED"}) == "COMPLETED"
 
 
 def test_sbatch_alone_is_enough_to_submit(cluster: MiniCluster, here: Path) -> None:

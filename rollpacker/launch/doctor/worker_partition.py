@@ -11,7 +11,7 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem_of
 from rollpacker.launch.doctor.preemption import Preemption, Qos, notice_of, preemption_of
 from rollpacker.launch.doctor.slurm import likely_partitions, service_of
-from rollpacker.launch.shape import JobShape
+from rollpacker.launch.shape import JobShape, num_elements
 from rollpacker.launch.site import Partition, Site
 from rollpacker.launch.site_mistakes import partitions_of
 
@@ -54,7 +54,7 @@ def _check_array(
     site: Site, partitions: Sequence[Partition], job: ElasticJobSection, max_workers: int, qos: str | None
 ) -> Finding:
     """Check whether one of the partitions takes the array, and starts its elements."""
-    elements, largest = job.num_elements or 4 * max_workers, site.max_array_size
+    elements, largest = num_elements(job, max_workers), site.max_array_size
     service, starts_jobs = service_of(site, partitions)
     text = f"{service}; {elements} elements"
     names = ", ".join(partition.name for partition in partitions)
