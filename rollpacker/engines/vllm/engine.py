@@ -15,6 +15,7 @@ with the request, so requests without a token are withdrawn before the update an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Coroutine, Sequence
@@ -275,15 +276,22 @@ class VllmEngine:
         """End vLLM's processes. What is in flight counts as aborted and can still be collected."""
         if not self._is_closing:
             self._is_closing = True
-            if self._failure is None:
-                for flight in self._flights.values():
-                    flight.stop()
-                await self._llm.abort([flight.key for flight in self._flights.values() if flight.is_submitted])
-                await asyncio.gather(*self._followers)
-            await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_S)
-            del self._llm  # it complains when it is deleted only at the interpreter's end
-            self._end()
+            try:
+                if self._failure is None:
+                    await self._abort_all()
+            finally:
+                await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_S)
+                del self._llm  # it complains when it is deleted only at the interpreter's end
+                self._end()
         await asyncio.shield(self._ended)
+
+    async def _abort_all(self) -> None:
+        """Return when every request has ended, or vLLM has, of which `collect` then tells."""
+        for flight in self._flights.values():
+            flight.stop()
+        with contextlib.suppress(EngineDeadError):
+            await self._llm.abort([flight.key for flight in self._flights.values() if flight.is_submitted])
+        await asyncio.gather(*self._followers, return_exceptions=True)
 
     # -- one request --
 
