@@ -26,6 +26,12 @@ MODEL_FOLDER = "model"
 FORMAT = 1
 """Raised whenever older files can no longer be read."""
 
+_OF_DAMAGE = (
+    *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError),
+    pickle.UnpicklingError,
+)
+"""What torch raises of a torn or altered file; a field that is missing raises one of them, too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State:
@@ -56,16 +62,16 @@ def read_state(kind: type[StateT], file: Path) -> StateT:
     """Read what `write_state` wrote; raises `CheckpointError` when it is missing, torn or of another format."""
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            found = content.get("format") if isinstance(content, dict) else type(content).__name__
+            raise CheckpointError(
+                f"{file} has format {found}",
+                f"This version reads format {FORMAT}",
+                "Resume with the version that wrote it, or start a new run from its model folder",
+            )
+        return kind(**{field.name: content[field.name] for field in fields(kind)})
+    except _OF_DAMAGE as error:
         raise unreadable(file, error) from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise CheckpointError(
-            f"{file} has format {found}",
-            f"This version reads format {FORMAT}",
-            "Resume with the version that wrote it, or start a new run from its model folder",
-        )
-    return kind(**{field.name: content[field.name] for field in fields(kind)})
 
 
 def require_same_model(folder: Path, found: Mapping[str, Any], own: Mapping[str, Any], model_path: Path) -> None:

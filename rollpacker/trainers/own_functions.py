@@ -79,6 +79,8 @@ class _OwnLoss:
         is_tensor = [isinstance(each, torch.Tensor) and each.shape == tokens.current_N.shape for each in parts]
         if is_tensor != [True, True]:
             raise _wrong("loss", self._source, "it returned no tensor with a number for each token")
+        if parts[1].dtype is not torch.bool:
+            raise _wrong("loss", self._source, "the second of the pair is not true or false for each token")
         return parts
 
 
@@ -161,13 +163,15 @@ def _losses_and_gradient(loss: _OwnLoss, source: str, first: int, end: int) -> t
     written = [name for name, each in tensors().items() if _is_written(given[name], each)]
     if written:
         raise _wrong("loss", source, f"it writes into {', '.join(written)}")
-    if not losses_N.requires_grad:
+    gradient_N = None
+    if losses_N.requires_grad:
+        (gradient_N,) = torch.autograd.grad(losses_N.sum(), current_N, allow_unused=True)
+    if gradient_N is None:
         raise _wrong(
             "loss",
             source,
             f"what it returned for the advantages {list(_ADVANTAGES[rows])} has no gradient with respect to `current`",
         )
-    (gradient_N,) = torch.autograd.grad(losses_N.sum(), current_N)
     return losses_N.detach().double(), gradient_N
 
 

@@ -39,6 +39,7 @@ _CHANGES_OF_LOGITS = (
     "lm_head_multiplier",  # Falcon-H1
     "logits_soft_cap",  # RecurrentGemma
     "output_logit_soft_cap",  # xLSTM
+    "unpadded_vocab_size",  # Inkling
 )
 """What configurations call a change of the logits after the output layer; a factor of 1 makes a copy of them, too."""
 
@@ -64,7 +65,7 @@ def score_microbatch(
     with _scoring_output(model, microbatch, score, chunk_tokens) as made:
         output = _forward(model, microbatch)
     (scores_N3,) = made
-    if output.logits.data_ptr() != scores_N3.data_ptr():
+    if _is_changed(output.logits, scores_N3):
         raise ModelError(
             f"{type(model).__name__} changes its logits after the output layer, so they cannot be scored in chunks",
             "trainer.logits_chunk_tokens takes models whose logits are the output layer's",
@@ -121,6 +122,12 @@ def _forward(model: Any, microbatch: MicroBatch) -> Any:
 def _changes_logits(model: Any) -> bool:
     config = model.config.get_text_config(decoder=True)
     return any(getattr(config, name, None) is not None for name in _CHANGES_OF_LOGITS)
+
+
+def _is_changed(logits_N3: Tensor, scores_N3: Tensor) -> bool:
+    """Whether a model returns something else than its output layer gave it: a copy, a part, or changed in place."""
+    is_whole = logits_N3.data_ptr() == scores_N3.data_ptr() and logits_N3.shape == scores_N3.shape
+    return not is_whole or scores_N3._version > 0  # noqa: SLF001  (torch has no other name for it)
 
 
 @contextlib.contextmanager

@@ -40,6 +40,12 @@ MODULE = """
     def without_gradient(current, advantages):
         return advantages
 
+    def of_numbers_of_its_own(current, advantages):
+        return -advantages * torch.ones_like(current, requires_grad=True)
+
+    def with_ratios(current, advantages):
+        return -advantages * current, current.exp()
+
     def a_mean(current, advantages):
         return (current * advantages).mean()
 
@@ -178,8 +184,10 @@ def test_what_a_loss_takes_without_naming_it_is_not_what_it_reads(source):
         ("loss", "ppoo", "has no `ppoo`; it has `ppo`"),
         ("loss", "stranger", "its parameter `rewards` is none of current, proximal"),
         ("loss", "without_gradient", "has no gradient with respect to `current`"),
+        ("loss", "of_numbers_of_its_own", r"for the advantages \[1.0, .*\] has no gradient with respect to `current`"),
+        ("loss", "with_ratios", "the second of the pair is not true or false for each token"),
         ("loss", "a_mean", "no tensor with a number for each token"),
-        ("loss", "raises", "it raised AttributeError.*mine.py, line 26"),
+        ("loss", "raises", "it raised AttributeError.*mine.py, line 32"),
         ("loss", "infinite", "its losses are"),
         ("loss", "by_sign", "its losses are .*nan.*responses of advantage 0 may be among"),
         ("loss", "ends", "its process ended"),

@@ -114,8 +114,40 @@ def test_a_model_that_changes_its_logits_is_scored_whole_or_refused(monkeypatch)
     found, _ = scored(model, CHUNK)
     assert torch.equal(found.logprobs_N, expected.logprobs_N)
     monkeypatch.setattr("rollpacker.trainers.scoring._CHANGES_OF_LOGITS", ())  # as if nobody knew of it
-    with pytest.raises(ModelError, match=r"Gemma2ForCausalLM changes its logits.*|logits_chunk_tokens=null"):
+    with pytest.raises(ModelError, match=r"(?s)Gemma2ForCausalLM changes its logits.*logits_chunk_tokens=null"):
         score_microbatch(model, MICROBATCH, 1.0, CHUNK)
+
+
+class InPlace(Qwen2ForCausalLM):
+    """Changes its logits where they lie."""
+
+    def forward(self, **inputs: Any) -> Any:
+        output = super().forward(**inputs)
+        output.logits.mul_(0.5)
+        return output
+
+
+class Cut(Qwen2ForCausalLM):
+    """Returns the first of its logits, which lie where all of them do."""
+
+    def forward(self, **inputs: Any) -> Any:
+        output = super().forward(**inputs)
+        output.logits = output.logits[..., :2]
+        return output
+
+
+@pytest.mark.parametrize("kind", [InPlace, Cut])
+def test_a_model_that_changes_its_logits_where_they_lie_is_refused(kind):
+    model = kind(Qwen2Config(**_SIZES)).eval()
+    with pytest.raises(ModelError, match=f"{kind.__name__} changes its logits"):
+        score_microbatch(model, MICROBATCH, 1.0, CHUNK)
+
+
+def test_a_model_whose_configuration_tells_of_padded_logits_is_scored_whole(model):
+    model.config.unpadded_vocab_size = VOCABULARY - 9
+    with LogitsWatch(VOCABULARY) as watch:
+        scored(model, CHUNK)
+    assert watch.most_rows >= NUM_TOKENS
 
 
 def test_a_model_whose_logits_pass_through_a_factor_of_one_is_scored_whole():

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.core.errors import CheckpointError, ModelError, StorageFailed
-from rollpacker.trainers.checkpoints import State, write_state
+from rollpacker.trainers.checkpoints import State, read_state, write_state
 from rollpacker.trainers.models import load_model
 
 if TYPE_CHECKING:
@@ -223,6 +223,22 @@ def test_a_disk_that_is_full_in_the_midst_of_a_tensor_says_so(tmp_path: Path) ->
             write_state(state, tmp_path / "trainer.pt")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_file_with_any_byte_changed_is_read_or_named(tmp_path: Path) -> None:
+    file = tmp_path / "trainer.pt"
+    write_state(State(policy_version=3, generators=(torch.zeros(2),), reference_checksum="abc"), file)
+    whole = file.read_bytes()
+    num_named = 0
+    for place, byte in enumerate(whole):
+        file.write_bytes(whole[:place] + bytes([byte ^ 1]) + whole[place + 1 :])
+        try:
+            read_state(State, file)
+        except CheckpointError as error:
+            assert str(file) in error.problem  # noqa: PT017  (one that does not raise is as good)
+            num_named += 1
+    assert 0 < num_named < len(whole)
 
 
 @pytest.mark.parametrize(
