@@ -147,7 +147,8 @@ class ReceiverBoard:
     def __init__(self, offer: WeightOffer, name: ReceiverName) -> None:
         """Reach the sender; raises `EngineFailed` when it is not there any more."""
         self._name = name
-        self._deadline = time.monotonic() + offer.deadline_s
+        self.deadline = time.monotonic() + offer.deadline_s
+        """Of the whole transfer, on the clock of `time.monotonic`, seconds."""
         try:
             self.store = reach_store(offer.host, offer.port, timeout_s=offer.timeout_s)
         except DistError as error:
@@ -186,7 +187,7 @@ class ReceiverBoard:
             raise self._lost_sender(error) from error
 
     def _wait(self, key: str) -> bytes:
-        remaining_s = max(0.001, self._deadline - time.monotonic())  # 0 would be no limit
+        remaining_s = max(0.001, self.deadline - time.monotonic())  # 0 would be no limit
         try:
             self.store.wait([key], timedelta(seconds=remaining_s))
             text: bytes = self.store.get(key)

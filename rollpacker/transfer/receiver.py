@@ -123,7 +123,6 @@ class _Receiving:
         self._loader = loader
         self._device = device
         self._station = station
-        self._deadline = time.monotonic() + offer.deadline_s
         self._opened: list[OpenedHostBuffer | OpenedCudaBuffer] = []
         self._group: BroadcastGroup | None = None
         self._assembly = Assembly()
@@ -226,7 +225,7 @@ class _Receiving:
                 if time.monotonic() > next_look:
                     if self._board.is_given_up(self._attempt):
                         raise _Interrupted("The sender gave up a broadcast.")
-                    if time.monotonic() > self._deadline:
+                    if time.monotonic() > self._board.deadline:
                         raise EngineFailed(f"{self._name} waited too long for a broadcast of weights.", "", "")
                     next_look = time.monotonic() + _LOOK_AT_BOARD_S
             work.wait()
