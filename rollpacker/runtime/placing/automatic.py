@@ -2,7 +2,8 @@
 
 Engines and trainer take turns on all of them, or in an asynchronous run divide them. In this order:
 
-    kinds        engine=vllm where it is installed, trainer=fsdp, bfloat16, and what bounds the trainer's memory
+    kinds        engine=vllm where it is installed and serves the model, trainer=fsdp, bfloat16, and what bounds the
+                 trainer's memory
     pools        with `system.max_staleness` GPUs of their own for engines and trainer (`pools`)
     engines      degree and number (`engine_choice`)
     trainer      layout and micro-batch (`trainer_choice`)
@@ -20,13 +21,17 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Any, Self
 
+from pydantic import ValidationError
+
 from rollpacker.config.compose import Complete
 from rollpacker.config.gpu_map import GpuMap
 from rollpacker.config.launching import LauncherSettings
 from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.model import PolicySection
 from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError, ModelError
-from rollpacker.data.shapes import transformer_of
+from rollpacker.data.json_files import read_object
+from rollpacker.data.shapes import num_experts_of, transformer_of
 from rollpacker.runtime.placing.draft import Choice, Draft
 from rollpacker.runtime.placing.engine_choice import choose_engines
 from rollpacker.runtime.placing.gpus import Gpus, gpus_of_run
@@ -38,6 +43,8 @@ START_S = 1800.0
 """vLLM compiles a model and records its CUDA graphs; weights may be read from a shared file system."""
 
 _WITHOUT_VLLM = "vLLM, the engine for GPUs, is not installed here: pip install 'rollpacker[vllm]'"
+
+_OF_EXPERTS = "the model is a Mixture of Experts, which engine=vllm does not serve"
 
 _RESOURCES = ("engine.resources.num_gpus", "trainer.resources.num_gpus")
 
@@ -129,13 +136,24 @@ def _choose_kinds(draft: Draft, gpus: Gpus) -> None:
     else:
         maps = {"placement.engine": "all", "placement.trainer": "all"}
         draft.choose(f"{gpus}: engines and trainer take turns on them", maps)
-    if gpus.has_vllm:
+    has_experts = _has_experts(draft)
+    if gpus.has_vllm and not has_experts:
         draft.choose("vLLM is installed", {"engine.name": "vllm"})
     elif draft.is_free("engine.name") and draft.value("engine.name") == "torch":  # the default, and yet a choice
-        draft.chosen["engine.name"] = Choice(key="engine.name", value="torch", reason=_WITHOUT_VLLM)
+        reason = _OF_EXPERTS if has_experts else _WITHOUT_VLLM
+        draft.chosen["engine.name"] = Choice(key="engine.name", value="torch", reason=reason)
     choose_trainer_kind(draft)
     if draft.value("engine.name") == "vllm":
         draft.choose("vLLM compiles the model", {"backend.deadlines.start_s": START_S})
+
+
+def _has_experts(draft: Draft) -> bool:
+    """Whether the model is a Mixture of Experts; False where its directory does not tell."""
+    try:
+        model = PolicySection.model_validate(draft.value("model"))
+        return model.path is not None and num_experts_of(read_object(model.directory / "config.json")) > 0
+    except (ValidationError, ModelError):
+        return False  # the schema, or the check of the model's files, says why
 
 
 def _narrow_maps(draft: Draft, config: RunConfig, gpus: Gpus) -> None:

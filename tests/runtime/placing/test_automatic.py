@@ -185,6 +185,15 @@ def test_an_engine_that_is_torch_because_vllm_is_missing_is_said_to_be_and_one_t
     assert reason_of_engine(models["7B"], has_vllm=True) == {"engine=vllm": "vLLM is installed"}
 
 
+@pytest.mark.parametrize("has_vllm", [True, False])
+def test_a_mixture_of_experts_is_evaluated_by_the_engine_that_serves_it(models, has_vllm):
+    words = ["run.num_steps=0", "evaluation.path=test.jsonl"]
+    ((word, reason),) = reason_of_engine(models["30B-A3B"], *words, has_vllm=has_vllm).items()
+    assert (word, "Mixture of Experts" in reason) == ("engine=torch", True)
+    assert chosen(models["30B-A3B"], *words).engine.num_engines == 8
+    assert chosen(models["30B-A3B"], *words, "engine=vllm").engine.name == "vllm"
+
+
 def test_gpus_that_maps_leave_out_are_said(models):
     assert chosen(models["0.5B"], "placement.engine=0-1", "placement.trainer=0-1").engine.num_engines == 2
 
