@@ -77,7 +77,14 @@ class CheckpointMeta:
     """All others of the checkpoint, which `CheckpointStore.save` records."""
 
 
-_META = TypeAdapter(CheckpointMeta)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Versioned:
+    """What `meta.json` of every version says."""
+
+    schema_version: int
+
+
+_META, _VERSIONED = TypeAdapter(CheckpointMeta), TypeAdapter(_Versioned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,8 +281,6 @@ def _complete(folder: Path, meta: CheckpointMeta) -> None:
 def _load(folder: Path, step: int, fingerprint: str | None) -> Checkpoint:
     """As `CheckpointStore.load`."""
     meta = _read_meta(folder)
-    if meta.schema_version != SCHEMA_VERSION:
-        raise ValueError(f"{META_FILE} has schema version {meta.schema_version}, not {SCHEMA_VERSION}")
     if meta.step != step:
         raise ValueError(f"{META_FILE} says that it is of step {meta.step}")
     if fingerprint is not None and meta.fingerprint != fingerprint:
@@ -288,7 +293,10 @@ def _load(folder: Path, step: int, fingerprint: str | None) -> Checkpoint:
 
 def _read_meta(folder: Path) -> CheckpointMeta:
     try:
-        return _META.validate_json(read_bytes(folder / META_FILE), strict=True)
+        content = read_bytes(folder / META_FILE)
+        version = _VERSIONED.validate_json(content, strict=True).schema_version
+        if version == SCHEMA_VERSION:
+            return _META.validate_json(content, strict=True)
     except FileNotFoundError:
         raise ValueError(f"{META_FILE} is missing") from None
     except OSError as error:
@@ -298,6 +306,7 @@ def _read_meta(folder: Path) -> CheckpointMeta:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ValueError(f"{META_FILE} is damaged: {where or 'it'}: {first['msg']}") from error
+    raise ValueError(f"{META_FILE} has schema version {version}, not {SCHEMA_VERSION}")
 
 
 def _to_json(content: Mapping[str, Any]) -> bytes:

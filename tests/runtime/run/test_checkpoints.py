@@ -244,6 +244,14 @@ def test_a_checkpoint_whose_record_lacks_something_is_broken(store: CheckpointSt
     assert store.find().broken[0].problem == f"meta.json is damaged: {key}: Field required"
 
 
+def test_a_record_of_another_version_is_told_by_its_version_whatever_else_it_holds(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    file = tmp_path / "checkpoints" / "step-000003" / "meta.json"
+    file.write_text('{"schema_version": 999, "step": "three", "checksums": {}}')
+    assert store.find().broken[0].problem == f"meta.json has schema version 999, not {SCHEMA_VERSION}"
+
+
 def names_in(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
 
