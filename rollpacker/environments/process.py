@@ -21,6 +21,7 @@ Run as `python -m rollpacker.environments.process ENV ARGUMENTS PARENT_PID`, wit
 from __future__ import annotations
 
 import contextlib
+import errno
 import inspect
 import json
 import logging
@@ -38,8 +39,9 @@ from rollpacker.protocols.reward import LARGEST_REWARD
 from rollpacker.rewards.processes import fork_under_keeper, limit_resource, send_line, take_standard_input
 
 MEMORY_BYTES = 16 << 30
-"""Address space of an environment: one that wants more should fail alone, not take the node's memory."""
-
+"""Private writable memory of each process of an environment, those that it starts too: one that wants more should fail
+alone, not take the node's memory. RLIMIT_DATA, since Linux 4.7, counts neither mapped files nor address space that is
+only reserved: browsers, WebAssembly and Java reserve far more than they use."""
 
 _AS_TEXT = " (of gymnasium's, those with a render_mode `ansi` give texts: name it in environment.arguments)"
 
@@ -125,7 +127,7 @@ def make(source: str, arguments: dict[str, Any]) -> Environment:
     except UnusableFunction:
         raise
     except (Exception, SystemExit) as error:
-        raise UnusableFunction(f"making {source} raised {in_words(error, __file__)}") from error
+        raise UnusableFunction(f"making {source} raised {_error_in_words(error)}") from error
 
 
 def _in_texts(source: str, env: Any) -> Environment:
@@ -134,7 +136,27 @@ def _in_texts(source: str, env: Any) -> Environment:
             raise UnusableFunction(f"{source} has no method `{name}`")
         if inspect.iscoroutinefunction(getattr(env, name)):
             raise UnusableFunction(f"the method `{name}` of {source} is async; it is called as a plain one")
+    _require_turn(source, env.step)
     return Environment(InTexts(env) if is_played_in_numbers(env) else env)
+
+
+def _require_turn(source: str, step: Callable[..., Any]) -> None:
+    """Refuse a `step` that cannot be called with a turn alone; one whose parameters cannot be read is not refused."""
+    try:
+        signature = inspect.signature(step)
+    except ValueError:
+        return
+    try:
+        signature.bind("a turn")
+    except TypeError as error:
+        raise UnusableFunction(f"the method `step` of {source} is called with a turn alone: {error}") from error
+
+
+def _error_in_words(error: BaseException) -> str:
+    """Give the error and its place, and the limit where memory was refused."""
+    is_refused = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    limit = f"; each process of an environment may have {MEMORY_BYTES >> 30} GiB of memory" if is_refused else ""
+    return f"{in_words(error, __file__)}{limit}"
 
 
 def main(words: list[str]) -> int:
@@ -144,7 +166,7 @@ def main(words: list[str]) -> int:
     fork_under_keeper(int(parent_pid))
     requests = take_standard_input()
     sys.dont_write_bytecode = True  # the folder of a user's file stays as it is
-    limit_resource(resource.RLIMIT_AS, MEMORY_BYTES)
+    limit_resource(resource.RLIMIT_DATA, MEMORY_BYTES)
     limit_resource(resource.RLIMIT_CORE, 0)
     try:
         environment = make(source, json.loads(arguments))
@@ -159,7 +181,7 @@ def main(words: list[str]) -> int:
                 response = _line_of(environment.answer(json.loads(line)))
             except (Exception, SystemExit) as error:  # noqa: BLE001 a trajectory's boundary: what it raises ends no run
                 is_told = isinstance(error, Unfit | UnusableFunction)
-                answer: dict[str, Any] = {"failure": str(error) if is_told else f"it raised {in_words(error)}"}
+                answer: dict[str, Any] = {"failure": str(error) if is_told else f"it raised {_error_in_words(error)}"}
                 answer |= {"is_unfit": True} if isinstance(error, Unfit) else {}
                 response = _line_of(answer)
             requests.sendall(response)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import ConfigError, EngineFailed
@@ -33,18 +32,23 @@ _ALLOWED = {
 LOAD_LIMIT_S = 600.0
 """For an environment to download and load its data set."""
 
+_TURN = "0"
+"""Of the step that is tried: an action of most environments whose actions are numbers."""
 
-def try_environment(config: RunConfig, prompt: Prompt) -> None:
+
+def try_environment(config: RunConfig, prompt: Prompt) -> tuple[str, ...]:
     """Make one in a process of its own and reset it, as often as a trajectory may begin; one of gym takes a step.
+
+    Returns:
+        A note if the step raises, crashes or takes too long, which may be because of the turn, which no model wrote.
 
     Raises:
         ConfigError: It cannot be made, no reset gives an observation, or the step returns something else than a step.
-            That a step raises, or takes too long, may be because of the turn, which no model wrote.
     """
     process = _started(config)
     try:
         _reset(config, process, prompt)
-        _try_step(config, process)
+        return _try_step(config, process)
     finally:
         process.close()
 
@@ -101,15 +105,22 @@ def _as_in_a_run(config: RunConfig, prompt: Prompt) -> EnvironmentReset:
     )
 
 
-def _try_step(config: RunConfig, process: SupervisorProcess) -> None:
+def _try_step(config: RunConfig, process: SupervisorProcess) -> tuple[str, ...]:
     section = config.environment
     assert section is not None
     if section.name != "gym":
-        return
-    with suppress(EngineFailed):
-        answer = process.ask(json.dumps({"step": {"text": "0"}}), section.turn_timeout_s)
-        if answer.get("is_unfit"):
-            raise _unusable(config, answer["failure"])
+        return ()
+    try:
+        answer = process.ask(json.dumps({"step": {"text": _TURN}}), section.turn_timeout_s)
+    except EngineFailed:
+        limit = f"environment.turn_timeout_s={section.turn_timeout_s:g}"
+        answer = {"failure": f"its process died, or took longer than {limit}"}
+    if "failure" not in answer:
+        return ()
+    if answer.get("is_unfit"):
+        raise _unusable(config, answer["failure"])
+    note = f"environment.env={section.env}: a step on the turn {_TURN!r}, which no model wrote, failed"
+    return (f"{note}: {answer['failure']}. Correct the class if other turns fail, too.",)
 
 
 def tool_schemas(config: RunConfig) -> list[dict[str, Any]]:

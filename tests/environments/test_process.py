@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import select
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from tests.environments.answers import answers_of
 from tests.environments.test_pool import START, closing, pids, request, turn
 
 OWN = """
+import mmap
 import os
 import time
 from pathlib import Path
@@ -106,6 +108,35 @@ class AsyncReset(Busy):
         return "", {}
 
 
+class Hungry:
+    def __init__(self, file):
+        self.file = file
+
+    def reset(self):
+        with open(self.file, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        reserved = mmap.mmap(-1, 20 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+        return f"{len(mapped) >> 30} {len(reserved) >> 30}", {}
+
+    def step(self, action):
+        taken = bytes(17 << 30) if action == "bytes" else mmap.mmap(-1, 17 << 30, mmap.MAP_PRIVATE)
+        return str(len(taken)), 0.0, False, False, {}
+
+
+class StepOfTwo(Busy):
+    def step(self, action, index):
+        return action, 0.0, False, False, {}
+
+
+class StepOfNone(Busy):
+    def step(self):
+        return "", 0.0, False, False, {}
+
+
+class BuiltInStep(Busy):
+    step = max
+
+
 class FailsToClose(Busy):
     def close(self):
         raise OSError("no port")
@@ -158,11 +189,30 @@ def test_a_process_that_an_environment_forks_answers_nothing(own: str, tmp_path:
         ("ShownByRender", "its reset cannot be called: its parameter `task` is none of"),
         ("AsyncStep", "the method `step` of .*own.py:AsyncStep is async"),
         ("AsyncReset", "the method `reset` of .*own.py:AsyncReset is async"),
+        ("StepOfTwo", "`step` of .*own.py:StepOfTwo is called with a turn alone: missing a required argument: 'index'"),
+        ("StepOfNone", "`step` of .*own.py:StepOfNone is called with a turn alone: too many positional arguments"),
     ],
 )
 def test_a_class_whose_parts_cannot_be_looked_at_is_the_users_mistake(own: str, name: str, says: str):
     with pytest.raises(UnusableFunction, match=says):
         make(f"{own}:{name}", {})
+
+
+def test_a_step_whose_parameters_cannot_be_read_is_not_refused_for_them(own: str):
+    assert make(f"{own}:BuiltInStep", {})
+
+
+def test_an_environment_may_map_and_reserve_more_than_the_memory_that_it_may_have_and_the_limit_is_told(
+    own: str, tmp_path: Path
+):
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(20 << 30)
+    with started(f"{own}:Hungry", {"file": file.name}) as process:
+        assert ask(process, reset={})["observation"] == "20 20"
+        for action, error in (("bytes", "MemoryError"), ("mapping", "OSError")):
+            failure = ask(process, step={"text": action})["failure"]
+            limit = "each process of an environment may have 16 GiB of memory"
+            assert re.fullmatch(rf"it raised {error}: .*\(own\.py, line \d+\); {limit}", failure)
 
 
 @pytest.mark.parametrize("name", ["Busy", "HangsAtItsEnd"])
@@ -194,6 +244,13 @@ async def test_an_environment_without_a_call_closes_what_it_holds_while_another_
         pool.step(request(0), 1, turn("go"))
         await asyncio.sleep(0)
     assert (tmp_path / "closed").read_text() == "closed"
+
+
+def test_an_environment_that_is_delayed_closes_what_it_holds(own: str, tmp_path: Path):
+    delayed = {"env": f"{own}:Closed", "arguments": {"file": f"{tmp_path}/closed"}}
+    make("rollpacker.environments.delayed:Delayed", delayed).close()
+    assert (tmp_path / "closed").read_text() == "closed"
+    make("rollpacker.environments.delayed:Delayed", {"env": f"{own}:Busy"}).close()
 
 
 def test_a_close_that_raises_is_logged(own: str, caplog: pytest.LogCaptureFixture):

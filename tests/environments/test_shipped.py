@@ -42,6 +42,7 @@ def test_a_calculator_computes_nothing_but_numbers_of_bounded_size(text: str):
         compute(text)
     assert compute("-3 * (2 - 0.5)") == Fraction(-9, 2)
     assert calculate(" (2 + 3) / 6") == "5/6"
+    assert calculate("+3 - +(1 + 1)") == "1"
 
 
 def test_a_calculator_takes_numbers_as_they_are_written():
@@ -70,6 +71,15 @@ def test_every_map_has_a_way_that_is_rewarded_at_its_end_and_not_before(kind: An
     assert [(reward, is_over) for _, reward, is_over, _, _ in steps] == [(0.0, False)] * (len(moves) - 1) + [
         (1.0, True)
     ]
+
+
+@pytest.mark.parametrize(("size", "hole_share"), [(4, 0.99), (8, 0.9), (30, 0.5)])
+def test_a_lake_with_too_many_holes_has_some_filled_until_there_is_a_way(size: int, hole_share: float):
+    lake, twin = FrozenLake(size, hole_share), FrozenLake(size, hole_share)
+    shown, _ = lake.reset(seed=1)
+    assert (shown, {}) == twin.reset(seed=1)
+    assert "O" in shown
+    assert lake.way()
 
 
 def test_a_hole_ends_the_game_without_reward_and_a_border_stops():

@@ -34,6 +34,11 @@ def half(text: str):
     return "\\ud800"
 
 
+def place(text: str):
+    """Name one."""
+    return {"city": "K\\u00f6ln", "cut": "\\ud800"}
+
+
 def fail(text: str):
     """Fail."""
     raise KeyError(text)
@@ -61,7 +66,7 @@ def contents(tools: Tools, action: str) -> list[str]:
 @pytest.fixture
 def tools(tmp_path: Path) -> Tools:
     (tmp_path / "own.py").write_text(OWN)
-    own = [f"{tmp_path}/own.py:{name}" for name in ("table", "half", "fail", "parse")]
+    own = [f"{tmp_path}/own.py:{name}" for name in ("table", "half", "place", "fail", "parse")]
     made = Tools([CALCULATE, *own], "hermes")
     assert made.reset() == ([], {})
     return made
@@ -71,6 +76,10 @@ def test_calls_are_answered_in_their_order_by_messages_of_their_tools(tools: Too
     messages = tools.step(call("calculate", expression="1/3 + 0.5") + call("table", size=1))[0]
     assert messages[0] == {"role": "tool", "content": "5/6", "name": "calculate"}
     assert json.loads(messages[1]["content"]) == {"title": "", "rows": [[1]]}
+
+
+def test_a_result_that_is_no_text_reaches_the_model_with_its_letters(tools: Tools):
+    assert contents(tools, call("place", text="")) == ['{"city": "Köln", "cut": "\ud800"}']
 
 
 @pytest.mark.parametrize(

@@ -30,14 +30,14 @@ def prompt(answer: str = "3 20") -> Prompt:
     return Prompt(key="p", domain=Domain("walk"), messages=(), text="3 20 :", reference=AnswerReference(text=answer))
 
 
-def try_it(env: str, arguments: dict[str, Any], answer: str = "3 20") -> None:
+def try_it(env: str, arguments: dict[str, Any], answer: str = "3 20") -> tuple[str, ...]:
     words = ["environment=gym", f"environment.env={env}", "environment.max_restarts=1"]
     given = ", ".join(f"{name}: {value!r}" for name, value in arguments.items())
-    try_environment(config_of(*words, f"environment.arguments={{{given}}}"), prompt(answer))
+    return try_environment(config_of(*words, f"environment.arguments={{{given}}}"), prompt(answer))
 
 
 def test_an_environment_that_can_be_reset_is_fine():
-    try_it(WALK, {})
+    assert try_it(WALK, {}) == ()
 
 
 @pytest.mark.parametrize(
@@ -57,21 +57,23 @@ def test_one_that_cannot_be_made_or_reset_is_refused_with_the_reason(env: str, a
         try_it(env, arguments)
 
 
-def test_a_step_that_returns_no_step_is_refused_and_one_that_raises_may_be_for_the_turn(tmp_path: Path):
+def test_a_step_that_returns_no_step_is_refused_and_one_that_raises_may_be_for_the_turn_and_is_noted(tmp_path: Path):
     step = "return 'go on', 0.0, False, {}"
     own = "class Env:\n    def reset(self):\n        return 'go', {{}}\n    def step(self, action):\n        {}\n"
     (tmp_path / "old.py").write_text(own.format(step))
     with pytest.raises(ConfigError, match=r"old\.py:Env cannot be used.*step returned \('go on', 0\.0, False"):
         try_it(f"{tmp_path}/old.py:Env", {})
     (tmp_path / "strict.py").write_text(own.format("raise ValueError(action)"))
-    try_it(f"{tmp_path}/strict.py:Env", {})
+    (note,) = try_it(f"{tmp_path}/strict.py:Env", {})
+    assert "strict.py:Env: a step on the turn '0', which no model wrote, failed: it raised ValueError: 0 (str" in note
 
 
 def test_a_reset_that_hangs_is_told_from_one_that_dies():
     words = ("environment=gym", f"environment.env={DELAYED}", "environment.max_restarts=0")
     hanging = f"environment.arguments={{env: '{WALK}', p_hang: 1.0}}"
     config = config_of(*words, hanging, "environment.reset_timeout_s=1", "environment.turn_timeout_s=1")
-    try_environment(config, prompt())  # the step hangs, which may be for the turn
+    (note,) = try_environment(config, prompt())
+    assert "its process died, or took longer than environment.turn_timeout_s=1. Correct" in note
     sleeping = config_of(
         *words, f"environment.arguments={{env: '{WALK}', median_s: 100}}", "environment.reset_timeout_s=1"
     )
