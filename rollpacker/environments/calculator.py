@@ -51,6 +51,8 @@ def _value_of(node: ast.expr, lines: Sequence[bytes]) -> Fraction:
             return _fraction_of(lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode())
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value_of(operand, lines)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value_of(operand, lines)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](_value_of(left, lines), _value_of(right, lines))
     raise ValueError("only numbers, + - * / and parentheses")

@@ -1,7 +1,8 @@
 """Any environment, slower and less reliable: to see what redundancy and time limits are worth.
 
 Latencies are log-normal, as those of web and game environments are: half of the answers take less than `median_s`, one
-of a hundred more than `p99_s`. A share of the episodes hangs at a random step, and another crashes its process.
+of a hundred more than `p99_s`. A share of the episodes hangs at one of the first three steps, and another crashes its
+process; an episode that ends before that step goes well.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Delayed:
         arguments: Given to it.
         median_s: Of the latency of resets and steps.
         p99_s: Its 99th percentile; 0 is the median.
-        p_hang: Of an episode, the probability that a step of it never returns.
-        p_crash: Of an episode, the probability that its process dies in a step.
+        p_hang: Of an episode of three or more steps, the probability that one of the first three never returns.
+        p_crash: Of such an episode, the probability that its process dies in one of these steps.
         p_crash_at_reset: That it dies in its reset.
     """
 
@@ -75,6 +76,11 @@ class Delayed:
         self._wait()
         result: tuple[str, float, bool, bool, dict[str, Any]] = self._env.step(action)
         return result
+
+    def close(self) -> None:
+        """Let go of what the other one holds, if it has such a method."""
+        if callable(close := getattr(self._env, "close", None)):
+            close()
 
     def _wait(self) -> None:
         if self._median_s:

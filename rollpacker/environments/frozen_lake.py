@@ -13,13 +13,16 @@ from rollpacker.environments.moves import MOVES, UNKNOWN_MOVE, Place, beyond, mo
 
 _LEAST_SIZE = 2
 
+_MOST_DRAWS = 100
+"""Of maps, before holes of the last one are filled: with many holes hardly any map has a way."""
+
 
 class FrozenLake:
     """One lake.
 
     Args:
         size: Rows and columns.
-        hole_share: Of the places, about.
+        hole_share: Of the places, about; fewer where hardly any such map has a way.
     """
 
     def __init__(self, size: int = 4, hole_share: float = 0.2) -> None:
@@ -31,11 +34,16 @@ class FrozenLake:
         """Draw a lake."""
         numbers = random.Random(seed)
         self._player, self._goal = (0, 0), (self._size - 1, self._size - 1)
-        while True:
+        for _ in range(_MOST_DRAWS):
             self._holes = {place for place in self._places() if numbers.random() < self._hole_share}
             self._holes -= {self._player, self._goal}
             if self.way():
                 return self._shown(), {}
+        filled = sorted(self._holes)
+        numbers.shuffle(filled)
+        while not self.way():
+            self._holes.remove(filled.pop())
+        return self._shown(), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Move."""
@@ -51,11 +59,11 @@ class FrozenLake:
     def way(self) -> list[str]:
         """The moves of a shortest way to the goal; empty where there is none."""
         ways: dict[Place, list[str]] = {self._player: []}
-        queue = [self._player]
+        queue, places = [self._player], self._places()
         for place in queue:
             for name, move in MOVES.items():
                 there = beyond(place, move)
-                if there in self._places() and there not in ways and there not in self._holes:
+                if there in places and there not in ways and there not in self._holes:
                     ways[there] = [*ways[place], name]
                     queue.append(there)
         return ways.get(self._goal, [])

@@ -87,7 +87,7 @@ class Tools:
             return no_tool(call.name, self._functions)
         try:
             result = function(**(_as_hinted(call.arguments, function) if call.are_texts else call.arguments))
-            return result if isinstance(result, str) else json.dumps(result)
+            return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
         except (Exception, SystemExit) as error:  # noqa: BLE001 a call's boundary: the model is told, and may call again
             return f"Error: {in_words(error, __file__)}"
 
