@@ -77,7 +77,8 @@ def try_observation(config: RunConfig, tokenizer: PromptTokenizer, prompt: Promp
         return
     if _OBSERVATION not in tokenizer.token_texts(tokenizer.encode_text(_OBSERVATION)):
         return
-    role = "tool" if section.name == "tools" or prompt.row.get("tools") else "user"
+    answers_calls = section.name == "tools" or (section.name == "verifiers" and prompt.row.get("tools"))
+    role = "tool" if answers_calls else "user"
     _try_following(config, tokenizer, prompt, role, [tokenizer.eos_token_id])
     if not section.speaks_first:
         return

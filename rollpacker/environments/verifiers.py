@@ -132,7 +132,7 @@ class Verifiers:
         if episode is None:
             return self._endpoint.asked.result(), 0.0, False, False, {}
         if self._endpoint.is_full:
-            return [], sum(trace.reward for trace in episode.traces), False, True, {}
+            return [], 0.0, False, True, {}
         if not episode.ok:
             raise EpisodeError(_errors_of(episode))
         return [], sum(trace.reward for trace in episode.traces), True, False, {}

@@ -250,6 +250,22 @@ def test_a_template_without_a_place_for_results_of_tools_is_refused_before_the_r
         try_observation(config, tokenizer, prompt(user("hi")))
 
 
+def test_an_observation_is_tried_in_the_role_in_which_the_run_writes_it(model_path):
+    gym = ("environment=gym", "environment.env=rollpacker.environments.walk_turns:WalkTurns")
+    taskset = ("environment=verifiers", "environment.env=x")
+    tokenizer, _ = renderer_of(model_path, "chatml")
+    tokenizer._tokenizer.chat_template = CHATML.replace("in messages", "in messages if m.role != 'tool'")
+    with_tools = dataclasses.replace(prompt(user("hi")), row={"ground_truth": "3 20", "tools": [{"name": "add"}]})
+
+    def try_it(*words: str) -> None:
+        config = composed(*words, f"model.path={model_path}", "data.path=x.jsonl", "run.dir=x")
+        try_observation(config, tokenizer, with_tools)
+
+    try_it(*gym)
+    with pytest.raises(DataError, match="leaves out a message of the role `tool`"):
+        try_it(*taskset)
+
+
 def test_a_tokenizer_that_cannot_write_what_is_looked_for_refuses_no_run(model_path, monkeypatch):
     words = ("environment=gym", "environment.env=rollpacker.environments.walk_turns:WalkTurns")
     config = composed(*words, f"model.path={model_path}", "data.path=x.jsonl", "run.dir=x")

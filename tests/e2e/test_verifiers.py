@@ -109,6 +109,7 @@ class WalkEnv(vf.Env[vf.SingleAgentEnvConfig]):
             said = await walk.turn()
             while not said.terminated and (place := after(place, said.last_reply)) < target:
                 said = await walk.turn(f"{place} {target} :")
+        walk.trace.record_reward("begins", 0.25 * (walk.trace.assistant_messages[0].content == "+2 3"))
 '''
 
 ASKED = '''
@@ -283,13 +284,14 @@ def test_what_it_says_follows_a_turn_and_after_the_last_that_may_come_it_is_scor
         reference=AnswerReference(text=""),
         row={"task": task},
     )
-    arrives, ends, is_cut, breaks = played(
+    arrives, ends, is_cut, answers, breaks = played(
         python,
         "walk-in-turns",
         prompt,
         [turn("+4 5"), turn("+2 7")],
         [turn("+1 2"), turn("+1 3"), turn("+1 4")],
-        [turn("+1 2", FinishReason.LENGTH)],
+        [turn("+2 3", FinishReason.LENGTH)],
+        [turn("+2 3"), turn("+4 7", FinishReason.LENGTH)],
         [turn("raise")],
     )
     assert arrives[1].observation == [{"role": "user", "content": "5 7 :"}]
@@ -297,6 +299,7 @@ def test_what_it_says_follows_a_turn_and_after_the_last_that_may_come_it_is_scor
     assert (arrives[2].reward, arrives[2].is_terminated) == (1.0, True)
     assert (ends[3].reward, ends[3].is_terminated) == (0.0, True)
     assert (is_cut[1].reward, is_cut[1].is_truncated) == (0.0, True)
+    assert (answers[2].reward, answers[2].is_terminated) == (1.25, True)
     assert breaks[1].failure == "environment_error"
     assert "no walk" in breaks[1].problem
 
