@@ -217,12 +217,11 @@ def load_manifest(folder: Path) -> Manifest | None:
         raise (_no_manifest(path, reason_of(error)) if is_damage(error) else _unreadable(path, error)) from error
     try:
         plain = json.loads(text)
-        version = int(plain["schema_version"])
+        _refuse_other_version(path, int(plain["schema_version"]))
         parts = tuple(Part(first=first, last=last) for first, last in plain["parts"])
         num_truncations = int(plain["num_truncations"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _no_manifest(path, str(error)) from error
-    _refuse_other_version(path, version)
     return Manifest(parts=parts, num_truncations=num_truncations)
 
 
