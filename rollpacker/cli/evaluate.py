@@ -324,11 +324,16 @@ def _require(requirements: Sequence[Requirement], scores: Mapping[tuple[int, str
     from rollpacker.evaluation.comparison import ROUNDING
 
     num_steps = len({step for step, _ in scores})
-    failed = [
-        f"{name}{f' after step {step}' if num_steps > 1 else ''} is {score:g}, below {requirement.least:g}."
-        for requirement in requirements
-        for (step, name), score in scores.items()
-        if name == requirement.set_name and score < requirement.least - ROUNDING
-    ]
+    failed = []
+    for requirement in requirements:
+        of_set = {step: score for (step, name), score in scores.items() if name == requirement.set_name}
+        if not of_set:
+            failed.append(f"{requirement.set_name} has no score.")
+        failed += [
+            f"{requirement.set_name}{f' after step {step}' if num_steps > 1 else ''} is {score:g}, below "
+            f"{requirement.least:g}."
+            for step, score in of_set.items()
+            if score < requirement.least - ROUNDING
+        ]
     if failed:
         raise WorldError(" ".join(failed), "require= asks for more.", "")

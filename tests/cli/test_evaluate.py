@@ -353,12 +353,14 @@ def test_prompts_of_training_that_are_gone_are_left_out_with_a_note(
     assert composed("data.path=moved.jsonl").data.path is not None
 
 
-def test_a_requirement_names_the_step_of_each_policy_that_fails_where_there_are_several() -> None:
+def test_a_requirement_names_each_policy_that_fails_and_fails_where_its_set_has_no_score() -> None:
     requirements = parse_requirements("unseen>=0.5")
     with pytest.raises(WorldError, match=r"unseen after step 0 is 0, below 0\.5\. unseen after step 4 is 0\.25,"):
         _require(requirements, {(0, "unseen"): 0.0, (4, "unseen"): 0.25, (6, "unseen"): 0.75})
     with pytest.raises(WorldError, match=r"unseen is 0, below 0\.5"):
         _require(requirements, {(0, "unseen"): 0.0})
+    with pytest.raises(WorldError, match=r"^seen has no score\."):
+        _require(parse_requirements("seen>=0"), {(0, "unseen"): 0.0})
 
 
 def test_a_score_that_is_below_a_requirement_by_rounding_alone_meets_it() -> None:

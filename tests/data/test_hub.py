@@ -95,6 +95,18 @@ def test_data_by_name_is_read_from_the_cache(cache, tmp_path):
     assert [prompt.reference.text for prompt in load_prompts(config.data.files)] == ["42"]
 
 
+def test_a_held_out_set_has_one_name_whatever_its_revision(cache):
+    write_cached(cache, "model", "Qwen/Tiny", WEIGHTS)
+    write_cached(cache, "dataset", "o/MATH-1.5", {"main/test.jsonl": ""}, OLD)
+    words = ["evaluation.path=[hf://o/MATH-1.5,hf://o/MATH-1.5/main]", "run.keep_best=true", "run.best_by=MATH-1.5"]
+    config = run_config(*words)
+    pinned = recorded(config)
+    again = compose([f"config={pinned.run.dir}"])
+    for each in (config, pinned, again):
+        assert [rule.name for rule in each.evaluation.rules] == ["MATH-1.5", "main"]
+    assert again == pinned
+
+
 def test_everything_that_the_cache_lacks_is_said_at_once_with_the_command_that_fetches_it(cache):
     message = error_of(run_config("data.path=hf://openai/gsm8k/main", "model.download=never"))
     assert "model.path=Qwen/Tiny is no directory here" in message

@@ -34,7 +34,8 @@ class HeldOutFile(PromptFile):
     split_choice: ClassVar[str] = "evaluation.path=[{{path: DIR, split: {}}}]"
 
     name: str = Field("", pattern=r"^[\w.=-]*$")
-    """Of the set; empty takes the file's, without its ending."""
+    """Of the set; empty takes the file's, without its ending, or that of a whole data set without organisation and
+    revision."""
     num_samples: Count | None = Field(None, ge=1)
     temperature: Temperature | None = None
     top_p: Probability | None = None
@@ -43,7 +44,9 @@ class HeldOutFile(PromptFile):
 
     @property
     def set_name(self) -> str:
-        return self.name or self.path.stem
+        of_hub = self.hub_name
+        of_path = self.path.stem if of_hub is None or of_hub.inside else of_hub.repository.rpartition("/")[2]
+        return self.name or of_path
 
 
 def _named_apart(files: tuple[HeldOutFile, ...]) -> tuple[HeldOutFile, ...]:
