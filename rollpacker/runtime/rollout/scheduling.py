@@ -165,7 +165,7 @@ def all_dropped(*, has_environments: bool) -> DataError:
             "All prompts were launched, and too few for one batch are left: the environments of the others failed too "
             f"often{_OR_EQUAL}.",
             "A trajectory begins again environment.max_restarts times; a prompt with too few left is dropped.",
-            _HOW_THEY_FAILED,
+            f"{_HOW_THEY_FAILED} {_IF_EQUAL} or run.num_epochs.",
         )
     return DataError(
         "All prompts were launched, and too few for one batch are left: the others had all their rewards equal.",
@@ -174,12 +174,19 @@ def all_dropped(*, has_environments: bool) -> DataError:
     )
 
 
+def prompt_source(config: RunConfig) -> str:
+    """Where the prompts come from, in words."""
+    others = "the environment" if config.takes_prompts_of_environment else "the workload"
+    files = ", ".join(file.written for file in config.data.files) or others
+    return f"{files}, as far as data.keep_solve_rate keeps it," if config.data.solve_rates else files
+
+
 def enough_prompts(config: RunConfig, counts: Mapping[Domain, int]) -> Mapping[Domain, int]:
     """Give the counts back if they fill one batch; raises `DataError`."""
     total = sum(counts.values())
     if config.trains and total < config.rollout.num_prompts:
         raise DataError(
-            f"{_source(config)} has {counted(total, 'prompt')}, fewer than rollout.num_prompts="
+            f"{prompt_source(config)} has {counted(total, 'prompt')}, fewer than rollout.num_prompts="
             f"{config.rollout.num_prompts}.",
             "A prompt is in a batch once per epoch, so the data fills at least one batch.",
             f"Add prompts, or set rollout.num_prompts={total} or lower.",
@@ -192,12 +199,11 @@ def supplied_settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, 
     if not config.trains:
         return scheduler_settings(config, num_prompts_by_domain)
     weights, domains = config.data.domain_weights, list(num_prompts_by_domain)
-    for key, named in (("data.domain_weights", weights), ("reward.domains", config.reward.domains)):
-        refuse_unknown_domains(key, named, domains, _source(config))
+    refuse_unknown_domains("data.domain_weights", weights, domains, prompt_source(config))
     if weights and (unweighted := [domain for domain in domains if domain not in weights]):
         raise ConfigError(
             f"data.domain_weights has no weight for {', '.join(unweighted)}, so these prompts would never be trained.",
-            f"Every domain in {_source(config)} has a weight, or none has.",
+            f"Every domain in {prompt_source(config)} has a weight, or none has.",
             f"Add {word_below('data.domain_weights', unweighted[0], '...')}, or remove its prompts from the file.",
         )
     is_real = config.backend.name == "ray"
@@ -340,13 +346,6 @@ def _stream_settings(config: RunConfig, trainer_parts: Sequence[tuple[int, ...]]
     return replace(adaptive, first_share=share, last_share=max(share, adaptive.last_share), must_fit=False)
 
 
-def _source(config: RunConfig) -> str:
-    """Where the prompts come from, in words."""
-    others = "the environment" if config.takes_prompts_of_environment else "the workload"
-    files = ", ".join(file.written for file in config.data.files) or others
-    return f"{files}, as far as data.keep_solve_rate keeps it," if config.data.solve_rates else files
-
-
 _HOW_THEY_FAILED = (
     "Read the reasons in the lines `The environment of ... failed` that the run printed, or, where environments have "
     "nodes of their own, in logs/attempt-*/environments-*.log; environment.reset_timeout_s, environment.turn_timeout_s "
@@ -357,6 +356,11 @@ _HOW_THEY_FAILED = (
 
 _OR_EQUAL = ", or, with system.dynamic_sampling, all their rewards were equal"
 
+_IF_EQUAL = (
+    "If rewards were equal, which `solve_rate` in the table `domains` near 0 or 1 tells, take prompts that the model "
+    "solves sometimes, or raise rollout.num_responses"
+)
+
 
 def too_few_left(command: FailRun, *, has_environments: bool) -> DataError:
     """Say why a batch could not be filled."""
@@ -365,7 +369,7 @@ def too_few_left(command: FailRun, *, has_environments: bool) -> DataError:
             f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} "
             f"of them were dropped: their environments failed too often{_OR_EQUAL}.",
             "A trajectory begins again environment.max_restarts times; a prompt with too few left is dropped.",
-            _HOW_THEY_FAILED,
+            f"{_HOW_THEY_FAILED} {_IF_EQUAL} or system.max_launch_factor.",
         )
     return DataError(
         f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} of "

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from rollpacker.core.errors import ConfigError, ModelError, UserError
 from rollpacker.core.ids import Domain
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.chat_templates import check_chat
+from rollpacker.data.domains import refuse_unknown_domains
 from rollpacker.data.held_out import check_apart, load_held_out, notes_of_suffixes
 from rollpacker.data.json_files import decoder_of, read_object
 from rollpacker.data.model_files import check_model_files
@@ -44,7 +46,7 @@ from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.model_fit import ModelFit, validate_fit
 from rollpacker.runtime.placing.planning import cluster_size, placed_actors
 from rollpacker.runtime.placing.topology import trainer_parts
-from rollpacker.runtime.rollout.scheduling import enough_prompts, supplied_settings
+from rollpacker.runtime.rollout.scheduling import enough_prompts, prompt_source, supplied_settings
 from rollpacker.runtime.run.callbacks import check_callbacks
 from rollpacker.runtime.run.folder_checks import check_run_dir
 from rollpacker.runtime.run.prompt_look import may_resume
@@ -127,7 +129,7 @@ class RealRunFacts:
             self.has_tried_functions = True
             self._notes_on_answers += try_checks(self._config.reward, prompts, can_reach=self.is_here)
             if self._config.environment and prompts:
-                try_environment(self._config, prompts[0])
+                self._notes_on_answers += try_environment(self._config, prompts[0])
 
     def check_order(self, order: Mapping[str, object]) -> None:
         config = self._config
@@ -172,6 +174,7 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
     settings = None
     if num_prompts_by_domain is not None:
         settings = look(lambda: supplied_settings(config, num_prompts_by_domain))
+        look(lambda: _check_rewarded_domains(config, list(num_prompts_by_domain)))
     cluster = look(run_facts.cluster)
     fit = None
     if config.backend.name == "ray" and model is not None:
@@ -232,6 +235,16 @@ def _try_own_functions(config: RunConfig) -> tuple[str, ...] | None:
     """Dynamic sampling drops groups of equal rewards, before over-long shaping: that may make rewards equal again."""
     drops_equal_groups = config.system.dynamic_sampling and config.reward.overlong_buffer_tokens is None
     return try_own_functions(config.objective, config.system.max_staleness, has_equal_groups=not drops_equal_groups)
+
+
+def _check_rewarded_domains(config: RunConfig, trained: Sequence[Domain]) -> None:
+    """Refuse a reward of a domain that neither training nor a held-out set has; an evaluation may have few of them."""
+    if not config.trains or config.reward.domains.keys() <= set(trained):
+        return
+    held_out = chain.from_iterable(load_held_out(config.evaluation).values())
+    source = " or ".join([prompt_source(config), *(file.written for file in config.evaluation.files)])
+    domains = dict.fromkeys([*trained, *(prompt.domain for prompt in held_out)])
+    refuse_unknown_domains("reward.domains", config.reward.domains, domains.keys(), source)
 
 
 def _few_enough(config: RunConfig, num_prompts: Mapping[str, int]) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ from rollpacker.core.commands import FailRun
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain
 from rollpacker.core.settings import LengthHistorySettings
-from rollpacker.runtime.rollout.scheduling import scheduler_settings, too_few_left
+from rollpacker.runtime.rollout.scheduling import all_dropped, scheduler_settings, too_few_left
 
 REAL = ("reward=sandbox", "model.path=m", "data.path=d")
 MODELLED = ("backend=sim", "model=qwen2.5-7b")
@@ -99,3 +99,5 @@ def test_equal_rewards_are_named_with_what_drops_their_prompts_and_failures_with
     assert "failed too often, or, with system.dynamic_sampling, all their rewards were equal." in error.problem
     assert "`The environment of ... failed`" in error.remedy
     assert "the first observations fill rollout.max_response_tokens" in error.remedy
+    for remedy in (error.remedy, all_dropped(has_environments=True).remedy):
+        assert "take prompts that the model solves sometimes, or raise rollout.num_responses or" in remedy

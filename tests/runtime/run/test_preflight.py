@@ -363,9 +363,9 @@ def test_a_locked_folder_cannot_be_written(tmp_path: Path) -> None:
         check_creatable("run.dir", tmp_path / "locked" / "x")
 
 
-def held_out(folder: Path, *questions: str) -> str:
+def held_out(folder: Path, *questions: str, domain: str = "math") -> str:
     lines = [
-        {"id": f"q{number}", "domain": "math", "prompt": question, "ground_truth": "1"}
+        {"id": f"q{number}", "domain": domain, "prompt": question, "ground_truth": "1"}
         for number, question in enumerate(questions)
     ]
     (folder / "new.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -375,6 +375,14 @@ def held_out(folder: Path, *questions: str) -> str:
 def test_held_out_sets_are_counted(inputs: list[str], tmp_path: Path) -> None:
     resolved = validate(compose([*inputs, held_out(tmp_path, "New?", "And?")]))
     assert resolved.num_held_out == {"new": 2}
+
+
+def test_a_domain_that_only_a_held_out_set_has_gets_a_reward_of_its_own(inputs: list[str], tmp_path: Path) -> None:
+    words = [*inputs, held_out(tmp_path, "New?", domain="science"), "reward=math", "reward.domains.science=math"]
+    assert validate(compose(words)).num_held_out == {"new": 1}
+    mistake = r"(?s)`sience`, which no prompt in .*prompts\.jsonl or .*new\.jsonl has .*Write reward\.domains\.science"
+    with pytest.raises(ConfigError, match=mistake):
+        validate(compose([*words, "reward.domains.sience=math"]))
 
 
 @pytest.mark.parametrize(
