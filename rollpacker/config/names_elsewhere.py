@@ -45,9 +45,8 @@ _NAMES_ELSEWHERE = {
     "trainer.lr_schedule": "lr_scheduler_type lr_scheduler",
     "trainer.warmup_steps": "lr_warmup_steps num_warmup_steps",
     "trainer.max_grad_norm": "grad_clip max_norm clip_grad",
-    "trainer.clip_ratio_low": "epsilon eps_clip cliprange clip_ratio",
     "trainer.clip_ratio_high": "epsilon_high eps_clip_high",
-    "trainer.loss": "loss_type policy_loss loss_mode pg_variant",
+    "trainer.loss": "policy_loss loss_mode pg_variant",
     "trainer.dual_clip": "clip_ratio_c dual_clip_loss_value eps_clip_c delta",
     "trainer.entropy_coefficient": "entropy_coeff entropy_coef entropy_loss_coef",
     "trainer.kl_estimator": "kl_loss_type kl_penalty",
@@ -77,16 +76,22 @@ _NAMES_ELSEWHERE = {
 """Our key, and the last parts of other tools' keys for it."""
 
 _SET_OTHERWISE = {
+    "reward.overlong_penalty": "penalty_factor",
     "rollout.num_prompts": "per_device_train_batch_size",
     "tracker.wandb": "report_to logger",
+    "trainer.clip_ratio_low": "epsilon eps_clip cliprange clip_ratio",
     "trainer.kl_coefficient": "use_kl_loss",
     "trainer.kl_in": "use_kl_in_reward",
     "trainer.max_tokens_per_microbatch": "micro_train_batch_size micro_batch_size ppo_micro_batch_size_per_gpu "
     "gradient_accumulation_steps",
+    "trainer.loss_normalisation": "loss_type",
     "trainer.mismatch": "use_tis vllm_importance_sampling_correction",
     "trainer.num_minibatches": "ppo_mini_batch_size mini_batch_size",
 }
-"""Our key, and those of other tools for the same whose values have another unit or another type."""
+"""Our key, and those of other tools for the same whose values have another unit or another type, or set two of ours."""
+
+_BESIDE = {"trainer.clip_ratio_low": "trainer.clip_ratio_high", "trainer.loss_normalisation": "trainer.loss"}
+"""Our key that is set otherwise, and a second one that other tools set by the same key."""
 
 _NOT_HERE = {
     "All weights of the model are trained; there is no LoRA.": "lora lora_rank lora_alpha lora_dropout lora_r use_lora "
@@ -126,11 +131,18 @@ _VALUES_ELSEWHERE = {
     },
     "trainer.kl_estimator": {"k1": "kl", "k2": "mse", "k3": "low_var_kl"},
     "trainer.kl_in": {"reward": "true", "loss": "false"},
-    "trainer.loss": {"ppo": "grpo vanilla dapo bnpo dr_grpo"},
-    "trainer.loss_normalisation": {"sequence": "seq_mean_token_mean", "token_bound": "seq_mean_token_sum_norm"},
+    "trainer.loss": {"ppo": "vanilla"},
+    "trainer.loss_normalisation": {
+        "sequence": "seq_mean_token_mean grpo",
+        "token_bound": "seq_mean_token_sum_norm dr_grpo",
+        "token_mean": "dapo bnpo",
+    },
     "trainer.mismatch": {"token_truncate": "token", "sequence_truncate": "sequence"},
 }
 """Our key, its values, and those of other tools for each."""
+
+_VALUES_OF_ANOTHER_KEY = {"trainer.loss": "trainer.loss_normalisation"}
+"""Our key, and the one that some values of other tools' key for it stand for: TRL's loss_type is both."""
 
 _VALUES_NOT_HERE = {
     "trainer.advantage": "gdpo",
@@ -151,20 +163,42 @@ _VALUE_OF = {
 
 
 def key_for(name: str) -> str | None:
-    """Our key for a name of another tool, by its last two parts or its last one; None when no tool has that name."""
-    parts = _plain(name).split(".")
-    return _KEY_OF.get(".".join(parts[-2:]), _KEY_OF.get(parts[-1]))
+    """Our key for a name of another tool, by its last two parts or one of its parts; None when no tool has that name.
+
+    Of several parts the last one counts: in `reward_model.overlong_buffer.len` the section says what it is.
+    """
+    return _KEY_OF.get(_known_part(name))
 
 
 def is_set_otherwise(name: str) -> bool:
-    """Whether `key_for` gives the name a key whose values have another unit or another type."""
-    return _plain(name).rpartition(".")[2] in " ".join(_SET_OTHERWISE.values()).split()
+    """Whether `key_for` gives the name a key whose values have another unit or another type, or that is one of two."""
+    return _known_part(name) in " ".join(_SET_OTHERWISE.values()).split()
+
+
+def key_beside(name: str) -> str | None:
+    """The second key that another tool sets by the name, beside that of `key_for`; None where it sets one alone."""
+    return _BESIDE.get(key_for(name) or "") if is_set_otherwise(name) else None
+
+
+def _known_part(name: str) -> str:
+    """What of a name `key_for` knows; empty when it knows nothing of it."""
+    parts = _plain(name).split(".")
+    return next((part for part in (".".join(parts[-2:]), *reversed(parts)) if part in _KEY_OF), "")
 
 
 def why_absent(name: str) -> str | None:
     """Why there is no key for a name of another tool; None when there is one, or no tool has that name."""
     parts = _plain(name).split(".")
     return next((_REASON_OF[part] for part in (*parts, ".".join(parts[-2:])) if part in _REASON_OF), None)
+
+
+def word_for(key: str, given: str, legal: Collection[str]) -> str | None:
+    """The word KEY=VALUE that another tool's value, or a misspelt one, stands for; None as of `value_for`."""
+    other = _VALUES_OF_ANOTHER_KEY.get(key, "")
+    if value := _VALUE_OF.get((other, _plain(given))):
+        return f"{other}={value}"
+    value = value_for(key, given, legal)
+    return f"{key}={value}" if value else None
 
 
 def value_for(key: str, given: str, legal: Collection[str]) -> str | None:

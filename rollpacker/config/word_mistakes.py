@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 
 from rollpacker.config.entry_names import unescaped_names
 from rollpacker.config.keys import Key, legal_keys, nearest, section_names
-from rollpacker.config.names_elsewhere import is_set_otherwise, key_for, value_for, why_absent
+from rollpacker.config.names_elsewhere import is_set_otherwise, key_beside, key_for, value_for, why_absent
 from rollpacker.config.names_in_slurm import key_for_job, key_of_option
 from rollpacker.config.roots import Root, groups
 from rollpacker.config.words import in_quotes, key_of, shown
@@ -141,6 +141,9 @@ def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
     ours = key_for(name) or of_job
     if ours and (key := keys.get(ours, keys.get(f"{_JOB}.sbatch"))):
         allowed = f"The key of this name in other tools is `{ours}` here: {key.doc}"
+        if (second := key_beside(name)) is not None:
+            allowed = f"What it sets in other tools is set by `{ours}` and `{second}` here: {key.doc}"
+            return ConfigError(problem, allowed, f"Write {ours}=... and {second}=...")
         if is_set_otherwise(name):
             allowed = f"What it sets in other tools is set by `{ours}` here, with other values: {key.doc}"
         return ConfigError(problem, allowed, f"Write {ours}=...")

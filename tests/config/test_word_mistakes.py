@@ -85,7 +85,11 @@ def test_what_closes_what_a_word_begins_with_is_no_part_of_its_value(word: str) 
         ("trainer.advantage=grpo", "Did you mean trainer.advantage=group_std?"),
         ("trainer.advantage=dr_grpo", "Did you mean trainer.advantage=group_mean?"),
         ("trainer.advantage=reinforce_plus_plus", "Did you mean trainer.advantage=reinforce_pp?"),
-        ("trainer.loss=grpo", "Did you mean trainer.loss=ppo?"),
+        ("trainer.loss=grpo", "Did you mean trainer.loss_normalisation=sequence?"),
+        ("trainer.loss=dapo", "Did you mean trainer.loss_normalisation=token_mean?"),
+        ("trainer.loss=bnpo", "Did you mean trainer.loss_normalisation=token_mean?"),
+        ("trainer.loss=dr_grpo", "Did you mean trainer.loss_normalisation=token_bound?"),
+        ("trainer.loss_normalisation=dr_grpo", "Write trainer.loss_normalisation=token_bound."),
         ("trainer.loss=vanilla", "Did you mean trainer.loss=ppo?"),
         ("trainer.loss_normalisation=seq-mean-token-mean", "Write trainer.loss_normalisation=sequence."),
         ("trainer.mismatch=token", "Write trainer.mismatch=token_truncate."),
@@ -135,6 +139,33 @@ def test_a_key_of_another_unit_is_not_said_to_be_the_same(word: str, key: str) -
     error = mistake_of(word)
     assert error.allowed.startswith(f"What it sets in other tools is set by `{key}` here, with other values: ")
     assert error.remedy == f"Write {key}=..."
+
+
+@pytest.mark.parametrize(
+    ("word", "keys"),
+    [
+        ("epsilon=0.2", "trainer.clip_ratio_low=... and trainer.clip_ratio_high=..."),
+        ("actor_rollout_ref.actor.clip_ratio=0.2", "trainer.clip_ratio_low=... and trainer.clip_ratio_high=..."),
+        ("eps_clip=0.2", "trainer.clip_ratio_low=... and trainer.clip_ratio_high=..."),
+        ("loss_type=grpo", "trainer.loss_normalisation=... and trainer.loss=..."),
+    ],
+)
+def test_a_key_of_another_tool_that_sets_two_of_ours_is_answered_with_both(word: str, keys: str) -> None:
+    assert mistake_of(word).remedy == f"Write {keys}"
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("custom_reward_function.path=f.py", "reward.function"),
+        ("algorithm.filter_groups.enable=true", "system.dynamic_sampling"),
+        ("reward_model.overlong_buffer.len=4096", "reward.overlong_buffer_tokens"),
+        ("reward_model.overlong_buffer.penalty_factor=1", "reward.overlong_penalty"),
+        ("data.apply_chat_template_kwargs.enable_thinking=false", "data.template_arguments"),
+    ],
+)
+def test_a_key_in_another_tools_section_is_answered_with_our_key_for_the_section(word: str, key: str) -> None:
+    assert mistake_of(word).remedy == f"Write {key}=..."
 
 
 @pytest.mark.parametrize(

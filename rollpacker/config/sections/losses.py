@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from rollpacker.config.names_elsewhere import value_for
+from rollpacker.config.names_elsewhere import word_for
 from rollpacker.config.sections.reward_checks import NAMED_IN_PYTHON
 
 if TYPE_CHECKING:
@@ -102,11 +102,11 @@ def named(key: str, name: str, known: Iterable[str]) -> str:
     known = tuple(known)
     if name in known or re.fullmatch(NAMED_IN_PYTHON, name):
         return name
-    close = value_for(key, name, known)
+    close = word_for(key, name, known)
     raise ValueError(
         f"{key}={name} is not legal.\n"
         f"It is one of {', '.join(known)}, or a function of your own as FILE.py:NAME or PACKAGE.MODULE:NAME.\n"
-        + (f"Did you mean {key}={close}?" if close else "Choose one of them.")
+        + (f"Did you mean {close}?" if close else "Choose one of them.")
     )
 
 
