@@ -208,7 +208,7 @@ def _validated(root: Root[Schema_co], tree: Any) -> Schema_co:
     try:
         return root.schema.model_validate(tree)
     except ValidationError as error:
-        raise combined([_schema_mistake(root, details) for details in error.errors(include_url=False)]) from error
+        raise combined([_schema_mistake(root, tree, details) for details in error.errors(include_url=False)]) from error
 
 
 def _named(root: Root[BaseModel], tree: Any) -> frozenset[str]:
@@ -308,7 +308,7 @@ def _without_missing(tree: dict[str, Any], defaults: Mapping[str, Any], parent: 
     return whole
 
 
-def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError:
+def _schema_mistake(root: Root[BaseModel], tree: Any, details: ErrorDetails) -> ConfigError:
     keys = legal_keys(root.schema)
     path = [str(part) for part in details["loc"]]
     name = ".".join(path)
@@ -334,6 +334,8 @@ def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError
             )
         case "value_error":
             return ConfigError(*str(details["ctx"]["error"]).split("\n"))
+    place = _place_in(tree, details["loc"])
+    name = ".".join(place)
     given = f"{name}={shown(details['input'])}"
     if key is None:  # a section that is no mapping
         own = [other for other in keys if other.startswith(f"{name}.")]
@@ -344,12 +346,25 @@ def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError
         )
     is_out_of_bounds = _fault(details["type"]) == "out of bounds"
     exceeds_type = is_out_of_bounds and set(details.get("ctx", {}).values()) <= _LIMITS_OF_TYPES
-    says_more = key.name != name and details["type"] != "model_type"  # which names a class of ours
+    # pydantic's words are of one type where others are legal, too, and of `model_type` they name a class of ours
+    is_all = path[len(place) :] in ([], ["[key]"])
+    says_more = key.name != name and is_all and details["type"] != "model_type"
     return ConfigError(
         f"{given} is {_fault(details['type'])}" + (f": {details['msg'].lower()}." if says_more else "."),
         f"`{key.name}` is {key.legal if exceeds_type else key.described}.",
         remedy_of_value(key, shown(details["input"])),
     )
+
+
+def _place_in(tree: Any, location: Sequence[int | str]) -> list[str]:
+    """The place of a mistake as far as it was given: pydantic adds each type of several, and fields of an entry."""
+    place, node = [], tree
+    for part in location:
+        if not (part in node if isinstance(node, dict) else isinstance(node, list) and part in range(len(node))):
+            break
+        place.append(str(part))
+        node = node[part]
+    return place
 
 
 def _fault(kind: str) -> str:

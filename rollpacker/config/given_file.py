@@ -44,12 +44,21 @@ of `placement`, which has none, what its options set."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads dates as texts, as Hydra does in the files of `conf/`."""
+    """Reads dates as texts, and refuses a key that is written twice, as Hydra does in the files of `conf/`."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  as the class above has it
         sign: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        written = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in written:
+                raise yaml.MarkedYAMLError(problem=f"`{key.value}` is written twice", problem_mark=key.start_mark)
+            written.add(key.value if isinstance(key, yaml.ScalarNode) else key)
+        return node
 
 
 _PYTHON_FILE = re.compile(r"(.+\.py):\w+")
@@ -219,14 +228,28 @@ def _name_mistakes(root: Root[BaseModel], file: Path, values: Mapping[Any, Any],
     keys, sections = legal_keys(root.schema), section_names(root.schema)
     for key, value in values.items():
         name = f"{prefix}{key}"
-        if name in keys:
+        if "." in str(key) and (name in keys or name in sections):
+            yield _dotted(file, prefix, str(key), value)
+        elif name in keys:
             continue
-        if name not in sections:
+        elif name not in sections:
             yield _unknown(root, file, name)
         elif isinstance(value, dict | None):
             yield from _name_mistakes(root, file, value or {}, f"{name}.")
         else:
             yield _no_section(root, file, name, value)
+
+
+def _dotted(file: Path, prefix: str, key: str, value: Any) -> ConfigError:
+    *sections, leaf = f"{prefix}{key}".split(".")
+    nested = f"{leaf}: {shown(value)}"
+    for section in reversed(sections):
+        nested = f"{section}: {{{nested}}}"
+    return ConfigError(
+        f"config={file} has `{key}: {shown(value)}`, a key with dots.",
+        "Dotted keys are for the command line; in a file each section is a mapping.",
+        f"Write {nested}",
+    )
 
 
 def _no_section(root: Root[BaseModel], file: Path, name: str, value: Any) -> ConfigError:

@@ -194,6 +194,21 @@ def test_null_is_no_way_to_lose_a_section_by_one_of_its_keys(word: str) -> None:
         compose([*INPUTS, "elastic=slurm", word])
 
 
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("data.template_arguments.x=1.5", "data.template_arguments.x=1.5 is not legal."),
+        ("data.path=''", "data.path= is not legal."),
+        ("data.path=[{path: ''}]", "data.path.0.path= is not legal: input should be a path."),
+        ("data.domain_weights={1: 2}", "data.domain_weights.1=1 is not legal: input should be a valid string."),
+    ],
+)
+def test_a_wrong_value_is_one_mistake_in_the_place_where_it_was_given(word: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose([*INPUTS, word])
+    assert error.value.problem == problem
+
+
 def test_threads_compose_one_after_the_other() -> None:
     with ThreadPoolExecutor(4) as threads:
         configs = threads.map(lambda seed: compose([*INPUTS, f"run.seed={seed}"]), range(12))
@@ -223,7 +238,7 @@ def test_every_key_and_section_says_what_it_is() -> None:
     [
         ("system.eta_prompts", "a number, at least 1 and at most 8"),
         ("run.num_epochs", "an integer, at least 1 and at most 1,000,000,000, or null"),
-        ("run.resume", "one of never, auto"),
+        ("run.resume", "one of never, auto, or null"),
         ("data.shuffle", "true or false"),
         ("data.domain_weights", "a mapping of each name to a number above 0"),
         ("trainer.clip_ratio_low", "a number, at least 0 and at most 1, or null"),

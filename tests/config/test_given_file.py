@@ -235,6 +235,10 @@ def test_a_file_of_ones_own_needs_only_what_differs(tmp_path):
         ("tracker: {wandb_tags: !!set {a}}", ["tracker.wandb_tags of no plain type: {'a'}"]),
         ("tracker: {wandb_group: !!timestamp 2026-11-29}", ["tracker.wandb_group of no plain type"]),
         ("data: {domain_weights: {null: 1}}", ["data.domain_weights of no plain type: None"]),
+        ("run.num_steps: 5", ["c.yaml has `run.num_steps: 5`", "Write run: {num_steps: 5}"]),
+        ("engine: {vllm.memory_share: 0.5}", ["`vllm.memory_share: 0.5`", "Write engine: {vllm: {memory_share: 0.5}}"]),
+        ("run: {seed: 1}\nrollout: {}\nrun: {num_steps: 2}", ["cannot be read: `run` is written twice", "line 3"]),
+        ("run: {seed: 1, 'seed': 2}", ["cannot be read: `seed` is written twice"]),
         ("run: &a {b: *a}", ["cannot be read"]),
         ("rollout: {num_prompts: many}", ["rollout.num_prompts=many"]),
         ("run: [", ["cannot be read", "YAML"]),
@@ -254,6 +258,11 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, content, words):
 def test_a_date_of_a_file_is_a_text_as_in_files_of_hydra(tmp_path):
     (tmp_path / "own.yaml").write_text("tracker: {wandb_group: 2026-11-29}\n")
     assert compose([f"config={tmp_path}/own.yaml", *INPUTS]).tracker.wandb_group == "2026-11-29"
+
+
+def test_a_key_beside_a_merged_mapping_overrides_that_of_the_mapping(tmp_path):
+    content = "run: {<<: {seed: 1, num_steps: 2}, seed: 3, dir: x}"
+    assert of_ones_own(tmp_path, content) == compose([*INPUTS, "run.seed=3", "run.num_steps=2", "run.dir=x"])
 
 
 def test_a_missing_file_and_a_multirun_of_a_file_are_refused(tmp_path):
