@@ -2,7 +2,8 @@
 
     Qwen/Qwen2.5-7B-Instruct            a model
     Qwen/Qwen2.5-7B-Instruct@COMMIT     one revision of it: a branch, a tag or a commit
-    hf://openai/gsm8k/main              a folder or a file of a data set
+    hf://openai/gsm8k/main              a folder or a file of a data set; also hf://datasets/openai/gsm8k/main
+    hf://openai/gsm8k@refs/pr/1/main    the same of a pull request, or of a conversion: refs/convert/parquet
 
 Invariant: a name with a commit means the same files everywhere and for ever; a run records no other.
 The layout of the cache is huggingface_hub's (its guide "Understand caching"): `models--ORG--NAME/refs/BRANCH` holds a
@@ -19,7 +20,8 @@ from typing import Literal
 SCHEME = "hf:"
 
 _PART = r"[A-Za-z0-9][\w.-]*"
-_NAME = re.compile(rf"({_PART}/{_PART})(?:@({_PART}))?(?:/(.+))?", re.ASCII)
+_REVISION = rf"refs/pr/\d+|refs/convert/{_PART}|{_PART}"
+_NAME = re.compile(rf"({_PART}/{_PART})(?:@({_REVISION}))?(?:/(.+))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class HubName:
     repository: str
     """`ORG/NAME`."""
     revision: str | None
-    """A branch, a tag or a commit; None is the branch main."""
+    """A branch, a tag, a commit, or one of `refs/`; None is the branch main."""
     inside: str
     """A folder or a file of it; empty is all of it."""
 
@@ -67,7 +69,8 @@ class HubName:
 
 def parse_hub_name(path: Path, kind: Literal["model", "dataset"]) -> HubName | None:
     """Read a path of the configuration as a name; None where it cannot be one."""
-    match = _NAME.fullmatch(str(path).removeprefix(SCHEME).lstrip("/"))
+    text = str(path).removeprefix(SCHEME).lstrip("/")
+    match = _NAME.fullmatch(text.removeprefix("datasets/") if kind == "dataset" else text)
     if match is None or path.is_absolute() or ".." in path.parts:
         return None
     repository, revision, inside = match.groups()

@@ -33,7 +33,9 @@ Fields = dict[str, Any]
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 
-_BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+_BOX_BEGINS = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+"""A brace that opens or closes a group of LaTeX, which `\\{` and `\\}` do not; what a backslash escapes is skipped."""
 _BEFORE_DAPO = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
@@ -92,12 +94,21 @@ def _answered(*questions: str, answers: tuple[str, ...] = ("answer",)) -> Callab
     """Questions with one answer, in columns of these names."""
 
     def convert(row: JsonLine) -> Fields:
-        answer = _text(row, *answers)
-        boxes = _BOXED.findall(answer)
-        text = _text(row, *questions).strip()
-        return {"messages": _chat(f"{text}\n\n{INSTRUCTION}"), "ground_truth": boxes[-1] if boxes else answer}
+        answer, text = _text(row, *answers), _text(row, *questions).strip()
+        return {"messages": _chat(f"{text}\n\n{INSTRUCTION}"), "ground_truth": _in_last_box(answer) or answer}
 
     return convert
+
+
+def _in_last_box(text: str) -> str:
+    r"""What the last `\boxed{}` that is closed holds; empty without one."""
+    for box in reversed(list(_BOX_BEGINS.finditer(text))):
+        depth = 1
+        for brace in _BRACE.finditer(text, box.end()):
+            depth += {"{": 1, "}": -1}.get(brace[0], 0)
+            if depth == 0:
+                return text[box.end() : brace.start()]
+    return ""
 
 
 def _gsm8k(row: JsonLine) -> Fields:

@@ -4,8 +4,12 @@ A folder is one of three:
 
     state.json           one split, as `datasets` saves it (save_to_disk); it names its Arrow files
     dataset_dict.json    several splits, each in a folder of that kind
-    anything else        a folder of tables and JSON lines, such as a repository of the Hub; the split of a file is the
-                         beginning of its name (train-00000-of-00003.parquet), or the folder of numbered files
+    anything else        a folder of tables and JSON lines, such as a repository of the Hub; the split of a file is its
+                         name without the number of a part (train-00000-of-00003.parquet), or the folder of numbered
+                         files
+
+A number is that of a part in `-of-`, behind a name that splits and parts usually have, and where the files of a name
+are numbered from 0 or 1 without a gap; that of math-500.jsonl or aime_2025.jsonl is part of the name.
 
 Invariant: no file of data is left out unsaid, and no row is read twice. A packed file (.gz) or one of tabs (.tsv)
 belongs to a split as others do, and is refused with it; so are files of two formats. A .json file is of data, as JSON
@@ -17,23 +21,29 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from rollpacker.config.hub_names import SCHEME
 from rollpacker.core.errors import DataError
 from rollpacker.paths import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from rollpacker.config.hub_names import HubName
     from rollpacker.config.sections.data import PromptFile
 
 _SUFFIXES = frozenset({".parquet", ".arrow", ".csv", ".jsonl", ".ndjson", ".json"})
+_READ = f"Allowed: files whose names end with {', '.join(sorted(_SUFFIXES))}"
 _TABS = ".tsv"
 _PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip"})
-_SHARD = re.compile(r"([-_.]?\d*-of-\d+(-[0-9a-f]{16})?|[-_.]\d*)$")
-"""What the name of one of several files ends with."""
+_SHARD = re.compile(r"[-_.]?\d*-of-\d+(-[0-9a-f]{16})?$")
+"""What the name of one of a known number of files ends with."""
+_NUMBER = re.compile(r"(?:[-_]|(?<!\d)\.)(\d+)$")
+"""What may be the number of a part; 1.5 is a version."""
+_DIGITS = "0123456789"
 _NUMBERED = frozenset(
     {"train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation"}
     | {"part", "shard", "chunk"}
@@ -46,12 +56,19 @@ def data_files(file: PromptFile) -> tuple[Path, ...]:
     """List the files, in the order in which they are read.
 
     Raises:
-        DataError: The cache lacks the data set; the folder has no file, or several splits or data sets of which none
-            is chosen; or the split has packed files, or several formats.
+        DataError: The cache lacks the data set, or the Hub has no such names; the folder has no file, or several splits
+            or data sets of which none is chosen; the split has packed files, or several formats; or a file has tabs
+            between its values.
     """
     path, name = file.location, file.hub_name
     if name is not None and name.snapshot is None:
         raise not_cached(name)
+    if name is None and path.parts[:1] == (SCHEME,):
+        raise DataError(
+            f"hf://{'/'.join(path.parts[1:])} is no name of a data set of the Hub",
+            "Allowed: hf://ORG/NAME, perhaps with a revision and a folder or a file: hf://openai/gsm8k@main/socratic",
+            "Write the organisation and the name, as in the address of the data set's page",
+        )
     if not path.is_dir():
         if file.split is not None and path.exists():
             raise DataError(
@@ -59,6 +76,8 @@ def data_files(file: PromptFile) -> tuple[Path, ...]:
                 "Allowed: a split of a folder that has several",
                 "Leave out the split, or give the folder its own: [{path: DIR, split: NAME}, FILE]",
             )
+        if _suffix(path) == _TABS and path.is_file():
+            raise _with_tabs(path, "name another file")
         return (path,)
     if (path / "dataset_dict.json").is_file():
         splits = _list_of(path / "dataset_dict.json", "splits", str)
@@ -106,16 +125,20 @@ def _list_of(file: Path, key: str, kind: type) -> list[Any]:
 
 
 def _found_files(path: Path, file: PromptFile) -> tuple[Path, ...]:
-    by_place: dict[tuple[Path, str], list[Path]] = {}
-    of_data: set[tuple[Path, str]] = set()
+    unpacked: dict[Path, Path] = {}
     for found in sorted(path.rglob("*")):
         hidden = any(part.startswith(".") for part in found.relative_to(path).parts)
         bare = found.with_suffix("") if _suffix(found) in _PACKED else found
         if _suffix(bare) in {*_SUFFIXES, _TABS} and found.is_file() and not hidden:
-            place = _place(path, bare)
-            by_place.setdefault(place, []).append(found)
-            if _suffix(bare) != ".json" or place[1].lower() in _NUMBERED:
-                of_data.add(place)
+            unpacked[found] = bare
+    in_parts = _in_parts(unpacked.values())
+    by_place: dict[tuple[Path, str], list[Path]] = {}
+    of_data: set[tuple[Path, str]] = set()
+    for found, bare in unpacked.items():
+        place = _place(path, bare, in_parts)
+        by_place.setdefault(place, []).append(found)
+        if _suffix(bare) != ".json" or place[1].lower() in _NUMBERED:
+            of_data.add(place)
     by_place = {place: files for place, files in by_place.items() if place in of_data}
     if not by_place:
         raise DataError(
@@ -141,10 +164,24 @@ def _suffix(found: Path) -> str:
     return found.suffix.lower()
 
 
-def _place(path: Path, found: Path) -> tuple[Path, str]:
+def _in_parts(files: Iterable[Path]) -> set[tuple[Path, str]]:
+    """The names, each with its folder, whose files are numbered from 0 or 1 without a gap."""
+    numbers: defaultdict[tuple[Path, str], set[int]] = defaultdict(set)
+    for found in files:
+        number = _NUMBER.search(found.stem)
+        numbers[found.parent, _NUMBER.sub("", found.stem)].add(int(number[1]) if number else -1)
+    return {name for name, found in numbers.items() if min(found) in {0, 1} and max(found) - min(found) < len(found)}
+
+
+def _place(path: Path, found: Path, in_parts: Collection[tuple[Path, str]]) -> tuple[Path, str]:
     """The folder below `path` that a file's split lies in, and the split's name."""
     name = _SHARD.sub("", found.stem)
-    bare = name.rstrip("0123456789")
+    if name == found.stem:
+        unnumbered = _NUMBER.sub("", name)
+        bare = unnumbered.rstrip(_DIGITS)
+        is_part = not bare or bare.lower() in _NUMBERED or (found.parent, unnumbered) in in_parts
+        name = unnumbered if is_part else name
+    bare = name.rstrip(_DIGITS)
     if not bare:
         return (path, path.absolute().name) if found.parent == path else (found.parent.parent, found.parent.name)
     return found.parent, bare if bare.lower() in _NUMBERED else name
@@ -152,13 +189,10 @@ def _place(path: Path, found: Path) -> tuple[Path, str]:
 
 def _check_formats(files: Sequence[Path]) -> None:
     for found in files:
+        if _suffix(found) == _TABS:
+            raise _with_tabs(found, "move it out of the folder")
         if _suffix(found) not in _SUFFIXES:
-            is_packed = _suffix(found) in _PACKED
-            raise DataError(
-                f"{found} is packed" if is_packed else f"{found} has tabs between its values",
-                f"Allowed: files whose names end with {', '.join(sorted(_SUFFIXES))}",
-                f"{'Unpack' if is_packed else 'Convert'} it, or move it out of the folder",
-            )
+            raise DataError(f"{found} is packed", _READ, "Unpack it, or move it out of the folder")
     kinds = {_suffix(found): found for found in files}
     if len(kinds) > 1:
         first, second = list(kinds.values())[:2]
@@ -167,6 +201,10 @@ def _check_formats(files: Sequence[Path]) -> None:
             "Allowed: files of one format",
             f"Name the file that is meant: {first}",
         )
+
+
+def _with_tabs(found: Path, otherwise: str) -> DataError:
+    return DataError(f"{found} has tabs between its values", _READ, f"Convert it, or {otherwise}")
 
 
 def _choose(path: Path, splits: Sequence[str], file: PromptFile) -> str:

@@ -282,6 +282,8 @@ def _read_message(line: JsonLine, message: object, index: int) -> dict[str, Any]
         raise line.error(f"the role of {where} is {shown(role)}", f"Allowed: {', '.join(_ROLES)}", "Use one of these")
     if content is None and message.get("tool_calls"):
         content = ""
+    if isinstance(content, list) and content:
+        content = _joined_parts(line, where, content)
     if not isinstance(content, str) or not (is_filled(content) or role == "tool" or message.get("tool_calls")):
         raise line.error(
             f"the content of {where} is {shown(content)}",
@@ -289,3 +291,16 @@ def _read_message(line: JsonLine, message: object, index: int) -> dict[str, Any]
             "Fill in the content, or delete the message",
         )
     return {name: value for name, value in message.items() if value is not None} | {"content": content}
+
+
+def _joined_parts(line: JsonLine, where: str, parts: list[object]) -> str:
+    """The text of content in parts, as OpenAI's API takes it."""
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+    found = [text for text in texts if isinstance(text, str)]
+    if len(found) == len(parts):
+        return "".join(found)
+    raise line.error(
+        f"the content of {where} is {shown(parts)}",
+        'Allowed: a text, or parts like {"type": "text", "text": "..."}; images and other parts are not read',
+        "Leave out the other parts, or the prompt",
+    )

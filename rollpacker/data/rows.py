@@ -18,10 +18,11 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rollpacker.config.sections.data import CODE_FIELDS
 from rollpacker.data.file_listing import data_files
 from rollpacker.data.jsonl import JsonLine, read_json_lines, shown
 from rollpacker.data.table_formats import read_table, table_format
-from rollpacker.data.test_cases import CODE_FIELDS, is_filled
+from rollpacker.data.test_cases import is_filled
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -27,6 +27,7 @@ import math
 from collections.abc import Sequence
 
 from rollpacker.config.keys import nearest
+from rollpacker.config.sections.data import CODE_FIELDS
 from rollpacker.data.jsonl import JsonLine, read_line_again, shown
 from rollpacker.data.python_tests import read_tests
 from rollpacker.protocols.references import (
@@ -38,8 +39,6 @@ from rollpacker.protocols.references import (
     StdinCase,
     TestCase,
 )
-
-CODE_FIELDS = ("test_cases", "input_output", "public_test_cases", "private_test_cases", "test_list", "test")
 
 _CASE_FIELDS = ("input", "output", "args", "expected", "assert", "time_limit_s", "memory_limit_mb")
 _FOREIGN_CASE_FIELDS = ("testtype", "type", "fn_name", "metadata")
@@ -135,7 +134,9 @@ def _require_one_style(line: JsonLine, field: str, cases: Sequence[TestCase]) ->
 
 def _listed_cases(line: JsonLine, field: str, value: object) -> list[TestCase]:
     if not isinstance(value, list):
-        raise line.error(f"`{field}` is {shown(value)}", "Allowed: a list of test cases", "Write it in square brackets")
+        is_of_pairs = isinstance(value, dict) and {"inputs", "outputs"} <= value.keys()
+        remedy = "Call it `input_output`" if is_of_pairs else "Write it in square brackets"
+        raise line.error(f"`{field}` is {shown(value)}", "Allowed: a list of test cases", remedy)
     setup = _setup(line) if field == "test_list" else ""
     return [_listed_case(line, f"{field}[{index}]", case, setup) for index, case in enumerate(value)]
 

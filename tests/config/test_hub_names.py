@@ -15,6 +15,10 @@ from tests.data.files import write_cached
         ("Qwen/Qwen2.5-7B-Instruct@main", "model", ("Qwen/Qwen2.5-7B-Instruct", "main", "")),
         ("hf:/openai/gsm8k", "dataset", ("openai/gsm8k", None, "")),
         ("hf:/openai/gsm8k@abc/main/train.parquet", "dataset", ("openai/gsm8k", "abc", "main/train.parquet")),
+        ("hf:/datasets/openai/gsm8k/main", "dataset", ("openai/gsm8k", None, "main")),
+        ("hf:/o/d@refs/convert/parquet/main/x", "dataset", ("o/d", "refs/convert/parquet", "main/x")),
+        ("hf:/o/d@refs/pr/12", "dataset", ("o/d", "refs/pr/12", "")),
+        ("o/m@refs/pr/12", "model", ("o/m", "refs/pr/12", "")),
     ],
 )
 def test_a_name_has_a_repository_and_perhaps_a_revision_and_a_part(path, kind, parts):

@@ -52,6 +52,15 @@ def test_test_cases_in_columns_of_other_names_are_read_again_from_their_line(tmp
     assert "add(1, 2) == 3" in load_test_cases(prompt.reference)[0].source
 
 
+def test_test_cases_of_public_sets_are_found_in_columns_of_other_names(tmp_path):
+    cases = json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})
+    path = write_lines(
+        tmp_path / "x.jsonl", {"prompt": CHAT, "domain": "code", "reward_model": {"ground_truth": cases}}
+    )
+    [prompt] = load_prompts([PromptFile(path=path, columns={"input_output": "reward_model.ground_truth"})])
+    assert [case.input for case in load_test_cases(prompt.reference)] == ["1\n"]
+
+
 def test_an_error_names_the_columns_of_the_file_and_none_that_were_made_of_them(tmp_path):
     (tmp_path / "q.csv").write_text("question,answer\n6 x 7,42\n")
     with pytest.raises(DataError, match=r"Fields of this line: `question`, `answer`\n"):

@@ -103,6 +103,14 @@ PUBLISHED = {
         "Find x.",
         "204",
     ),
+    "aime24 of a solution": (
+        lambda folder: write_lines(
+            folder / "test.jsonl",
+            {**AIME, "solution": "As \\boxed{x}, so \\boxed {\\left\\{\\frac{1}{2}, 3\\right.}. Or \\boxed{4"},
+        ),
+        "Find x.",
+        "\\left\\{\\frac{1}{2}, 3\\right.",
+    ),
     "aime25": (
         lambda folder: write_lines(folder / "test.jsonl", {"problem": "Find x.", "answer": "70"}),
         "Find x.",

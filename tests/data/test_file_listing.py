@@ -5,6 +5,7 @@ import pytest
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.errors import DataError
 from rollpacker.data.file_listing import data_files
+from rollpacker.data.prompts import load_prompts
 
 
 @pytest.fixture
@@ -41,6 +42,10 @@ def error_of(folder, split=None):
         ["aime24.jsonl"],
         ["part-0.json", "part-1.json"],
         ["TRAIN-0.CSV", "TRAIN-1.csv"],
+        ["math_1.jsonl", "math_2.jsonl"],
+        ["math-500-00000-of-00001.parquet"],
+        ["test_2024.jsonl", "test_2025.jsonl"],
+        ["aime_2024.jsonl"],
     ],
     ids=lambda names: names[0],
 )
@@ -52,6 +57,23 @@ def test_numbers_behind_a_name_of_its_own_are_part_of_it(folder):
     path = folder("aime24.jsonl", "aime25.jsonl", "math.jsonl", "math500.jsonl")
     assert "Its splits: aime24, aime25, math, math500\n" in error_of(path)
     assert names_of(path, "math") == ["math.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "splits",
+    [
+        ["math", "math-500"],
+        ["aime_2024", "aime_2025"],
+        ["deepscaler-1.0", "deepscaler-1.1"],
+        ["math-0", "math-2"],
+        ["math", "math-1", "math-2"],
+    ],
+    ids=" ".join,
+)
+def test_files_of_a_name_that_are_not_numbered_as_parts_are_splits_of_their_own(folder, splits):
+    path = folder(*(f"{split}.jsonl" for split in splits))
+    assert f"Its splits: {', '.join(splits)}\n" in error_of(path)
+    assert names_of(path, splits[1]) == [f"{splits[1]}.jsonl"]
 
 
 def test_numbered_files_beside_a_named_one_are_a_split_called_as_their_folder(folder):
@@ -96,8 +118,17 @@ def test_a_split_is_one_however_its_name_is_written(folder):
     assert names_of(path, "TEST") == ["TEST.JSON"]
 
 
+@pytest.mark.parametrize("path", ["hf://gsm8k", "hf://datasets/gsm8k", "hf://openai/../gsm8k"])
+def test_what_is_no_name_of_the_hub_is_not_taken_for_a_folder(path):
+    with pytest.raises(DataError, match=f"{path} is no name of a data set of the Hub\nAllowed: hf://ORG/NAME"):
+        data_files(PromptFile(path=path))
+
+
 def test_values_between_tabs_are_of_a_split_and_refused_with_it(folder):
     path = folder("train.jsonl", "test.tsv")
     assert "Its splits: test, train\n" in error_of(path)
     assert names_of(path, "train") == ["train.jsonl"]
     assert "test.tsv has tabs between its values" in error_of(path, "test")
+    for name, mistake in (("test.tsv", "has tabs between its values"), ("gone.tsv", "does not exist")):
+        with pytest.raises(DataError, match=mistake):
+            load_prompts([PromptFile(path=path / name)])

@@ -97,6 +97,9 @@ def test_the_order_of_the_file_is_kept(tmp_path):
     assert [prompt.key for prompt in load_prompts(write(tmp_path / "p.jsonl", *lines))] == ["5", "3", "9", "1"]
 
 
+TEXT_PART = {"type": "text", "text": "1 + 1"}
+
+
 def without(field):
     return {name: value for name, value in GOOD.items() if name != field}
 
@@ -165,6 +168,12 @@ def with_messages(messages):
         ),
         (with_messages([{**USER, "content": None}]), ["the content of `messages[0]` is null"]),
         (with_messages([{**USER, "content": ""}]), ["the content of `messages[0]`"]),
+        (with_messages([{**USER, "content": []}]), ["the content of `messages[0]` is []"]),
+        (
+            with_messages([{**USER, "content": [TEXT_PART, {"type": "image_url"}]}]),
+            ["images and other parts are not read"],
+        ),
+        (with_messages([{**USER, "content": [{**TEXT_PART, "text": " "}]}]), ["a text that is not blank"]),
         (with_messages([USER, {"role": "assistant", "content": "2"}]), ["ends with an answer of the assistant"]),
     ],
 )
@@ -173,6 +182,12 @@ def test_a_wrong_line_is_named_with_its_number_and_what_is_wrong(tmp_path, line,
     assert "line 2: " in message
     for word in words:
         assert word in message
+
+
+def test_content_in_parts_of_text_is_their_text(tmp_path):
+    messages = [{**USER, "content": [TEXT_PART, {**TEXT_PART, "text": " ="}]}]
+    [prompt] = load_prompts(write(tmp_path / "p.jsonl", with_messages(messages)))
+    assert prompt.messages == ({**USER, "content": "1 + 1 ="},)
 
 
 def test_a_file_that_two_entries_have_is_refused_unless_other_columns_are_read(tmp_path):

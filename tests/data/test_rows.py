@@ -76,6 +76,16 @@ def test_settings_of_data_hold_for_every_file_that_has_none_of_its_own(tmp_path)
     ]
 
 
+def test_an_entry_turns_a_shared_setting_off(tmp_path):
+    shared = write_parquet(tmp_path / "a.parquet", GSM8K)
+    own = write_lines(tmp_path / "b.jsonl", *OURS)
+    entry = {"path": str(own), "columns": {}, "answer_after": None}
+    section = DataSection(path=[str(shared), entry], **LIKE_GSM8K)
+    again = DataSection(**section.model_dump(mode="json"))
+    for each in (section, again):
+        assert answers(load_prompts(each.files)) == ["42", "1,000", "42", "14"]
+
+
 @pytest.mark.parametrize(
     "write",
     [

@@ -12,8 +12,11 @@ from rollpacker.config.hub_names import SCHEME, HubName, parse_hub_name
 from rollpacker.config.keys import nearest
 from rollpacker.config.sections.base import REAL_RUN, Count, Flag, Kind, Number, OnlyWith, Positive, Section
 
+CODE_FIELDS = ("test_cases", "input_output", "public_test_cases", "private_test_cases", "test_list", "test")
+"""What holds test cases of code, as `rollpacker.data.test_cases` describes them."""
+
 PROMPT_FIELDS = (
-    *("id", "domain", "prompt", "messages", "tools", "ground_truth", "test_cases", "entry_point"),
+    *("id", "domain", "prompt", "messages", "tools", "ground_truth", *CODE_FIELDS, "entry_point"),
     *("rubric", "reference_answer"),
 )
 """What a column can be mapped to."""
@@ -78,9 +81,9 @@ class PromptFile(RowSettings):
         return str(self.hub_name or self.path)
 
     def completed(self, settings: RowSettings) -> Self:
-        """Take from these settings what is not set."""
-        given = {name: getattr(settings, name) for name in RowSettings.model_fields if not getattr(self, name)}
-        return self.model_copy(update=given)
+        """Take from these settings what is not set; null and {} are, and turn a shared setting off."""
+        unset = RowSettings.model_fields.keys() - self.model_fields_set
+        return self.model_copy(update={name: getattr(settings, name) for name in unset})
 
     @field_serializer("path")
     def _as_written(self, _path: Path) -> str:
@@ -114,7 +117,7 @@ def _at_least_one(files: tuple[PromptFile, ...]) -> tuple[PromptFile, ...]:
 
 
 def _as_written(files: tuple[PromptFile, ...]) -> Any:
-    entries = [file.model_dump(mode="json", exclude_defaults=True) for file in files]
+    entries = [file.model_dump(mode="json", exclude_unset=True) for file in files]
     plain = [entry["path"] if len(entry) == 1 else entry for entry in entries]
     return plain[0] if len(plain) == 1 and isinstance(plain[0], str) else plain
 
@@ -153,8 +156,8 @@ class DataSection(RowSettings):
     """Files or folders of JSON lines, Parquet, Arrow or CSV, folders of `datasets` (save_to_disk), or data sets in the
     Hugging Face cache: hf://ORG/NAME/FOLDER. Rows have `id`, `domain`, `messages` or `prompt`, and `ground_truth`, test
     cases or a `rubric`: `rollpacker help data` shows one of each kind, and how other columns are read. A file as
-    {path: PATH, domain: NAME, columns: ...} has settings of its own. null in a modelled run without prompts, and where
-    the environment has prompts."""
+    {path: PATH, domain: NAME, columns: ...} has settings of its own; null and {} turn a shared one off. The key is
+    null in a modelled run without prompts, and where the environment has prompts."""
     max_prompt_tokens: Count = Field(1024, ge=1)
     """Longest prompt, chat template included."""
     long_prompts: Annotated[Literal["drop", "truncate_left", "truncate_right", "error"], REAL_RUN] = "drop"
