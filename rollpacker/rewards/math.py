@@ -2,8 +2,8 @@ r"""Scores math answers with math-verify: LaTeX, numbers, sets, intervals, and w
 
 The answer is what the last `\boxed{}` (or several, joined by commas or `and`) or `<answer></answer>` holds, else an
 announced one ("the answer is 3"), else the last formula or number of the text; of a truncated response the latter does
-not count. The ground truth may come bare, in `$...$` or in `\boxed{}`. A sign of per cent at its end, or at that of an
-answer, may be left out.
+not count, and of thoughts nothing does (`thoughts`). The ground truth may come bare, in `$...$` or in `\boxed{}`. A
+sign of per cent at its end, or at that of an answer, may be left out.
 
 * `correct`, `wrong_answer`;
 * `no_answer`: nothing in the response can be read as one; `truncated` when it also ended at the length limit;
@@ -11,9 +11,9 @@ answer, may be left out.
 
 What math-verify misreads is rewritten first, or compared as text (`math_notation`).
 
-An answer must claim one thing: of `5=6=7`, `8 \to 7`, "7 or 8" and "not 7" math-verify alone would accept a part. It
-takes numbers for equal that agree to six decimals; small ones must agree to one part in a thousand, too. It takes a set
-for a point; here `\{1, 2\}` is not `(1, 2)`, and `1, 2` may be either.
+An answer must claim one thing: of `5=6=7`, `8 \to 7`, "7 or 8" and "not 7" math-verify alone would accept a part
+(`math_claims`). Small numbers must agree to one part in a thousand. `\{1, 2\}` is not `(1, 2)`; `1, 2` may be either.
+An interval may be given by its bounds (`3 < x < 5`), a union of several may not.
 
 What is nested more than ten deep is not read, for which math-verify would take seconds to minutes.
 
@@ -29,12 +29,14 @@ import re
 from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtractionConfig, parse, verify
-from sympy import And, Eq, Expr, FiniteSet, Interval, Number, Tuple, expand, preorder_traversal
-from sympy.core.function import AppliedUndef
+from sympy import FiniteSet, Interval, Union
 
 from rollpacker.rewards import math_notation, math_truths
+from rollpacker.rewards.math_boxes import BOX_BEGINS, final_boxes
+from rollpacker.rewards.math_claims import are_close, is_number, is_one_claim
 from rollpacker.rewards.math_explanations import EXPLAINED, HALF_OF_THE_DAY, without_explanation
 from rollpacker.rewards.scores import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score
+from rollpacker.rewards.thoughts import without_thoughts
 
 _WRONG_ANSWER = Score(0.0, "wrong_answer")
 _NO_ANSWER = Score(0.0, "no_answer")
@@ -47,6 +49,8 @@ _ANNOUNCED = (
 
 _VERDICTS = ("yes", "no", "true", "false")
 """As formulas these are products of letters, so that `no` would equal `on`: they are compared as words only."""
+_LONG_WORD = re.compile(r"[^\W\d_]{3}")
+"""Two such are compared as words, too: `seat` is not `east`. Shorter ones are factors: `xy` is `yx`."""
 _CHOICES = tuple("ABCDEFGHIJ")
 """As many as MMLU-Pro has."""
 _SPELLINGS = (*_CHOICES, *(spelling for word in _VERDICTS for spelling in (word, word.capitalize(), word.upper())))
@@ -58,8 +62,6 @@ _WORD = re.compile(r"[^\W\d_]+(?:[ -][^\W\d_]+)*")
 
 _BLANKS = re.compile(r"(?:\s|~|(?<!\\)\\ ){3,}")
 """Of a long run, patterns here and in math-verify would take a time that grows with its square or cube."""
-_BOX_BEGINS = re.compile(r"\\boxed\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BOX_ENDS = re.compile(r"(?<![\\.,;])[.,;]\s*\}$")
 """With the end of the sentence in it, of which math-verify reads nothing."""
 _PERCENT = re.compile(r"\s*(?:\\?%|percent)(?=\s*[}$]*\s*$)")
@@ -68,14 +70,19 @@ _SCIENTIFIC = re.compile(r"(?<![\w.])(-?\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})(?![\w.]
 _ANSWER_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _LAST_LINE = re.compile(r"^####(?!#)(?![^\n]*answer)\s*(?=[^\n]+\s*\Z)", re.MULTILINE | re.IGNORECASE)
 """Of which GSM8K's solutions have their answer."""
-_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_PROSE = re.compile(
+    r"(?<![\\{A-Za-z])[A-Za-z]{4,}(?![A-Za-z}(])"
+    r"|(?<!\S)(?<![-+*/=<>&]\s)[A-Za-z]{2,3}(?![^\s.,;:!?'\u2019])(?!\s[-+*/=<>&]\s)"
+    r"|(?<=\d\s)[A-Za-z]{2}(?=[\^/])"
+)
+"""A word: no name in braces, no function, and of two or three letters no factors beside a formula's sign; or a unit."""
 _NUMBER = r"-?\d[\d.,/]*"
 _COORDINATE = r"-?\d[\d./]*"
 _POINT = rf"(?!\(\d{{1,3}}(?:,\d{{3}})+\))[(\[]\s*{_COORDINATE}(?:\s*,\s*{_COORDINATE})+\s*[)\]]"
 """Or an interval, but no `(1,234)`."""
 _BARE_FORMULA = (
     r"(?!\s|\\[(\[])"
-    r"(?=[^\n$]{0,300}?(?:\\[a-z]|[\w)}]\s?[-+^:*]\s?[\w({]|\d[a-z]|[a-z]\(|\d,\s+-?\d)|[a-z]?\s{0,3}[<>/])"
+    r"(?=[^\n$]{0,300}?(?:\\[a-z]|[\w)}]\s?[-+^:*<>]\s?[\w({]|\d[a-z]|[a-z]\(|\d,\s+-?\d)|[a-z]?\s{0,3}[<>/])"
     r"((?:\\[a-z]+|(?<![a-z])[a-z](?![a-z])|\\[,;:! {}]|[^a-z$=\n\\]){1,300}?)"
 )
 """With a command, an operation, a relation or several numbers, and without words or an equation."""
@@ -120,12 +127,6 @@ _OPTION = re.compile(
 )
 """A choice with what it says: `(C) 12`."""
 _PRONOUN = re.compile(r"\bI(?=['\u2019]?\s*[a-z])")
-_JOINS_BOXES = re.compile(r"[\s$]*(?:[,;]|and|or|,\s*and|,\s*or)[\s$]*")
-
-_ARROW = re.compile(r"\\(?:long)?(?:left)?(?:right)?arrow\b|\\(?:to|mapsto|implies|iff|lor|vee)\b", re.IGNORECASE)
-"""Of what stands on its sides, math-verify reads one."""
-_SUBSCRIPT_BEGINS = re.compile(r"(?:[A-Za-z}]\s*_|\\underset)\s*\{")
-"""Of a letter or a command; the arrow in it says where a variable goes, as in that of a limit."""
 
 _ANNOUNCEMENT = re.compile(r"answer(?:\s+is|\s+are|\s*:)\s*:?\s*(?:either\s+)?", re.IGNORECASE)
 _ANOTHER = r"\$?(?:-?\d[\d.,/]*(?<=\d)|\(?[A-J]\)?(?!\w|\.[em]\b)|(?:yes|no|true|false)\b)\$?"
@@ -157,19 +158,12 @@ _DENIAL = re.compile(
 )
 """Where it is announced, with the rest of its clause, or is the text."""
 
-_BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
-
-_STARTS_A_SET = re.compile(r"(?:^|=|\\in)\s*\\\{")
-
 _BRACKET = re.compile(r"(?<!\\)[(\[{)\]}]|\\[{}]")
 _CHAIN = re.compile(r"(?:\\(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|lg|exp)h?(?![a-z])\s*|[A-Za-z\d]\s*[_^]\s*){8}")
 """Of functions, subscripts or powers without brackets, which nest as well."""
 _PARAGRAPH_ENDS = re.compile(r"\n[ \t]*\n")
 _DEEPEST = 10
 """Brackets in brackets, which math-verify reads in a second at most; answers of DeepMath have two."""
-
-_LEAST_AGREEMENT = 1e-3
-"""Of two numbers, relative."""
 
 _NUM_CACHED_TRUTHS = 64
 """Of one prompt come several responses in a row; more would only hold memory."""
@@ -183,14 +177,14 @@ def score(response: str, ground_truth: str, is_truncated: bool) -> Score:  # noq
     truth_words = _words(truth)
     is_choice = any(word.upper() in _CHOICES for word in truth_words)
     can_announce_words = is_choice or any(word in _VERDICTS for word in truth_words)
-    text = _BLANKS.sub(lambda run: "\n" * min(run[0].count("\n"), 2) or ("~" if "~" in run[0] else " "), response)
+    text = _BLANKS.sub(_shortened, without_thoughts(response))
     text, is_whole = _decisive_part(text if is_truncated else _LAST_LINE.sub("Answer: ", text))
     if not (_OR_MORE.search(ground_truth) or _NO_VALUE.match(ground_truth.strip())):
-        boxes = _final_boxes(text)
+        boxes = final_boxes(text)
         if _OR_MORE.search(boxes):
             return _WRONG_ANSWER
         text = boxes or _without_denials(text)
-    end = "}" if _BOX_BEGINS.match(text) else "."
+    end = "}" if BOX_BEGINS.match(text) else "."
     text = _OPTION.sub(rf"\1\2\3{end}" if is_choice else r"\1\4", text)
     answer = _parse_answer(text, can_announce_words, is_truncated=is_truncated, is_whole=is_whole)
     if not answer:
@@ -198,12 +192,14 @@ def score(response: str, ground_truth: str, is_truncated: bool) -> Score:  # noq
     if not isinstance(answer[0], FiniteSet) and _offers_several(text):
         return _WRONG_ANSWER
     truth, answer = math_notation.comparable_residues(truth, answer)
-    if truth_words & _words(answer):
+    answer_words = _words(answer)
+    if truth_words & answer_words:
         return CORRECT
-    if truth_words.intersection(_VERDICTS):
+    if truth_words.intersection(_VERDICTS) or (_has_long_word(truth_words) and _has_long_word(answer_words)):
         return _WRONG_ANSWER
-    if verify(truth, answer, timeout_seconds=None):
-        return CORRECT if _is_one_claim(truth, answer) and _are_close(truth, answer) else _WRONG_ANSWER
+    may_be_bounds = isinstance(truth[0], Interval | Union)
+    if verify(truth, answer, timeout_seconds=None, allow_set_relation_comp=may_be_bounds):
+        return CORRECT if is_one_claim(truth, answer) and are_close(truth, answer) else _WRONG_ANSWER
     return UNPARSABLE_GROUND_TRUTH if math_truths.problem(ground_truth) else _WRONG_ANSWER
 
 
@@ -217,6 +213,11 @@ def prepare_scoring() -> None:
     score("\\boxed{\\{1, 2\\}}", "[1, 2)", is_truncated=False)
 
 
+def _shortened(blanks: re.Match[str]) -> str:
+    """Keep a line's or a paragraph's end, and a tie."""
+    return "\n" * min(blanks[0].count("\n"), 2) or ("~" if "~" in blanks[0] else " ")
+
+
 @functools.lru_cache(maxsize=_NUM_CACHED_TRUTHS)
 def _parse_truth(ground_truth: str) -> list[Any]:
     """Give formulas and texts that stand for the ground truth, none when it cannot be read."""
@@ -227,13 +228,13 @@ def _parse_truth(ground_truth: str) -> list[Any]:
 def _decisive_part(response_text: str) -> tuple[str, bool]:
     """What the last `<answer></answer>` holds, if no box comes after it, else all; and whether it is that alone."""
     tags = list(_ANSWER_TAG.finditer(response_text))
-    if not tags or _final_boxes(response_text[tags[-1].end() :]):
+    if not tags or final_boxes(response_text[tags[-1].end() :]):
         return response_text, False
     return tags[-1][1], True
 
 
 def _parse_answer(text: str, can_announce_words: bool, *, is_truncated: bool, is_whole: bool) -> list[Any]:
-    boxes = _final_boxes(text)
+    boxes = final_boxes(text)
     if boxes:
         return _parse_formula(_BOX_ENDS.sub("}", boxes), _ANYWHERE)
     if is_whole and not _is_prose(text):
@@ -265,7 +266,9 @@ def _is_nested(text: str) -> bool:
 
 
 def _is_prose(text: str) -> bool:
-    """Whether words stand beside an answer."""
+    """Whether words stand beside an answer, and are not all of it."""
+    if _WORD.fullmatch(text.strip(" \n.")):
+        return _ANNOUNCEMENT.search(text) is not None
     num_words = len(_PROSE.findall(text))
     return num_words > 1 or (num_words == 1 and any(sign.isdecimal() for sign in text))
 
@@ -274,131 +277,13 @@ def _offers_several(text: str) -> bool:
     """Whether several answers are announced in words at the end, of which math-verify would read the first."""
     text = EXPLAINED.sub(without_explanation, text)
     announced = list(_ANNOUNCEMENT.finditer(text))
-    return bool(announced) and not _final_boxes(text) and _SEVERAL.match(text, announced[-1].end()) is not None
+    return bool(announced) and not final_boxes(text) and _SEVERAL.match(text, announced[-1].end()) is not None
 
 
 def _without_denials(text: str) -> str:
     """Cut out what is said of values that are not the answer; with no other announced, what stands before it, too."""
     kept = _DENIAL.split(text)
     return "".join(kept) if any(_ANNOUNCEMENT.search(part) for part in kept) else kept[-1]
-
-
-def _are_close(truth: list[Any], answer: list[Any]) -> bool:
-    """Whether numbers that are equal to six decimals also agree relative to their size."""
-    values, others = ([each.evalf() for each in parsed if _is_number(each)] for parsed in (truth, answer))
-    pairs = [(value, other) for value in values for other in others if abs(value - other).is_comparable]
-    return not pairs or any(
-        abs(value - other) <= _LEAST_AGREEMENT * max(abs(value), abs(other)) for value, other in pairs
-    )
-
-
-def _is_number(parsed: Any) -> bool:
-    return isinstance(parsed, Expr) and bool(parsed.is_number) and bool(parsed.is_finite)
-
-
-def _is_one_claim(truth: list[Any], answer: list[Any]) -> bool:
-    """Whether an answer that math-verify finds right claims nothing else."""
-    if _has_arrow(answer):
-        return _has_arrow(truth)
-    if _takes_set_for_point(truth, answer) or _are_in_other_bases(truth, answer):
-        return False
-    formula = answer[0]
-    if isinstance(truth[0], Eq | And) or not isinstance(formula, Eq | And):
-        return True
-    equations = formula.args if isinstance(formula, And) else (formula,)
-    return all(isinstance(each, Eq) and _is_sound(each, truth) for each in equations)
-
-
-def _takes_set_for_point(truth: list[Any], answer: list[Any]) -> bool:
-    """Whether one has a set in braces where the other has a point or an interval; also of their elements."""
-    one, other = (parsed[0].rhs if isinstance(parsed[0], Eq) else parsed[0] for parsed in (truth, answer))
-    if (
-        isinstance(one, FiniteSet | Tuple)
-        and isinstance(other, FiniteSet | Tuple)
-        and _num_sets(one) != _num_sets(other)
-    ):
-        return True
-    pairs = ((one, truth, other), (other, answer, one))
-    return any(
-        isinstance(formula, FiniteSet) and isinstance(instead, Interval | Tuple) and _is_in_braces(parsed)
-        for formula, parsed, instead in pairs
-    )
-
-
-def _are_in_other_bases(truth: list[Any], answer: list[Any]) -> bool:
-    """Whether both name bases of their numbers, which math-verify does not read, and not the same."""
-    bases, others = (
-        {base for part in parsed if isinstance(part, str) for base in _BASE.findall(part)} for parsed in (truth, answer)
-    )
-    return bool(bases and others) and bases != others
-
-
-def _num_sets(collection: FiniteSet | Tuple) -> int:
-    """Inside of it, where they were in braces."""
-    return sum(isinstance(each, FiniteSet) for arg in collection.args for each in preorder_traversal(arg))
-
-
-def _is_in_braces(parsed: list[Any]) -> bool:
-    return any(_STARTS_A_SET.search(part) for part in parsed if isinstance(part, str))
-
-
-def _has_arrow(parsed: list[Any]) -> bool:
-    """Whether a text has an arrow outside of subscripts."""
-    return any(_ARROW.search(_without_subscripts(part)) for part in parsed if isinstance(part, str))
-
-
-def _without_subscripts(text: str) -> str:
-    kept, begins, closings = "", 0, _closings(text)
-    for match in _SUBSCRIPT_BEGINS.finditer(text):
-        if match.start() >= begins:
-            kept += text[begins : match.start()]
-            begins = closings.get(match.end(), len(text))
-    return kept + text[begins:]
-
-
-def _is_sound(equation: Eq, truth: list[Any]) -> bool:
-    """Whether each side names the unknown or is the truth; two bare numbers say nothing."""
-    if all(isinstance(side, Number) for side in equation.args):
-        return False
-    for side in equation.args:
-        is_named = bool(side.free_symbols or side.atoms(AppliedUndef)) or not isinstance(side, Expr)
-        if not is_named and not verify(truth, [side], timeout_seconds=None):
-            return False
-    one, other = equation.args
-    if not all(isinstance(side, Expr) and not side.is_Matrix for side in equation.args):
-        return True
-    difference = expand(one - other)
-    return difference == 0 or not isinstance(difference, Number)
-
-
-def _final_boxes(text: str) -> str:
-    r"""Cut out the last closed `\boxed{}`, with those before it that belong to it, as in two roots of an equation.
-
-    math-verify alone would join boxes over half a page whenever a comma follows the first.
-    """
-    start, end, closings = 0, 0, _closings(text)
-    for match in reversed(list(_BOX_BEGINS.finditer(text))):
-        closed = closings.get(match.end())
-        if closed is None:
-            continue
-        if not end:
-            end = closed
-        elif not _JOINS_BOXES.fullmatch(text, closed, start):
-            break
-        start = match.start()
-    return text[start:end]
-
-
-def _closings(text: str) -> dict[int, int]:
-    """The position after each brace that opens, and after the one that closes it."""
-    closings: dict[int, int] = {}
-    opened: list[int] = []
-    for match in _BRACE.finditer(text):
-        if match.group() == "{":
-            opened.append(match.end())
-        elif match.group() == "}" and opened:
-            closings[opened.pop()] = match.end()
-    return closings
 
 
 def _parse_bare(text: str) -> list[Any]:
@@ -415,7 +300,7 @@ def _parse_formula(text: str, configs: tuple[Any, ...]) -> list[Any]:
     text = math_notation.readable(text)
     bare = _PERCENT.sub("", text)
     parsed = _parse(_SCIENTIFIC.sub(r"\1 \\times 10^{\2}", bare), configs)
-    if bare != text and parsed and _is_number(parsed[0]):
+    if bare != text and parsed and is_number(parsed[0]):
         parsed.append(parsed[0] / 100)
     return parsed
 
@@ -423,6 +308,10 @@ def _parse_formula(text: str, configs: tuple[Any, ...]) -> list[Any]:
 def _parse(text: str, configs: tuple[Any, ...]) -> list[Any]:
     """An escaped dollar is money; math-verify would take it for the beginning of a formula."""
     return math_notation.without_misreading(parse(text.replace("\\$", ""), configs, parsing_timeout=None))
+
+
+def _has_long_word(words: set[str]) -> bool:
+    return any(_LONG_WORD.search(word) for word in words)
 
 
 def _words(parsed: list[Any]) -> set[str]:

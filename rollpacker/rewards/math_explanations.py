@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _NUMBER = r"-?\d[\d.,/]*"
-_TERM = r"[({]*-?\d[\d.,]*[!%km)}]*"
+_TERM = r"[({]*-?\d[\d.,]*(?:[!%km)}]|\\%)*"
 _CALCULATION = rf"{_TERM}(?:\s*(?:[-+*/^x\u00d7\u00b7\u00f7]|\\(?:times|cdot|div)(?![a-z]))\s*{_TERM})+"
 _ANNOUNCED = (
     rf"(answer\s*(?:is|:)+\s*(?:[a-z][\w'()]{{0,19}}\s*=\s*)?)({_NUMBER})((?:\s?(?:\\?%|\^\\circ|[a-z](?![\w.])))?)"
@@ -21,16 +21,18 @@ EXPLAINED = re.compile(
     re.IGNORECASE,
 )
 """The same, and the calculation that explains it."""
+_MAY_HAVE_A_LARGER_TERM = re.compile(r"[-/.%\u00f7]|\\div|\d[km]")
+"""A difference, a quotient, a decimal, a percentage, a unit, or `i.e.`."""
 
 
 def without_explanation(found: re.Match[str]) -> str:
     """Give what `EXPLAINED` matches without the explanation, unless that is a factor.
 
-    A sum or a product in brackets that gives the number has no larger term than it.
+    A sum, product or power of positive whole numbers that gives the number has no larger term than it.
     """
     announcement, number, unit, explanation = found.groups()
-    is_bracket = explanation.lstrip()[0] in "([" and not re.search(r"[-/\u00f7]|\\div|[km]", explanation)
-    if is_bracket and _size(number) < max(map(_size, re.findall(r"\d[\d.,]*", explanation))):
+    is_of_whole_numbers = explanation.lstrip()[0] in "([" and not _MAY_HAVE_A_LARGER_TERM.search(explanation)
+    if is_of_whole_numbers and _size(number) < max(map(_size, re.findall(r"\d[\d.,]*", explanation))):
         return found[0]
     return f"{announcement}{number}{unit} "
 

@@ -45,8 +45,11 @@ _SMALL = re.compile("([⁰¹²³⁴-⁹⁻⁺ⁿ]+)|([₀-₉]+)|[¼-¾⅐-⅞]"
 
 _THOUSANDS = re.compile(r"(?:(?<![\d.,^_])[1-9]\d{0,2}(?:(?:\\[,;: ]|~| )\d{3})+|(?<=\d\.)(?:\d{3}\\,)+\d{1,3})(?!\d)")
 _THOUSANDS_MARK = re.compile(r"\\[,;: ]|~| ")
+_MIXED = re.compile(r"(?<![\w.,/^])(\d{1,40})(?: |~|\\[ ,;:])(\d{1,40})/(\d{1,40})(?![\w/]|\.\d)")
+"""A whole number and a fraction, `2 1/2`, which math-verify would multiply or run together."""
 _TIMES = re.compile(r"(?:(?<=[\d)}])|(?<=[^A-Za-z\s][a-z]))\s*·")
 """Behind a letter that stands alone it may be that of a unit."""
+_EMPTY_SET = re.compile(r"\\varnothing(?![A-Za-z])|(?<!\w)Ø(?!\w)")
 _PRODUCT = re.compile(r"(?<![\w^.])(\d+)\((?=\d+\))")
 """Of two numbers, which math-verify would add as those of a mixed number."""
 _TIE = re.compile(r"(?<=[\d}])~(?=\\)")
@@ -56,6 +59,10 @@ _AREA = re.compile(r"(?<=\d)\s(?:[cdkm]?m|ft|in)[²³]")
 _SPEED = re.compile(r"(?<=\d)\s(?:[ckm]?m|mi|ft)/(?:s|min|h|hr)(?:\^(?:2|\{2\}))?(?![A-Za-z^{])")
 """Its unit; math-verify would divide by the letters."""
 _NUMBER_AS_TEXT = re.compile(r"(?<![_^\w])\\text\s*\{\s*(\d[\d.,]*)((?:\s+[A-Za-z]+)*)\s*\}")
+_LABEL = re.compile(r"\\text(?:bf|it|rm)?\s*\{[^{}:]{0,60}[A-Za-z]\s*:\s*\}(?=\s*[^\s}$])")
+"""In front of a value, `\\text{Area: }`; math-verify would take it for the value."""
+_ALL_AS_TEXT = re.compile(r"(\\boxed\s*\{|\$)\s*\\text(?:bf|it|rm)?\s*\{(?=[^{}$\d=,]*[\d=,])([^{}$]*)\}\s*(?=[}$])")
+"""With more than words in it, of which math-verify reads nothing."""
 _DOTTED = re.compile(r"\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?")
 _RECURRING = re.compile(
     r"(?<![\d.,])(\d{1,40})\.(\d{0,40})(?:\\(?:overline|bar)\s*(?:\{(\d{1,40})\}|(\d))|(?<=\.)\((\d{1,40})\))"
@@ -118,12 +125,15 @@ def readable(text: str) -> str:
         text = _AREA.sub("", text)
         text = _SMALL.sub(_in_full_size, _ROOT.sub(r"\1{\2\3}", text))
         text = _TIMES.sub(r"\\cdot ", text).translate(_SIGNS)
+    text = _EMPTY_SET.sub(r"\\emptyset ", text)
     text = _PRODUCT.sub(r"\1\\cdot (", text)
     text = text.replace("<=", r"\le ").replace(">=", r"\ge ")
     text = _THOUSANDS.sub(lambda number: _THOUSANDS_MARK.sub("", number[0]), text)
+    text = _MIXED.sub(_improper, text)
     if "~" in text:
         text = _TIE.sub(" ", text)
     text = _NUMBER_AS_TEXT.sub(r"\1\\text{\2}", _SPEED.sub("", text))
+    text = _ALL_AS_TEXT.sub(r"\1\2", _LABEL.sub("", text))
     text = _DOTTED.sub(r"\\overline{\1\2\3}", text)
     text = _RECURRING.sub(_fraction, text)
     text = _PRIMES.sub(_primed, text)
@@ -184,6 +194,12 @@ def _primed(primes: re.Match[str]) -> str:
         return primes[0]
     power = r"\prime" * primes[0].count("'")
     return f"^{{{power}}}" + ("*" if primes[1] is not None else "")
+
+
+def _improper(number: re.Match[str]) -> str:
+    """Write a mixed number, whose fraction is less than one, as a fraction, which is also read in prose."""
+    whole, above, below = map(int, number.groups())
+    return f"{whole * below + above}/{below}" if above < below else number[0]
 
 
 def _fraction(number: re.Match[str]) -> str:

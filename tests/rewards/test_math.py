@@ -139,6 +139,34 @@ def test_of_several_bare_points_none_is_the_answer(response):
     assert reason_of(response, "(1, 2)") == reason_of(response, "(3, 4)") == "wrong_answer"
 
 
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        (r"\begin{pmatrix} 7 \\ -2 \end{pmatrix}", r"\begin{pmatrix} 7 \\ -2 \end{pmatrix}"),
+        (r"\begin{cases} x & x > 0 \\ 1 & x \le 0 \end{cases}", r"\begin{cases} x & x > 0 \\ 1 & x \le 0 \end{cases}"),
+        ("ab+1", "ab + 1"),
+        ("x^2 + xy + 1", "1 + xy + x^2"),
+        ("abc + 1", "1 + abc"),
+        ("3xy", "3yx"),
+        (r"\frac{ab}{2}", r"\frac{ab}{2}"),
+        (r"5\sqrt{ab}", r"5\sqrt{ab}"),
+        ("y = mx + 2", "mx + 2"),
+        ("sqrt(2)", r"\sqrt{2}"),
+        (r"\operatorname{lcm}(2,3)", "6"),
+        ("no solution", "No solution"),
+        ("Does not exist.", r"\text{does not exist}"),
+        ("It is -15.", "-15"),
+        ("**Answer:** 15", "15"),
+        ("It's 15", "15"),
+        ("15 cm", "15"),
+        ("15 cm^2", "15"),
+        ("The answer is yes", "Yes"),
+    ],
+)
+def test_in_its_tag_a_formula_is_no_prose_and_prose_no_formula(answer, truth):
+    assert reason_of(f"<answer>{answer}</answer>", truth) == "correct"
+
+
 def test_an_answer_in_its_tag_counts_in_a_truncated_response():
     assert reason_of("<answer>15</answer> Let me", "15", is_truncated=True) == "correct"
     assert reason_of("<answer>15", "15", is_truncated=True) == "truncated"
@@ -176,37 +204,6 @@ def test_an_announced_formula_is_read_whole(formula, words):
     assert reason_of(response, formula) == "correct"
     for part in ("2", "3", "5", "10", "1", "n"):
         assert reason_of(response, part) == "wrong_answer"
-
-
-@pytest.mark.parametrize(
-    "formula",
-    [
-        *("15 (3*5)", "15 (3 x 5)", "15 [12 + 3]", "15 (3 * (2+3))", r"15 (3 \cdot 5)", "15% (3*5)", "15 m (3*5)"),
-        *("15, i.e. 3*5", "15 (i.e. 3*5)", "15 -> 3*5", "15: 3*5", "15 : 3 x 5", "15 (1.5k)", "15a.m."),
-    ],
-)
-@pytest.mark.parametrize("words", ["Answer: {}", "The answer is {}.", "**Answer:** n = {}", "6 / 2 = 3\n#### {}"])
-def test_a_calculation_behind_an_announced_number_is_no_part_of_it(formula, words):
-    response = words.replace("{}", formula)
-    assert reason_of(response, "15") == "correct"
-    for other in ("225", "3", "5", "1", "1.5"):
-        assert reason_of(response, other) == "wrong_answer"
-
-
-@pytest.mark.parametrize("formula", ["2 (n + 1)", r"2 (1 + \sqrt{3})", "2 : 3", "2: 3", "2(3+4)", "2 (3+4)", "3 (2^5)"])
-def test_a_factor_or_a_ratio_is_no_explanation(formula):
-    assert reason_of(f"The answer is {formula}.", formula) == "correct"
-    assert reason_of(f"The answer is {formula}.", "2") == "wrong_answer"
-
-
-def test_the_half_of_the_day_and_a_calculation_are_both_left_out():
-    assert reason_of("The answer is 12 a.m. (11+1)", "12") == "correct"
-
-
-@pytest.mark.parametrize("response", ["12 (3*4) or 13", "12 or 13", "12 (3*4) or 13 (3*4+1)"])
-def test_another_answer_behind_a_calculation_is_another_answer(response):
-    for truth in ("12", "13"):
-        assert reason_of(f"The answer is {response}", truth) == "wrong_answer"
 
 
 @pytest.mark.parametrize(
@@ -304,94 +301,11 @@ def test_wrong_answers_are_wrong(ground_truth, response):
     assert reason_of(response, ground_truth) == "wrong_answer"
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        r"\boxed{5=6=7}",
-        r"\boxed{7=7}",
-        r"\boxed{6=7}",
-        r"$6=7$",
-        "the answer is $x=5=6=7$",
-        r"\boxed{x=8=7}",
-        r"\boxed{8=x=7}",
-        r"\boxed{x=7=8}",
-        r"\boxed{2+6=7}",
-        r"\boxed{x+8=x+7}",
-        r"\boxed{7 \text{ or } 8}",
-        r"\boxed{8 or 7}",
-        r"\boxed{x=7 \text{ or } x=8}",
-        r"\boxed{7, 8, 9}",
-        r"\boxed{8;7}",
-        r"\boxed{\{7, 8\}}",
-        r"\boxed{6 \pm 1}",
-        r"\boxed{8}, \boxed{7}",
-        r"\boxed{8} or \boxed{7}",
-        r"\boxed{8 \to 7}",
-        r"\boxed{\lim_{x \to 0} f(x) = 8 \to 7}",
-        r"\boxed{8_{\to 7}}",
-        r"\boxed{6 \implies 7}",
-        r"\boxed{8 \Rightarrow x = 7}",
-        r"\boxed{7 \lor 8}",
-        r"\boxed{6 < x < 8}",
-        r"\boxed{x \le 7}",
-        "The answer is 7 or 8.",
-        "Answer: 7 or 8.",
-        "The answer is 7 or 8 dollars.",
-        "I think 9, so the answer is 7, 8.",
-        "The answer is either 7 or 8.",
-        "The answer is 7, 8 or 9.",
-        "The final answer is $7$ or $8$.",
-        r"\boxed{nan}",
-        r"\boxed{NaN}",
-        r"\boxed{\infty}",
-        r"\boxed{\infty - \infty}",
-        r"\boxed{\frac{0}{0}}",
-        r"\boxed{\frac{7}{0}}",
-        r"\boxed{1e999}",
-    ],
-)
-def test_an_answer_that_claims_more_than_the_truth_or_no_number_is_wrong(response):
-    assert reason_of(response, "7") in {"wrong_answer", "no_answer"}
-
-
-@pytest.mark.parametrize(
-    ("ground_truth", "response"),
-    [
-        ("7", r"\boxed{2+5=7}"),
-        ("7", r"\boxed{x = 2 + 5 = 7}"),
-        ("7", r"\boxed{m + n = 7}"),
-        ("7", r"\boxed{f(2) = 7}"),
-        ("7", r"\boxed{\sqrt{49} = 7}"),
-        ("7", r"\boxed{7 \text{ apples}}"),
-        ("7", "The answer is 7, because 8 is too much."),
-        ("7/8", "The answer is 7/8."),
-        ("(4, 1)", "The answer is $(4, 1)$."),
-        ("(0, 1)", "The answer is $(0, 1)$."),
-        ("x^2+1", r"\boxed{f(x) = x^2 + 1}"),
-        ("x = 7", r"\boxed{x = 7}"),
-        ("2, 16", r"\boxed{x = 2 \text{ or } x = 16}"),
-        ("2, 16", "The answer is $2$ or $16$."),
-        (r"\sqrt{2}", r"\boxed{\sqrt{2} \approx 1.414}"),
-        (r"\begin{pmatrix} 7 \\ -2 \end{pmatrix}", r"\boxed{x = \begin{pmatrix} 7 \\ -2 \end{pmatrix}}"),
-    ],
-)
-def test_an_answer_may_say_what_it_is_the_value_of(ground_truth, response):
-    assert reason_of(response, ground_truth) == "correct"
-
-
-@pytest.mark.parametrize(
-    "response", [r"\boxed{\{2, 1\}}", r"\boxed{1, 2}", r"$x \in \{1, 2\}$", r"\boxed{1} and \boxed{2}"]
-)
-@pytest.mark.parametrize("truth", ["1, 2", r"\{1, 2\}", r"x \in \{1, 2\}"])
-def test_solutions_may_be_listed_with_and_without_braces(truth, response):
-    assert reason_of(response, truth) == "correct"
-
-
-@pytest.mark.parametrize(
-    ("truth", "response"), [("(1, 2)", r"\boxed{1, 2}"), ("1, 2", r"\boxed{(1, 2)}"), (r"\{1\}", r"\boxed{1}")]
-)
-def test_without_braces_a_list_may_be_a_point(truth, response):
-    assert reason_of(response, truth) == "correct"
+@pytest.mark.parametrize("response", [r"\boxed{east}", r"\boxed{\text{east}}", "<answer>East</answer>"])
+def test_words_of_the_same_letters_are_not_the_same(response):
+    assert reason_of(response, "east") == "correct"
+    assert reason_of(response, "seat") == "wrong_answer"
+    assert reason_of(r"\boxed{yx}", "xy") == "correct"
 
 
 @pytest.mark.parametrize("truth", ["Yes", "A"])
@@ -404,6 +318,20 @@ def test_of_several_announced_words_none_is_the_answer(truth):
 def test_a_response_without_an_answer_says_so(response):
     assert reason_of(response, "42") == "no_answer"
     assert reason_of(response, "42", is_truncated=True) == "truncated"
+
+
+@pytest.mark.parametrize(
+    "thoughts",
+    [r"<think>18? \boxed{18}. No.</think>", "so \\boxed{18}\n</think>", "<think>\n<answer>18</answer></think> "],
+)
+def test_an_answer_in_thoughts_does_not_count(thoughts):
+    assert reason_of(f"{thoughts}\nIt cannot be determined.", "18") == "no_answer"
+    assert reason_of(f"{thoughts}\nThe answer is 3.", "3") == "correct"
+
+
+@pytest.mark.parametrize(("is_truncated", "reason"), [(True, "truncated"), (False, "no_answer")])
+def test_a_response_whose_thoughts_do_not_end_has_no_answer(is_truncated, reason):
+    assert reason_of("<think>So it is \\boxed{18}. But", "18", is_truncated) == reason
 
 
 def test_of_a_truncated_response_only_an_announced_answer_counts():

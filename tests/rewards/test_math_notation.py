@@ -102,6 +102,50 @@ def test_an_announced_answer_needs_no_delimiters(response, truth, other):
     assert reason_of(response, other) == "wrong_answer"
 
 
+@pytest.mark.parametrize("words", [r"\boxed{%s}", "$%s$", "The answer is %s.", "It is %s", "6 / 2 = 3\n#### %s"])
+@pytest.mark.parametrize(
+    ("mixed", "truth"),
+    [("2 1/2", "5/2"), (r"2\ 1/2", "2.5"), ("-2 1/2", "-5/2"), ("12 3/4", "12 3/4")],
+)
+def test_a_whole_number_and_a_fraction_are_a_mixed_number(mixed, truth, words):
+    response = words.replace("%s", mixed)
+    assert reason_of(response, truth) == "correct"
+    for other in ("3/2", "1", "1/2", "21/2", "9"):
+        assert reason_of(response, other) == "wrong_answer"
+
+
+def test_numbers_beside_a_fraction_may_be_no_mixed_number():
+    assert reason_of(r"\boxed{2^3 1/2}", "4") == "correct"
+    assert reason_of(r"\boxed{12 345/5}", "2469") == "correct"
+
+
+@pytest.mark.parametrize("answer", [r"\emptyset", r"\varnothing", "\u00d8", "\u2205"])
+@pytest.mark.parametrize("truth", [r"\emptyset", r"\varnothing"])
+def test_the_empty_set_has_several_signs(answer, truth):
+    assert reason_of(rf"\boxed{{{answer}}}", truth) == "correct"
+    assert reason_of(rf"\boxed{{{answer}}}", r"\{0\}") == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        (r"\text{Area: } 12", "12"),
+        (r"\textbf{Area: }\frac{24}{2}\text{ cm}", "12"),
+        (r"\text{Max: } 3, \text{Min: } 4", "3, 4"),
+        (r"\text{n = 7}", "7"),
+        (r"\text{(1, 2)}", "(1, 2)"),
+        (r"\text{June 5}", "June 5"),
+        ("June 5", r"\text{June 5}"),
+        (r"\text{A, B}", "A, B"),
+        (r"\text{3:00 PM}", "3:00 PM"),
+    ],
+)
+def test_text_around_a_value_or_in_front_of_it_does_not_hide_it(answer, truth):
+    assert reason_of(rf"\boxed{{{answer}}}", truth) == "correct"
+    for other in ("5", "1", "June 6", "A, C", "3:30 PM"):
+        assert reason_of(rf"\boxed{{{answer}}}", other) == "wrong_answer"
+
+
 @pytest.mark.parametrize(
     "bound",
     [
