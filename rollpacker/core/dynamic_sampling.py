@@ -274,6 +274,16 @@ class DynamicSampling(Race):
             places = ledger.places.get(domain, 0)
             if count > places + self._surplus.get(domain, 0):
                 raise InvariantViolated(f"{count} prompts of {domain!r} race for {places} places.")
+        self._check_room()
+
+    def _check_room(self) -> None:
+        """Raise if there is room for a prompt that could fill a vacancy, and none is launched or asked for."""
+        is_filling = self._ledger.is_open and not (self._is_scoring or self._supply.is_waiting)
+        if not is_filling or self._num_launchable(self._kind) <= 0:
+            return
+        vacant = self._vacant_places() or self._vacancies().keys() & self._supply.open_weights.keys()
+        if vacant:
+            raise InvariantViolated(f"Nothing fills the vacancies of {sorted(vacant)} although there is room.")
 
     def snapshot(self) -> dict[str, Any]:
         return super().snapshot() | {"kind": self._kind.value, "surplus": dict(self._surplus)}

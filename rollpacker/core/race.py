@@ -176,8 +176,10 @@ class Race(ABC):
         """
         ledger = self._ledger
         group = ledger.give_up(event.request)
-        if group is None or group.num_left >= ledger.num_responses:
+        if group is None:
             return ()
+        if group.num_left >= ledger.num_responses:
+            return tuple(self._go_on()) if self._is_room_scarce else ()
         decisions: list[Decision] = [DropPrompt(round=ledger.round, prompt=group.prompt)]
         stopped = ledger.drop(group)
         if stopped:

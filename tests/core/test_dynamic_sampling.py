@@ -7,11 +7,23 @@ from typing import Any
 
 import pytest
 
-from rollpacker.core.commands import Command, DropPrompt, EndRound, EndRun, FailRun, RoundKind, ScoreResponse
-from rollpacker.core.events import RewardComputed
-from rollpacker.core.ids import Domain, RequestId
+from rollpacker.core.batching_machine import GivenUp
+from rollpacker.core.commands import (
+    Command,
+    DrawPrompts,
+    DropPrompt,
+    EndRound,
+    EndRun,
+    FailRun,
+    RoundKind,
+    ScoreResponse,
+)
+from rollpacker.core.dynamic_sampling import DynamicSampling
+from rollpacker.core.events import PromptsDrawn, ResponseFinished, RewardComputed, StepStarted
+from rollpacker.core.ids import Domain, EngineId, RequestId, VersionSpan
 from rollpacker.core.settings import DynamicSamplingSettings
 from tests.core.player import Player, aborted, accepted, begun, launched, make_settings, prompt
+from tests.core.turns import RULES
 
 
 def player_of(num_prompts: int | None = None, *, batching: str = "plain", **sampling: Any) -> Player:
@@ -102,6 +114,20 @@ def test_no_more_requests_are_in_flight_than_may_be_and_a_prompt_is_drawn_when_t
     assert player.num_drawn[Domain("math")] == 2
     player.settle(player.finish(RequestId(0, prompt("math-0"), 0)))
     assert player.num_drawn[Domain("math")] == 3, "3 are in flight, so that there is room for another prompt"
+
+
+def test_a_response_that_is_given_up_makes_room_for_another_prompt() -> None:
+    sampling = DynamicSamplingSettings(max_active_requests=3)
+    machine = DynamicSampling(make_settings(batching="tail", environment=RULES, dynamic_sampling=sampling))
+    machine.handle(StepStarted(step=0, policy_version=0))
+    machine.handle(PromptsDrawn(domain=Domain("math"), prompts=(prompt("math-0"),), is_exhausted=False))
+    samples = [RequestId(0, prompt("math-0"), sample) for sample in range(3)]
+    for request in samples[:2]:
+        spans = (VersionSpan(0, 5),)
+        finish = ResponseFinished(request=request, engine=EngineId("engine-0"), num_tokens=5, spans=spans)
+        assert machine.handle(finish) == (ScoreResponse(request=request),), "a prompt is 3 responses"
+    assert machine.handle(GivenUp(request=samples[2])) == (DrawPrompts(domain=Domain("math"), num_prompts=1),)
+    machine.check()
 
 
 def test_when_the_data_ends_the_last_batch_is_smaller_and_without_any_prompt_the_run_ends() -> None:

@@ -71,7 +71,8 @@ def settings_of(numbers: random.Random) -> SchedulerSettings:
     if "tail" not in kind:
         changes |= {"batching": "plain", "overlap_rewards": kind != "batch"}
     if "sampling" in kind:
-        changes["dynamic_sampling"] = DynamicSamplingSettings(max_active_requests=None, max_launch_factor=Fraction(20))
+        limit = None if "async" in kind else numbers.choice([None, 4])
+        changes["dynamic_sampling"] = DynamicSamplingSettings(max_active_requests=limit, max_launch_factor=Fraction(20))
     if "async" in kind:
         order = numbers.choice(["any", "fifo"])
         changes["asynchronous"] = AsyncSettings(
