@@ -66,6 +66,8 @@ class Companions:
     environments: Environments | None
     replaces_dropped: bool
     """Whether another prompt takes the place of one that is dropped."""
+    start_interval_s: float
+    """From one environment's start to the next one's, at least."""
 
     @classmethod
     def of(cls, settings: SchedulerSettings) -> Self:
@@ -340,4 +342,5 @@ class Companions:
             balance=restored(Balance, "balance", balance if balance and balance.max_moves else None),
             environments=restored(Environments, "environments", settings.environment),
             replaces_dropped=settings.dynamic_sampling is not None,
+            start_interval_s=settings.environment.start_interval_s if settings.environment else 0.0,
         )

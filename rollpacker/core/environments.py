@@ -295,8 +295,8 @@ class Environments:
         for request in [*self._startable(True), *self._startable(False)] if may_start else ():
             if now < self._next_start_s:
                 break
-            if self._settings.starts_per_minute is not None:
-                self._next_start_s = now + 60.0 / self._settings.starts_per_minute
+            if self._settings.start_interval_s:
+                self._next_start_s = now + self._settings.start_interval_s
             del self._queues[is_held_out(request)][request]
             self._num_open[is_held_out(request)] += 1
             call = self._call(request, Stage.OPENING, now, self._settings.opening_timeout_s)

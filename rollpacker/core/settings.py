@@ -297,6 +297,11 @@ class EnvironmentSettings:
         has_starts = self.starts_per_minute is None or 0 < self.starts_per_minute < math.inf
         require(has_starts, f"starts_per_minute={self.starts_per_minute}")
 
+    @property
+    def start_interval_s(self) -> float:
+        """From one reset's beginning to the next one's, at least."""
+        return 0.0 if self.starts_per_minute is None else 60.0 / self.starts_per_minute
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:

@@ -301,6 +301,12 @@ def test_what_hangs_begins_again_after_its_time_limit_and_every_prompt_is_traine
     assert len(accepted(tmp_path)) == 6 * 16
 
 
+def test_environments_that_start_more_seldom_than_the_rollout_may_stall_do_not_end_the_run(tmp_path):
+    slow = ("workload.environment.starts_per_minute=0.01", "workload.environment.turn_timeout_s=600")
+    train(tmp_path, *slow, "run.num_steps=1", "backend.deadlines.rollout_stall_s=60")
+    assert len(accepted(tmp_path)) == 16
+
+
 def failing(share: int, monkeypatch, *, gives_rewards: bool):
     """Have every so-manieth answer of the environments be a crash."""
 

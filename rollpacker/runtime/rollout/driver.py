@@ -113,8 +113,8 @@ class Driver:
         self._listeners = listeners
         self._inbox = inbox = Inbox()
         stall_s, request_s = fleet.deadlines.rollout_stall_s, longest_request_s(sampling.rewards)
-        call_s = max(request_s, environments.longest_call_s if environments else 0.0)  # nothing else may happen in it
-        self._wait = Awaiting(watchdog, stall_s + call_s, self._describe_wait)
+        act_s = max(environments.longest_call_s, scheduler.beside.start_interval_s) if environments else 0.0
+        self._wait = Awaiting(watchdog, stall_s + max(request_s, act_s), self._describe_wait)  # nothing else may come
         self._reward = RewardClient(
             reward,
             check_of=sampling.rewards.name_of,
