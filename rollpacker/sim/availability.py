@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from rollpacker.config.sections.modelled_workers import ModelledWorkersSection
 
 
+MOST_PLACES = 100_000
+"""That a file may count: as many as `elastic.modelled.num_workers` may say."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceChanged:
     """A place is up from now on, or down."""
@@ -90,7 +94,8 @@ def counted(counts: Sequence[tuple[float, int]], seed: int) -> Iterator[PlaceCha
     chance = _Chance(f"places that leave/{seed}")
     up: list[int] = []
     for at_s, count in counts:
-        free = (place for place in itertools.count() if place not in up)
+        taken = set(up)
+        free = (place for place in itertools.count() if place not in taken)
         for place in list(itertools.islice(free, max(0, count - len(up)))):
             up.append(place)
             yield PlaceChanged(at_s=at_s, place=place, is_up=True)
@@ -149,17 +154,21 @@ def read_counts(path: Path) -> list[tuple[float, int]]:
     """Read the columns `time_s` and `count` of a CSV file.
 
     Raises:
-        DataError: It cannot be read, lacks a column, has a value that is no number, or times that do not ascend.
+        DataError: It cannot be read, lacks a column, has a value that is no number or out of range, or times that do
+            not ascend.
     """
-    allowed = "A CSV file with the columns time_s and count: seconds, ascending from 0, and whole numbers from 0."
+    allowed = (
+        "A CSV file with the columns time_s and count: seconds, ascending from 0, and whole numbers from 0 to "
+        f"{MOST_PLACES:,}."
+    )
     remedy = "Correct the file, or elastic.modelled.counts."
     try:
-        rows = list(csv.DictReader(read_text(path).splitlines()))
+        rows = list(csv.DictReader(read_text(path).removeprefix("\ufeff").splitlines()))
         counts = [(float(row["time_s"]), int(row["count"])) for row in rows]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
         raise DataError(f"{path} gives no counts of workers: {error!r}.", allowed, remedy) from error
     times = [at_s for at_s, _ in counts]
-    are_numbers = all(math.isfinite(at_s) and at_s >= 0 and count >= 0 for at_s, count in counts)
-    if not counts or not are_numbers or times != sorted(times):
-        raise DataError(f"{path} has no rows, times that do not ascend, or numbers below 0.", allowed, remedy)
+    are_in_range = all(0 <= at_s < math.inf and 0 <= count <= MOST_PLACES for at_s, count in counts)
+    if not counts or not are_in_range or times != sorted(times):
+        raise DataError(f"{path} has no rows, times that do not ascend, or numbers out of range.", allowed, remedy)
     return counts

@@ -246,6 +246,7 @@ class ModelledMembers:
     def __init__(self, elastic: ElasticSection, make_engine: MakeEngine) -> None:
         self._elastic = elastic
         self._section = section = elastic.modelled
+        self._availability = availability_of(section)
         self._make_engine = make_engine
         self._loop = asyncio.get_running_loop()
         self._network = Network(section, elastic.bucket_mb * MEBIBYTE)
@@ -273,7 +274,7 @@ class ModelledMembers:
     async def changes(self) -> Sequence[WorkerArrived | NoticeGiven | WorkerLeft]:
         if not self._has_started.is_set():  # the run's clock is set before it listens
             self._has_started.set()
-            self._begin(self._follow(availability_of(self._section)))
+            self._begin(self._follow(self._availability))
         return await self._changes.collect()
 
     async def start_engine(self, worker: WorkerId, engine: EngineId) -> MemberEngine:

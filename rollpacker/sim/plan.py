@@ -13,6 +13,7 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.data.degrees import engine_degree_mistakes, trainer_degree_mistakes
 from rollpacker.data.shapes import Transformer, transformer_of
+from rollpacker.sim.availability import availability_of
 from rollpacker.sim.costs import GIGA, EngineCosts, PassCosts, StepCosts, TrainerCosts, weight_transfer_s
 from rollpacker.sim.judge import JudgePlan, hardware_beside, placement_of, plan_judge
 from rollpacker.sim.profile import ProfiledCluster
@@ -121,7 +122,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
 
     Raises:
         ModelError: The model's sizes cannot be read.
-        DataError: The profile cannot be read.
+        DataError: The profile cannot be read, or the file of the counts of workers.
         ConfigError: It does not fit on the GPUs, or engines or trainer cannot divide the model so.
     """
     assert config.hardware is not None
@@ -152,6 +153,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
     _check_memory(config, engines[tensor_parallel], tensor_parallel, "engine.tensor_parallel", sharing)
     member = engine_of(member_degree, "elastic.tensor_parallel", hardware)  # on nodes of its own, without judges
     if config.elastic.is_on:
+        availability_of(config.elastic.modelled)  # refuses a file of counts that the run could not follow
         _check_memory(config, member, member_degree, "elastic.tensor_parallel")
     if config.system.planner:
         others = named if config.engine.degrees else _possible_degrees(config, profile)

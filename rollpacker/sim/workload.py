@@ -399,7 +399,12 @@ class Drift:
             )
 
     def factor(self, step: int) -> float:
-        return math.pow(self._per_step, step) * self._interpolate(step)
+        """Infinite where no number is as large: the limit cuts the response."""
+        try:
+            growth = math.pow(self._per_step, step)
+        except OverflowError:
+            growth = math.inf
+        return growth * self._interpolate(step)
 
     def _interpolate(self, step: int) -> float:
         if not self._steps:

@@ -43,13 +43,23 @@ def test_as_many_places_are_up_as_a_file_says(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "time_s,count\n", "time_s\n1\n", "time_s,count\n5,1\n4,1\n", "time_s,count\n0,-1\n", "time_s,count\nnan,1\n"],
+    [
+        *("", "time_s,count\n", "time_s\n1\n", "time_s,count\n5,1\n4,1\n", "time_s,count\n0,-1\n"),
+        *("time_s,count\nnan,1\n", "time_s,count\n0,100001\n", f"time_s,count\n0,{'1' * 200_000}\n"),
+    ],
+    ids=range(8),
 )
 def test_a_file_that_gives_no_counts_is_refused_by_name(tmp_path, text):
     file = tmp_path / "counts.csv"
     file.write_text(text)
     with pytest.raises(DataError, match=r"counts\.csv"):
         read_counts(file)
+
+
+def test_a_file_of_counts_may_begin_as_excel_writes_it_and_count_as_many_as_a_run_may_have(tmp_path):
+    file = tmp_path / "counts.csv"
+    file.write_text("\ufefftime_s,count\n0,0\n1,50000\n2,100000\n", encoding="utf-8")
+    assert sum(1 for _ in counted(read_counts(file), seed=0)) == 100_000
 
 
 @pytest.mark.parametrize("burst", [1, 4])

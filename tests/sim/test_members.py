@@ -6,10 +6,12 @@ import json
 import pytest
 
 from rollpacker import pipeline
+from rollpacker.core.errors import DataError
 from rollpacker.data.shapes import transformer_of
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.sim.members import Network
+from rollpacker.sim.run_facts import ModelledRunFacts
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.composed import composed, config_of, small
 
@@ -71,6 +73,13 @@ def test_a_run_whose_workers_flap_trains_every_batch_and_replays(tmp_path, alone
     assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()
     assert steps["num_members_lost"].sum() > 0
     replay(tmp_path / "run")
+
+
+def test_a_file_of_counts_that_is_not_there_is_refused_before_the_run_begins(tmp_path):
+    words = ["elastic.modelled.availability=file", f"elastic.modelled.counts={tmp_path / 'counts.csv'}"]
+    config = config_of(tmp_path / "run", [*WORKERS, *words])
+    with pytest.raises(DataError, match=r"counts\.csv gives no counts of workers"):
+        ModelledRunFacts(config).cluster()
 
 
 def test_the_same_configuration_gives_the_same_run(tmp_path):

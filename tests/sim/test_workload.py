@@ -378,6 +378,8 @@ def test_lengths_drift_by_the_step_and_by_the_table():
         assert by_rate == pytest.approx(1.02**step, rel=0.02)
         assert by_table == pytest.approx({0: 1.5, 10: 1.5, 15: 2.25, 20: 3, 25: 2.5, 99: 2}[step], rel=0.02)
         assert step > 10 or by_both == pytest.approx(2 * 0.5**step, rel=0.3 if step else 0.02)
+    doubling = workload("workload=math", "workload.drift_per_step=1")
+    assert set(flat(many(doubling, 3, 2, step=5000, limit=4096))) == {4096}, "beyond any number"
 
 
 def _drifted(first: Workload, other: Workload, step: int) -> float:
