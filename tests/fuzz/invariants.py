@@ -97,7 +97,7 @@ class _Moment(NamedTuple):
     is_evaluated: bool
     """It is after the evaluation before that step, during which asynchronous rewards come."""
     has_ended: bool
-    """That step has begun and ended an asynchronous run, for want of data; the last evaluation follows."""
+    """That step has begun and ended the run, for want of data; the last evaluation follows."""
 
 
 class InvariantChecker(WorkerObserver):
@@ -149,8 +149,8 @@ class InvariantChecker(WorkerObserver):
         snapshot = scheduler.snapshot()
         evaluation, batching = snapshot["evaluation"], snapshot["batching"]
         is_evaluated = evaluation is not None and evaluation["last"] == first_step
-        has_ended = settings.asynchronous is not None and batching["step"] == first_step
-        self._go_back(_Moment(first_step, is_evaluated, has_ended))
+        last_begun = batching["step"] if settings.asynchronous else batching["ledger"]["step"]
+        self._go_back(_Moment(first_step, is_evaluated, has_ended=last_begun == first_step))
         if self.history is None and evaluation is not None:
             self.history = History(settings, model_of(settings))
         if self.history is not None:
@@ -183,8 +183,7 @@ class InvariantChecker(WorkerObserver):
 
     def _keep(self, history: History, step: int) -> None:
         reference = history.reference
-        has_ended = isinstance(reference, AsynchronousModel) and reference.step == step
-        moment = _Moment(step, reference.evaluation.last == step, has_ended)
+        moment = _Moment(step, reference.evaluation.last == step, has_ended=reference.step == step)
         if moment != self._resumed_from:
             self._at_step[moment] = pickle.dumps(history)
 
@@ -204,9 +203,8 @@ class InvariantChecker(WorkerObserver):
         if history is None:
             history = self.history = History(settings, model_of(settings))
         reference = history.reference
-        if isinstance(event, StepStarted | EvaluationOffered) and (
-            reference.step < event.step or (isinstance(reference, AsynchronousModel) and reference.has_ended)
-        ):
+        is_between_steps = isinstance(event, StepStarted | EvaluationOffered)
+        if is_between_steps and (reference.step < event.step or reference.has_ended):
             self._keep(history, event.step)
         if isinstance(event, StepStarted):
             self._check_between_steps(scheduler, event)

@@ -244,6 +244,7 @@ class ReferenceModel:
                 assert set(self.engines.versions.values()) <= {version}, "a step started with another policy version"
                 assert not self.engines.retiring, "a step started on engines of two degrees"
                 self.step, self.version = step, version
+                self.has_ended = False  # a run that ended is resumed during its last evaluation: the step ends it again
                 self.engines.lent.clear()
                 self.planner.is_measurable = False
             case PromptsDrawn():
