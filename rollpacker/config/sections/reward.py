@@ -245,6 +245,6 @@ class RewardSection(Section):
             raise ValueError(
                 "reward.judge.model.path is not set, and some responses are read by a judge.\n"
                 "A judge is a model: a directory in Hugging Face format, or a name of the Hub that is in the cache.\n"
-                "Add reward.judge.model.path=DIR; in a modelled run choose reward=modelled and reward.kinds.DOMAIN=judge."
+                "Add reward.judge.model.path=DIR; a modelled run takes reward=modelled and reward.kinds.DOMAIN=judge."
             )
         return self
