@@ -16,8 +16,10 @@ import yaml
 from rollpacker.analysis.settings import differing, resolved, settings_of, task_of, values_said
 from rollpacker.config.record import CONFIG_FILE, started_in
 from rollpacker.core.errors import DataError
+from rollpacker.launch import collect_status
 from rollpacker.metrics.schemas import ALL_TABLES
 from rollpacker.metrics.tables import EVALUATION_FOLDER, MANIFEST, read_frame
+from rollpacker.runtime.run.run_folder import RUN_FILE
 from rollpacker.runtime.run.status import read_status
 
 PAPER_SETUP = "paper"
@@ -350,7 +352,6 @@ def shared_steps(runs: Iterable[Run]) -> list[int]:
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Every run's folder below one, by name."""
-    for mark in sorted(folder.rglob("run.json")):
-        if "checkpoints" not in mark.relative_to(folder).parts:
-            yield mark.parent
+    """Every run's folder at or below one, by name, without those whose job has not begun; links to runs count."""
+    found = collect_status.find_runs(folder) if folder.is_dir() else iter(())
+    return (run_dir for run_dir in found if (run_dir / RUN_FILE).exists())

@@ -29,12 +29,13 @@ _OF_EVALUATIONS_ALONE: Final = re.compile(r"evaluation\.(path|every_steps|at_.*|
 """Keys that repetitions may differ in while evaluations have rounds of their own, which are part of no step; scores are
 compared by set. How held-out responses are sampled changes what a score means."""
 
-_OF_TASK: Final = re.compile(
-    r"(rollout|data|workload|environment|hardware)\..*|model\.(name|path|dtype|shape\..*)"
-    r"|reward\.(name|function|url|parts|domains|kinds|overlong_.*)"
-    r"|trainer\.(learning_rate|lr_schedule|warmup_steps|min_lr_ratio|num_minibatches)"
+_OF_SYSTEM: Final = re.compile(
+    r"(system|placement|weight_sync)\..*|.*\.resources\..*"
+    r"|engine\.(num_engines|tensor_parallel|degrees|switch|vllm\.draft.*)"
+    r"|trainer\.(loss.*|clip_.*|dual_clip|topr_weights|entropy_coefficient|kl_.*|advantage|turn_.*|mismatch.*"
+    r"|mask_truncated|.*_parallel.*|shard_.*|recompute_activations|max_tokens_per_microbatch|logits_chunk_tokens)"
 )
-"""What systems are compared on. All else is a system's own: its policy and loss, and how it divides the GPUs."""
+"""A system's own: its policy and loss, and how it divides the GPUs. Systems are compared on all else, the task."""
 
 MOST_KEYS: Final = 3
 """That a sentence or a name has."""
@@ -63,7 +64,7 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def task_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What all systems that are compared have in common."""
-    return {key: value for key, value in settings.items() if _OF_TASK.fullmatch(key)}
+    return {key: value for key, value in settings.items() if not _OF_SYSTEM.fullmatch(key)}
 
 
 def values_said(keys: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> str:

@@ -21,6 +21,15 @@ def test_runs_below_a_folder_that_is_called_checkpoints_are_found(tmp_path):
     assert list(find_runs(folder)) == [folder / "a"]
 
 
+def test_a_run_that_is_a_link_is_found_and_one_whose_job_waits_is_not(tmp_path):
+    write_run(tmp_path / "scratch" / "a", "verl", [1.0])
+    (tmp_path / "runs" / "waiting").mkdir(parents=True)
+    (tmp_path / "runs" / "waiting" / "job.json").write_text("{}")
+    (tmp_path / "runs" / "a").symlink_to(tmp_path / "scratch" / "a")
+    assert list(find_runs(tmp_path / "runs")) == [tmp_path / "runs" / "a"]
+    assert list(find_runs(tmp_path / "nowhere")) == []
+
+
 def test_a_run_has_the_gpus_that_it_began_with_although_its_first_round_ended_on_larger_engines(tmp_path):
     degrees = {"tensor_parallel": [8, 2], "escalated_from": [2, None]}
     write_run(tmp_path / "x", "ours", [10, 10], config={"engine": {"num_engines": 4}}, **degrees)

@@ -86,6 +86,34 @@ def test_a_system_has_its_own_loss_and_layout(key, other, tmp_path):
     assert [len(runs.of(system=system)) for system in ("verl", "one-step-off")] == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("reward.parts.math.weight", 0.5),
+        ("reward.domains.code", "sandbox"),
+        ("reward.kinds.own", "own.py"),
+        ("reward.judge.threshold", 0.9),
+        ("reward.sandbox.max_case_s", 6.0),
+        ("engine.name", "vllm"),
+        ("engine.max_num_seqs", 8),
+        ("trainer.name", "megatron"),
+        ("trainer.weight_decay", 0.1),
+        ("trainer.adam_betas", [0.9, 0.95]),
+        ("trainer.max_grad_norm", 0.5),
+    ],
+)
+def test_systems_whose_rewards_engine_or_optimizer_differ_are_no_pair(key, other, tmp_path):
+    *sections, name = key.split(".")
+    config = {name: other}
+    for section in reversed(sections):
+        config = {section: config}
+    write_run(tmp_path / "base", "verl", [4.0])
+    write_run(tmp_path / "odd", "tail", [2.0], config=config)
+    runs = Runs(runs=read_runs(list(find_runs(tmp_path)))[0])
+    assert [len(runs.of(system=system)) for system in ("verl", "tail")] == [1, 0]
+    assert key in next(sentence for sentence in runs.missing if "differs" in sentence)
+
+
 def test_seeds_may_have_other_partitions_time_limits_and_deadlines(tmp_path):
     for seed, limit in enumerate((60, 1440)):
         config = {"cluster": {"time_limit_min": limit}, "backend": {"deadlines": {"start_s": 60.0 * limit}}}
