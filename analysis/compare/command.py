@@ -15,10 +15,9 @@ from rollpacker.analysis.compare.columns import columns_of, said_of_settings
 from rollpacker.analysis.compare.figure import draw
 from rollpacker.analysis.compare.numbers import rows_of
 from rollpacker.analysis.compare.scores import scores_of
-from rollpacker.analysis.compare.table import error_said, tables_of
+from rollpacker.analysis.compare.table import error_said, is_mixed, tables_of
 from rollpacker.analysis.runs import Run, find_runs, read_runs, shared_steps
 from rollpacker.core.errors import ConfigError
-from rollpacker.runtime.run.run_folder import RUN_FILE
 from rollpacker.terminal import Terminal
 
 BASELINE = "verl"
@@ -31,6 +30,8 @@ _WAITS = (
     "The rollout time of an asynchronous column is what a step waits for its batch: engines go on while the trainer "
     "learns. It has no rollout speedup."
 )
+
+_MIXED = "Measured and modelled times are not compared: columns of another kind than the first have no speedup."
 
 
 def show(given: Sequence[Path], out: Path) -> None:
@@ -68,6 +69,7 @@ def show(given: Sequence[Path], out: Path) -> None:
         _said_of_steps(runs, len(shared)),
         said_of_settings(columns),
         _WAITS if any(column.is_async for column in columns) else "",
+        _MIXED if is_mixed(columns) else "",
         *scores.said(shared[-1] + 1),
     ):
         if sentence:
@@ -92,10 +94,10 @@ def _read(given: Iterable[Path]) -> tuple[list[Run], list[str]]:
 
 
 def _folders(path: Path) -> list[Path]:
-    """The runs below a folder; of anything else itself."""
+    """The runs at or below a folder; of anything else itself."""
     if path.name == _RECORD_OF_MULTIRUN and path.is_file():
         return []
-    return [path] if (path / RUN_FILE).exists() else list(find_runs(path)) or [path]
+    return list(find_runs(path)) or [path]
 
 
 def _said_of_steps(runs: Sequence[Run], num_shared: int) -> str:

@@ -13,6 +13,10 @@ from typing import Any, Final
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from matplotlib.typing import ColorType
 
 from rollpacker.analysis.compare.columns import Column
 from rollpacker.analysis.compare.numbers import Row
@@ -32,8 +36,10 @@ from rollpacker.analysis.style import (
 _MARKERS: Final = {"plain": "o", "short": "o", "long": "D"}
 _MOST_WITH_ROUNDS: Final = 2
 """Columns whose rounds can be told apart."""
-_GREY_STYLES: Final = ("-", ":", "--", "-.")
-"""Of the training rewards of so many columns; of more they are not shown beside held-out scores."""
+_SET_STYLES: Final = tuple(zip("os^DvPX*", 2 * ("-", "--", ":", "-."), strict=True))
+"""Marker and line of each held-out set; more sets than these begin again with the first."""
+_PALE: Final = 0.6
+"""Share of white in a column's colour where its training reward stands beside its held-out scores."""
 _HEADROOM: Final = 1.03
 """Above the highest mark, so that it is whole."""
 _NAME_HEIGHT: Final = 0.15
@@ -52,16 +58,14 @@ def draw(
     colors = list(itertools.islice(_colors(columns), len(columns)))
     has_scores = any(len(own) for own in scores.by_run.values())
     has_rounds = len(columns) <= _MOST_WITH_ROUNDS
-    has_grey = has_scores and len(columns) <= len(_GREY_STYLES)
-    for position, (column, color) in enumerate(zip(columns, colors, strict=True)):
+    for column, color in zip(columns, colors, strict=True):
         if has_rounds:
             _draw_rounds(times, column, color)
         else:
             _draw_cycles(times, column, "rollout_time_s", color, label=column.label(label_of(column.system)))
-        if has_grey:
-            _draw_cycles(rewards, column, "reward_mean", "0.75", style=_GREY_STYLES[position], width=1.4)
         if has_scores:
-            _draw_scores(rewards, scores.of(column.runs), color)
+            _draw_cycles(rewards, column, "reward_mean", _pale(color), width=1.4)
+            _draw_scores(rewards, scores.of(column.runs), scores.sets, color)
         else:
             _draw_cycles(rewards, column, "reward_mean", color)
     cycle = f"over {CYCLE_STEPS} steps"
@@ -69,13 +73,14 @@ def draw(
     times.set_ylabel("seconds")
     times.set_ylim(0, _HEADROOM * times.get_ylim()[1])
     _draw_means(times, mean_row, (shared[0] + 0.5, shared[-1] + 1.5), colors)
-    legend_below(figure, times.get_legend_handles_labels()[0], "outside lower left")
-    grey = f"; in grey the training reward {cycle}" * has_grey
-    rewards.set_title(f"Held-out score{grey}" if has_scores else f"Training reward {cycle}")
+    named_sets = _named_sets(scores.sets) if has_scores else []
+    legend_below(figure, [*times.get_legend_handles_labels()[0], *named_sets], "outside lower left")
+    rewards.set_title(f"Held-out score; pale: training reward {cycle}" if has_scores else f"Training reward {cycle}")
     rewards.set_ylabel("reward")
     said = error_said(columns, scores)
     bands = f"; bands: {said}" if said else ""
     rewards.set_xlabel(f"training step{bands}")
+    rewards.xaxis.set_major_locator(MaxNLocator("auto", steps=(1, 2, 5, 10), integer=True, min_n_ticks=1))
     for axes in (times, rewards):
         axes.margins(x=0.02)
     paths = save_figure(figure, stem)
@@ -97,7 +102,7 @@ def _over_seeds(column: Column, name: str) -> pd.DataFrame:
     return pd.concat([run.steps[name] for run in column.runs], axis=1, join="inner", keys=column.by_seed)
 
 
-def _draw_line(axes: Axes, mean: pd.Series, error: pd.Series, color: str, **line: Any) -> None:
+def _draw_line(axes: Axes, mean: pd.Series, error: pd.Series, color: ColorType, **line: Any) -> None:
     """Draw a mean over its x, with its error as a band; `line` is matplotlib's."""
     axes.plot(mean.index, mean, color=color, **line)
     low, high = mean - error.fillna(0), mean + error.fillna(0)
@@ -161,21 +166,34 @@ def _apart(places: Sequence[float], distance: float) -> list[float]:
 
 
 def _draw_cycles(
-    axes: Axes, column: Column, name: str, color: str, *, style: str = "-", width: float = 2.2, label: str = ""
+    axes: Axes, column: Column, name: str, color: ColorType, *, width: float = 2.2, label: str = ""
 ) -> None:
     """Draw a column of the `steps` table, smoothed over a cycle."""
     smooth = _over_seeds(column, name).rolling(CYCLE_STEPS, min_periods=1).mean()
     smooth.index += 1
-    line = {"linestyle": style, "linewidth": width, "label": label}
-    _draw_line(axes, smooth.mean(axis=1), smooth.sem(axis=1), color, **line)
+    _draw_line(axes, smooth.mean(axis=1), smooth.sem(axis=1), color, linewidth=width, label=label)
 
 
-def _draw_scores(axes: Axes, scores: Sequence[pd.DataFrame], color: str) -> None:
+def _pale(color: str) -> tuple[float, float, float]:
+    red, green, blue = (_PALE + (1 - _PALE) * part for part in to_rgb(color))
+    return red, green, blue
+
+
+def _draw_scores(axes: Axes, scores: Sequence[pd.DataFrame], sets: Sequence[str], color: str) -> None:
     """Draw the held-out scores of each set, with their errors over seeds, or of one run over the prompts."""
-    means = [own["reward_mean"] for own in scores]
-    for name in means[0].columns if means else ():
-        of_set = pd.concat([own[name] for own in means], axis=1)
+    if not scores:
+        return
+    for name, (marker, style) in zip(sets, itertools.cycle(_SET_STYLES), strict=False):
+        of_set = pd.concat([own["reward_mean", name] for own in scores], axis=1)
         error = of_set.sem(axis=1) if len(scores) > 1 else scores[0]["se_over_prompts", name]
-        mean = of_set.mean(axis=1)
-        _draw_line(axes, mean, error, color, linewidth=2.2)
-        axes.scatter(mean.index, mean, color=color, s=16, zorder=3)
+        _draw_line(axes, of_set.mean(axis=1), error, color, linewidth=2.2, linestyle=style, marker=marker, markersize=5)
+
+
+def _named_sets(sets: Sequence[str]) -> list[Line2D]:
+    """What the legend shows of several held-out sets; of a single one nothing."""
+    if len(sets) == 1:
+        return []
+    return [
+        Line2D([], [], color="0.3", linewidth=1.4, linestyle=style, marker=marker, markersize=5, label=f"set {name}")
+        for name, (marker, style) in zip(sets, itertools.cycle(_SET_STYLES), strict=False)
+    ]

@@ -126,8 +126,8 @@ def _pairs(column: Column, baseline: Column) -> list[tuple[Run, Run]]:
 def _held_out(columns: Sequence[Column], scores: Scores, steps: Sequence[int]) -> list[Row]:
     """Scores at the first and the last of the evaluations that all runs with scores have."""
 
-    def score(column: Column, step: int) -> Estimate | None:
-        found = [_mean(own, step) for own in scores.of(column.runs)]
+    def score(column: Column, step: int, sets: Sequence[str]) -> Estimate | None:
+        found = [_mean(own, step, sets) for own in scores.of(column.runs)]
         return found[0] if len(found) == 1 else estimate([each.value for each in found]) if found else None
 
     def gain(column: Column, step: int) -> Estimate | None:
@@ -136,22 +136,28 @@ def _held_out(columns: Sequence[Column], scores: Scores, steps: Sequence[int]) -
         pairs = [own for pair in _pairs(column, columns[0]) if len(own := scores.of(pair)) == len(pair)]
         if len(pairs) < 2:  # noqa: PLR2004  (one difference has no error)
             return None
-        return estimate([_mean(own, step).value - _mean(base, step).value for own, base in pairs])
+        return estimate([_mean(own, step, sets).value - _mean(base, step, sets).value for own, base in pairs])
 
+    sets = scores.sets
+    has_several = len(sets) > 1
+    titles = {f"held-out mean of {len(sets)} sets" if has_several else "held-out score": sets}
+    titles |= {f"held-out score, {name}": [name] for name in sets if has_several}
     rows = [
-        Row(f"held-out score, step {step}", "", [score(column, step) for column in columns], 3)
+        Row(f"{title}, step {step}", "", [score(column, step, own) for column in columns], 3)
         for step in dict.fromkeys([*steps[:1], *steps[-1:]])
+        for title, own in titles.items()
     ]
-    against = [Row(AGAINST, "", [gain(column, step) for column in columns], 3, is_signed=True) for step in steps[-1:]]
-    return [*rows, *against]
+    against = f"held-out {'mean' if has_several else 'score'}, {AGAINST}"
+    gains = [Row(against, "", [gain(column, step) for column in columns], 3, is_signed=True) for step in steps[-1:]]
+    return [*rows, *gains]
 
 
-AGAINST: Final = "held-out score, against the first"
+AGAINST: Final = "against the first"
 """Paired: the mean over seeds of the difference to the first column's run of the same seed."""
 
 
-def _mean(scores: pd.DataFrame, step: int) -> Estimate:
-    """A run's mean over the held-out sets, with its error over their prompts where each set has one."""
+def _mean(scores: pd.DataFrame, step: int, sets: Sequence[str]) -> Estimate:
+    """A run's mean over held-out sets, with its error over their prompts where each set has one."""
     of_step = scores.loc[step]
-    errors = of_step["se_over_prompts"]
-    return Estimate(float(of_step["reward_mean"].mean()), float((errors**2).sum(skipna=False) ** 0.5 / len(errors)))
+    values, errors = of_step["reward_mean"][list(sets)], of_step["se_over_prompts"][list(sets)]
+    return Estimate(float(values.mean()), float((errors**2).sum(skipna=False) ** 0.5 / len(errors)))

@@ -25,6 +25,8 @@ class Scores:
     by_run: Mapping[Path, pd.DataFrame]
     """Of each run with scores, by its folder: `reward_mean` and `se_over_prompts` of each set, a row per number of
     finished steps."""
+    sets: Sequence[str]
+    """That all runs with scores have."""
     left_out: Sequence[str]
     """A sentence for each set, and for the steps of each run, that no mean has."""
 
@@ -66,7 +68,7 @@ def scores_of(columns: Sequence[Column]) -> Scores:
                 left_out.append(
                     f"{folder} has no held-out score of {name} at step {steps}: no mean has this step of it."
                 )
-    return Scores(by_run=by_run if sets else {}, left_out=left_out)
+    return Scores(by_run=by_run if sets else {}, sets=sets, left_out=left_out)
 
 
 def _names(tables: Mapping[Path, pd.DataFrame]) -> list[str]:

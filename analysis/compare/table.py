@@ -88,6 +88,6 @@ def _said(row: Row, estimate: Estimate | None) -> str:
     if estimate is None:
         return ""
     said = f"{estimate.value:{'+' if row.is_signed else ''}.{row.num_digits}f}"
-    if estimate.error and not math.isnan(estimate.error):
+    if estimate.error is not None and not math.isnan(estimate.error):
         said += f" +- {estimate.error:.{row.num_digits}f}"
     return f"{said} {row.unit}".rstrip()

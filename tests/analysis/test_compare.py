@@ -1,59 +1,16 @@
 """`analysis compare`: which runs are one column, its numbers with their errors, and what is said of the rest."""
 
 import math
-from itertools import pairwise
 
 import pytest
 
-from rollpacker.analysis.compare import figure
-from rollpacker.analysis.compare.columns import columns_of
-from rollpacker.analysis.compare.figure import draw
-from rollpacker.analysis.compare.numbers import AGAINST, Estimate, rows_of
+from rollpacker.analysis.compare.numbers import AGAINST, Estimate
 from rollpacker.analysis.compare.scores import scores_of
 from rollpacker.analysis.compare.table import error_said, tables_of
-from rollpacker.analysis.runs import read_runs, shared_steps
-from rollpacker.analysis.style import OTHER_COLORS, SYSTEM_COLORS
 from rollpacker.cli.main import main
 from rollpacker.terminal import Terminal
-from tests.analysis.written_runs import forget_steps, write_run, write_scores
-
-SHORT_AND_LONG = [1.0, 1.0, 1.0, 1.0, 4.0] * 2
-
-
-def write(folder, system, rollout_times, **values):
-    """A run with a second of training in each step."""
-    rewards = [step / 10 for step in range(len(rollout_times))]
-    return write_run(folder, system, [time + 1 for time in rollout_times], reward_mean=rewards, **values)
-
-
-@pytest.fixture
-def both(tmp_path):
-    idle = {"decode_slot_steps_idle": 30, "decode_slot_steps_busy": 10}
-    tail = {"decode_slot_steps_idle": 10, "decode_slot_steps_busy": 30, "tokens_generated": 100, "tokens_wasted": 25}
-    return [
-        write(tmp_path / "verl", "verl", [4.0] * 10, **idle),
-        write(tmp_path / "rollpacker", "rollpacker", SHORT_AND_LONG, **tail),
-    ]
-
-
-@pytest.fixture
-def seeds(tmp_path):
-    """Two systems with three seeds each, as a multirun leaves them."""
-    for seed, (plain_s, tail_s, gain) in enumerate([(4.0, 2.0, 0.01), (6.0, 2.0, 0.02), (8.0, 4.0, 0.03)]):
-        for system, time_s, score in (("rollpacker", tail_s, 0.8 + gain), ("verl", plain_s, 0.8)):
-            folder = write(tmp_path / "runs" / f"{system}-{seed}", system, [time_s] * 10, seed=seed)
-            write_scores(folder, {0: 0.5, 10: score + seed / 10})
-    (tmp_path / "runs" / "multirun.yaml").write_text("")
-    return tmp_path / "runs"
-
-
-def compared(*folders):
-    """The rows by their titles, and the columns."""
-    runs, problems = read_runs(folders)
-    assert not problems
-    columns = columns_of(runs)
-    rows = rows_of(columns, scores_of(columns), shared_steps(runs))
-    return {row.title: row for row in rows}, columns
+from tests.analysis.comparisons import SHORT_AND_LONG, compared, write
+from tests.analysis.written_runs import forget_steps, write_scores
 
 
 def printed(capsys, *words):
@@ -80,7 +37,7 @@ def test_runs_that_differ_in_their_seed_alone_are_a_column_with_standard_errors(
     each = [2.0, 3.0, 2.0]
     assert rows["rollout speedup"].values[1] == pytest.approx((sum(each) / 3, math.sqrt(1 / 3) / math.sqrt(3)))
     assert rows["held-out score, step 10"].values[0] == pytest.approx((0.9, 0.1 / math.sqrt(3)))
-    first, gain = rows[AGAINST].values
+    first, gain = rows[f"held-out score, {AGAINST}"].values
     assert first is None
     assert gain == pytest.approx((0.02, 0.01 / math.sqrt(3)))
 
@@ -104,7 +61,7 @@ def test_means_are_compared_where_no_seeds_pair(tmp_path):
     folders += [write(tmp_path / f"tail-{seed}", "tail", [1.0], seed=seed) for seed in (5, 6)]
     rows, _ = compared(*folders)
     assert rows["rollout speedup"].values[1] == Estimate(2.5)
-    assert AGAINST not in rows
+    assert not any(AGAINST in title for title in rows)
 
 
 def test_a_speedup_fits_the_times_where_only_some_seeds_pair(tmp_path):
@@ -231,6 +188,7 @@ def test_measured_and_modelled_runs_say_so_and_have_no_speedup_over_each_other(b
     assert lines[0] == "10 steps, measured and modelled; means per step"
     assert "┃ ┃ modelled ┃ measured ┃" in lines
     assert "rollout speedup 1.00 x" in lines
+    assert any(line.startswith("Measured and modelled times are not compared") for line in lines)
     assert not any(AGAINST in line for line in lines)
 
 
@@ -241,6 +199,23 @@ def test_the_score_of_a_single_run_has_its_error_over_the_prompts(both, tmp_path
     assert "held-out score, step 10 0.940 +- 0.010 0.915 +- 0.010" in lines
     assert "+-: standard error over the held-out prompts" in lines
     assert not any("against the first" in line or "runs" in line for line in lines)
+
+
+def test_of_several_held_out_sets_the_mean_is_called_one_and_each_has_a_row(both, tmp_path, capsys):
+    write_scores(both[0], {10: {"math": 0.8, "code": 0.2}})
+    write_scores(both[1], {10: {"math": 0.9, "code": 0.3}})
+    lines, _ = printed(capsys, *both, f"out={tmp_path}")
+    assert [line for line in lines if line.startswith("held-out ")] == [
+        "held-out mean of 2 sets, step 10 0.500 +- 0.007 0.600 +- 0.007",
+        "held-out score, math, step 10 0.800 +- 0.010 0.900 +- 0.010",
+        "held-out score, code, step 10 0.200 +- 0.010 0.300 +- 0.010",
+    ]
+
+
+def test_seeds_without_a_difference_have_an_error_of_zero(tmp_path, capsys):
+    folders = [write(tmp_path / str(seed), "verl", [4.0] * 10, seed=seed) for seed in range(2)]
+    lines, _ = printed(capsys, *folders, f"out={tmp_path}")
+    assert "rollout time 4.00 +- 0.00 s" in lines
 
 
 def test_a_held_out_set_that_a_run_lacks_is_in_no_mean(both, tmp_path, capsys):
@@ -255,7 +230,7 @@ def test_without_a_set_that_all_have_no_scores_are_compared(both, tmp_path, caps
     for folder, name in zip(both, ("math", "code"), strict=True):
         write_scores(folder, {10: {name: 0.8}})
     lines, _ = printed(capsys, *both, f"out={tmp_path}")
-    assert not any(line.startswith("held-out score") for line in lines)
+    assert not any(line.startswith("held-out ") for line in lines)
     assert f"The held-out set code is left out: {both[0]} has no score of it." in lines
 
 
@@ -263,8 +238,10 @@ def test_an_evaluation_in_which_a_set_has_no_score_is_not_compared(both, tmp_pat
     write_scores(both[0], {0: {"math": 0.8, "code": 0.2}, 10: {"math": 0.8, "code": 0.2}})
     write_scores(both[1], {0: {"math": 0.8, "code": 0.2}, 10: {"math": 0.8, "code": None}})
     lines, _ = printed(capsys, *both, f"out={tmp_path}")
-    assert [line for line in lines if line.startswith("held-out score")] == [
-        "held-out score, step 0 0.500 +- 0.007 0.500 +- 0.007"
+    assert [line for line in lines if line.startswith("held-out ")] == [
+        "held-out mean of 2 sets, step 0 0.500 +- 0.007 0.500 +- 0.007",
+        "held-out score, math, step 0 0.800 +- 0.010 0.800 +- 0.010",
+        "held-out score, code, step 0 0.200 +- 0.010 0.200 +- 0.010",
     ]
     assert f"{both[1]} has no held-out score of code at step 10: no mean has this step of it." in lines
 
@@ -273,7 +250,7 @@ def test_scores_without_a_step_in_common_are_named(both, tmp_path, capsys):
     write_scores(both[0], {10: 0.8})
     write_scores(both[1], {5: 0.8, 20: 0.9})
     lines, _ = printed(capsys, *both, f"out={tmp_path}")
-    assert not any(line.startswith("held-out score") for line in lines)
+    assert not any(line.startswith("held-out ") for line in lines)
     assert "No step up to 10 has a held-out score of every run that has scores: none is compared." in lines
 
 
@@ -309,89 +286,6 @@ def test_a_step_that_one_run_has_lost_is_left_out_of_the_other_too(tmp_path, cap
     forget_steps(verl, {1, 2, 3, 4})
     assert main(["analysis", "compare", str(verl), str(tail), f"out={tmp_path / 'none'}"]) == 2
     assert "There is no step that all runs have in" in capsys.readouterr().err
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The panels of the figure that is drawn."""
-    shown = []
-    monkeypatch.setattr(figure, "save_figure", lambda drawn, stem: shown.extend(drawn.axes) or (stem, stem))
-    return shown
-
-
-def draw_all(folders, stem):
-    rows, columns = compared(*folders)
-    shared = shared_steps(run for column in columns for run in column.runs)
-    draw(columns, scores_of(columns), rows["rollout time"], shared, stem)
-
-
-def test_the_figure_has_a_line_of_means_over_seeds_for_each_column(seeds, tmp_path, drawn):
-    draw_all(sorted(seeds.glob("*-?")), tmp_path / "compare")
-    times, rewards = drawn
-    means = [line.get_ydata()[0] for line in times.lines if len(line.get_xdata()) == 10]
-    assert means == pytest.approx([8 / 3, 6.0])
-    scores = [line.get_ydata().tolist() for line in rewards.lines if line.get_color() != "0.75"]
-    assert scores == [pytest.approx([0.5, 0.92]), pytest.approx([0.5, 0.9])]
-    assert rewards.get_xlabel() == "training step; bands: standard error over seeds"
-
-
-def test_the_figure_has_scores_where_all_seeds_and_all_sets_have_one(seeds, tmp_path, drawn):
-    write_scores(write(tmp_path / "verl-9", "verl", [4.0] * 5, seed=9), {0: {"unseen": 0.5, "other": 0.1}, 5: {}})
-    draw_all([*sorted(seeds.glob("verl-?")), tmp_path / "verl-9"], tmp_path / "compare")
-    scores = [line.get_xdata().tolist() for line in drawn[1].lines if line.get_color() != "0.75"]
-    assert scores == [[0]]
-
-
-def test_means_of_runs_of_different_length_end_with_the_shared_steps(tmp_path, drawn):
-    draw_all([write(tmp_path / "verl", "verl", [4.0] * 8), write(tmp_path / "tail", "tail", [3.0] * 4)], tmp_path)
-    dashed = [line for line in drawn[0].collections if line.get_linestyle()[0][1]]
-    assert [line.get_segments()[0][:, 0].tolist() for line in dashed] == [[0.5, 4.5]] * 2
-
-
-def test_training_rewards_are_grey_beside_any_held_out_score(both, tmp_path, drawn):
-    write_scores(both[1], {0: 0.5, 10: 0.9})
-    draw_all(both, tmp_path / "compare")
-    *greys, score = drawn[1].lines
-    assert [line.get_color() for line in greys] == ["0.75", "0.75"]
-    assert [line.get_linestyle() for line in greys] == ["-", ":"]
-    assert (score.get_xdata().tolist(), score.get_ydata().tolist()) == ([0, 10], [0.5, 0.9])
-    assert score.get_color() == SYSTEM_COLORS["rollpacker"]
-    assert drawn[1].get_title(loc="left") == "Held-out score; in grey the training reward over 5 steps"
-
-
-def test_without_any_score_training_rewards_have_the_colours(both, tmp_path, drawn):
-    draw_all(both, tmp_path / "compare")
-    assert [line.get_color() for line in drawn[1].lines] == [SYSTEM_COLORS["verl"], SYSTEM_COLORS["rollpacker"]]
-    assert drawn[1].get_title(loc="left") == "Training reward over 5 steps"
-
-
-def test_many_columns_have_one_line_and_one_colour_each(tmp_path, drawn):
-    rates = [{"trainer": {"learning_rate": rate}} for rate in (0.1, 0.2, 0.3)]
-    folders = [write(tmp_path / str(at), "tail", [1.0] * 6, config=config) for at, config in enumerate(rates)]
-    draw_all(folders, tmp_path / "compare")
-    handles, labels = drawn[0].get_legend_handles_labels()
-    assert labels == [f"tail, learning_rate={rate}" for rate in (0.1, 0.2, 0.3)]
-    assert [line.get_color() for line in handles] == [SYSTEM_COLORS["tail"], *OTHER_COLORS[:2]]
-    assert [text.get_text() for text in drawn[0].texts] == ["1.00 s"] * 3
-
-
-def test_the_means_of_the_figure_are_those_of_the_table_and_stand_apart_in_their_order(tmp_path, drawn):
-    times = {"verl": [4.0] * 4 + [40.0] * 4, "tail": [3.9] * 4}
-    draw_all([write(tmp_path / system, system, own) for system, own in times.items()], tmp_path)
-    shown = [(text.get_text(), text.xy[1]) for text in drawn[0].texts]
-    assert [text for text, _ in shown] == ["mean\n4.00 s", "mean\n3.90 s"]
-    means = sorted(place for _, place in shown)
-    assert [place for _, place in shown] == [means[1], means[0]]
-    assert all(above - below > 0.149 for below, above in pairwise(means))
-    assert 0 < means[0] < means[-1] < 1
-
-
-def test_the_figure_shows_every_step_of_both_systems_with_long_rounds_marked(both, tmp_path, drawn):
-    draw_all(both, tmp_path / "compare")
-    handles, labels = drawn[0].get_legend_handles_labels()
-    shown = dict(zip(labels, (group.get_offsets().data.tolist() for group in handles), strict=True))
-    assert [len(points) for points in shown.values()] == [10, 8, 2]
-    assert shown["long round: tail batching"] == [[5.0, 4.0], [10.0, 4.0]]
 
 
 def test_the_command_prints_the_table_and_writes_png_and_pdf(both, tmp_path, capsys):
