@@ -50,7 +50,7 @@ def run(arguments: Arguments) -> None:
         refuse_other_folders(run_dir)  # before the libraries that draw are loaded
     from rollpacker.report.page import render
     from rollpacker.report.story import read_story
-    from rollpacker.report.words import plural
+    from rollpacker.report.words import plural, size
 
     stories = [read_story(run_dir, step) for run_dir in runs]
     problems = [story.accounts.write(story.tables.run_dir) for story in stories if story.accounts is not None]
@@ -70,4 +70,4 @@ def run(arguments: Arguments) -> None:
     for problem in filter(None, problems):
         console.print(problem, soft_wrap=True, style="dim")
     if not is_stream(out):
-        console.print(f"{out}: {out.stat().st_size / 1e3:.0f} kB; open it in a browser.", soft_wrap=True)
+        console.print(f"{out}: {size(out.stat().st_size)}; open it in a browser.", soft_wrap=True)

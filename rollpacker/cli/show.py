@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.cli.command_help import CommandHelp
-from rollpacker.core.errors import DataError
+from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.report.words import plural
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rollpacker.report.cuts import Cuts
     from rollpacker.terminal import Terminal
 
-SETTINGS = ("step", "prompt", "kind", "sort", "num", "lines")
+SETTINGS = ("step", "prompt", "kind", "set", "sort", "num", "lines")
 SORTS = ("", "reward", "-reward", "length", "-length", "step", "-step")
 KINDS = ("", "training", "evaluation")
 
@@ -30,12 +30,13 @@ HELP = CommandHelp(
         "of one step, or of one prompt over all steps. A run keeps the texts of run.samples_per_step prompts of each "
         "step and of evaluation.num_texts prompts of each held-out set."
     ),
-    usage="RUN [step=N] [prompt=ID] [kind=training|evaluation] [sort=reward] [num=N] [lines=N]",
+    usage="RUN [step=N] [prompt=ID] [kind=training|evaluation] [set=NAME] [sort=reward] [num=N] [lines=N]",
     arguments=(
         ("RUN", "The run.dir of a run."),
         ("step", "The step, counted from 1, and the evaluation after it; 0 is the evaluation before the first step."),
         ("prompt", "The id of a prompt: all that was kept of it, in the order of the steps."),
         ("kind", "Only what training generated, or only evaluations."),
+        ("set", "Only evaluations of this held-out set."),
         ("sort", "By reward, length or step; with a minus the largest first."),
         ("num", "Prints so many responses at most. Default: 6"),
         ("lines", "Cuts the middle out of longer texts; 0 prints all of them. Default: 12"),
@@ -52,20 +53,28 @@ def run(arguments: Arguments) -> None:
     settings = {**given, "num": given["num"] or "6", "lines": given["lines"] or "12"}
     kind, sort = choice(settings, "kind", KINDS), choice(settings, "sort", SORTS)
     num, num_lines = whole_number(settings, "num"), whole_number(settings, "lines", least=0)
-    step = whole_number(settings, "step", least=0) if settings["step"] else None
+    if settings["set"] and kind == "training":
+        raise ConfigError(f"set={settings['set']} with kind=training.", "Sets are of evaluations.", "Leave out kind=.")
+    given_values: dict[str, object] = {
+        "kind": "evaluation" if settings["set"] else kind,
+        "group": settings["set"],
+        "prompt": settings["prompt"],
+        "step": whole_number(settings, "step", least=0) if settings["step"] else "",
+    }
+    wanted = {column: value for column, value in given_values.items() if value != ""}
 
     from rollpacker.cli.screen import output
     from rollpacker.metrics.samples import parts_of
+    from rollpacker.report.held_out import first_of_each
     from rollpacker.timeline.run_tables import refuse_other_folders
 
     if not (run_dir / "evaluation" / "manifest.json").exists():  # a run may have evaluated, and trained nothing
         refuse_other_folders(run_dir)
-    chosen = _chosen(run_dir, step=step, prompt=settings["prompt"], kind=kind)
+    chosen = _chosen(run_dir, wanted)
     if sort:
         column = {"length": "length_tokens"}.get(sort.lstrip("-"), sort.lstrip("-"))
         chosen = chosen.sort_values(column, ascending=not sort.startswith("-"), kind="stable")
-    is_of_both = not (sort or kind or settings["prompt"])
-    shown = _half_of_each_kind(chosen, num) if is_of_both else chosen.head(num)
+    shown = chosen.head(num) if sort or settings["prompt"] else first_of_each(chosen, num)
     console, cuts = output(), _cuts_of(run_dir)
     for row in shown.to_dict("records"):
         held_out_set = row["group"] if row["kind"] == "evaluation" else None
@@ -79,29 +88,36 @@ def run(arguments: Arguments) -> None:
         console.print(f"{num} of {len(chosen)} responses; num={len(chosen)} prints all.", style="dim")
 
 
-def _chosen(run_dir: Path, *, step: int | None, prompt: str, kind: str) -> pd.DataFrame:
-    """Read what was asked for, and no other steps; raises `DataError` when there is none."""
+def _chosen(run_dir: Path, wanted: Mapping[str, object]) -> pd.DataFrame:
+    """Read the samples with these values, and no other steps; raises `DataError` when there is none."""
     from rollpacker.metrics.samples import read_newest_samples, read_samples
 
-    if prompt or step is not None:
-        samples = read_samples(run_dir, None if step is None else (step, step))
+    if "step" in wanted or "prompt" in wanted:
+        step = wanted.get("step")
+        samples = read_samples(run_dir, (step, step) if isinstance(step, int) else None)
     else:
         samples = read_newest_samples(run_dir)
-    for column, value in (("kind", kind), ("prompt", prompt)):
-        if value:
-            samples = samples[samples[column] == value]
+    samples = _having(samples, wanted)
     if samples.empty:
-        raise _nothing(run_dir, read_samples(run_dir), step=step, prompt=prompt, kind=kind)
+        raise _nothing(run_dir, read_samples(run_dir), wanted)
     return samples
 
 
-def _half_of_each_kind(samples: pd.DataFrame, num: int) -> pd.DataFrame:
-    """The first of training and of evaluations, as many of each; of one kind more where there are less of the other."""
-    return samples[samples.groupby("kind").cumcount().rank(method="first") <= num]
+def _having(samples: pd.DataFrame, wanted: Mapping[str, object]) -> pd.DataFrame:
+    """Choose those with these values."""
+    for column, value in wanted.items():
+        samples = samples[samples[column] == value]
+    return samples
 
 
-def _nothing(run_dir: Path, samples: pd.DataFrame, *, step: int | None, prompt: str, kind: str) -> DataError:
-    known = samples[samples["kind"] == kind] if kind else samples
+_NAMES = {"group": "held-out set", "prompt": "prompt", "step": "step"}
+"""What people call a column of the samples."""
+
+
+def _nothing(run_dir: Path, samples: pd.DataFrame, wanted: Mapping[str, object]) -> DataError:
+    """Name the values that there are of a column: of the first in which no sample has what was asked for."""
+    kind = wanted.get("kind", "")
+    known = _having(samples, {"kind": kind}) if kind else samples
     if known.empty:
         return DataError(
             f"{run_dir} has kept no text{f' of {kind}' if kind else ''}.",
@@ -109,16 +125,20 @@ def _nothing(run_dir: Path, samples: pd.DataFrame, *, step: int | None, prompt: 
             "of each held-out set; a modelled one writes none.",
             "Set these above 0, and train some steps.",
         )
-    steps, prompts = sorted(set(known["step"])), list(dict.fromkeys(known["prompt"]))
+    asked = {column: f" of the {name} {wanted[column]!r}" for column, name in _NAMES.items() if column in wanted}
+    column, there, when = "step", "", " in its newest step and evaluation"
+    for each, words in asked.items():
+        found = _having(known, {each: wanted[each]})
+        if found.empty:
+            column, when = each, ""
+            break
+        known, there = found, there + words
+    values = list(dict.fromkeys(known[column]))
     return DataError(
-        f"{run_dir} has kept no text {' '.join(_asked(step, prompt))}.",
-        f"Texts are of the steps {_some(steps)} and the prompts {_some(prompts)}.",
-        "Ask for one of these, or leave out step= and prompt=.",
+        f"{run_dir} has kept no text{''.join(asked.values())}{when}.",
+        f"Texts{there} are of the {_NAMES[column]}s {_some(values)}.",
+        f"For example: {'set' if column == 'group' else column}={values[-1]}",
     )
-
-
-def _asked(step: int | None, prompt: str) -> list[str]:
-    return [*([f"of step {step}"] if step is not None else []), *([f"of the prompt {prompt!r}"] if prompt else [])]
 
 
 def _some(values: list[object]) -> str:

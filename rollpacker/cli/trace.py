@@ -44,7 +44,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.screen import output
     from rollpacker.metrics.outputs import check_output, is_stream
     from rollpacker.paths import real_path
-    from rollpacker.report.words import plural
+    from rollpacker.report.words import plural, size
     from rollpacker.timeline.run_tables import open_run
 
     check_output(out, can_replace=is_overwriting(settings) or real_path(out) == real_path(default))
@@ -56,13 +56,13 @@ def run(arguments: Arguments) -> None:
     last_step = int(tables.steps["step"].iloc[-1])
     if steps is not None and last_step < steps[1]:
         console.print(f"{run_dir} has no step after {last_step + 1}.", soft_wrap=True)
-    for note in tables.notes:
+    for note in summary.notes:
         console.print(note, soft_wrap=True, style="dim")
     kind = "modelled" if tables.is_modelled else "measured"
-    size = "" if is_stream(out) else f", {out.stat().st_size / 1e6:.1f} MB"
+    written = "" if is_stream(out) else f", {size(out.stat().st_size)}"
     console.print(
         f"{out}: {plural(summary.num_steps, 'step')} ({kind}), {summary.num_tracks:,} tracks, "
-        f"{summary.num_slices:,} slices, {plural(summary.num_migrations, 'migration')}{size}. "
+        f"{summary.num_slices:,} slices, {plural(summary.num_migrations, 'migration')}{written}. "
         "Open it at https://ui.perfetto.dev (nothing is uploaded) or chrome://tracing.",
         soft_wrap=True,
     )

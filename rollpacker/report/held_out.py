@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from rollpacker.core.errors import DataError
 from rollpacker.metrics.samples import has_evaluations, parts_of, read_newest_samples
 from rollpacker.metrics.tables import read_frame
 from rollpacker.protocols.rollout import FinishReason
@@ -46,10 +47,21 @@ class HeldOut(NamedTuple):
     texts: pd.DataFrame
     alone_s: pd.Series[float]
     """Seconds of each evaluation in a round of its own, which is part of no step, by the number of finished steps."""
+    problem: str = ""
+    """Why they are not known, in a sentence; empty where they are, or there are none."""
 
 
 def read_held_out(run_dir: Path) -> HeldOut:
-    """Read what there is."""
+    """Read what there is; evaluations that cannot be read leave all empty."""
+    try:
+        return _read(run_dir)
+    except DataError as error:
+        nothing = pd.DataFrame()
+        problem = f"Held-out scores and texts are not shown: {error.problem}."
+        return HeldOut(nothing, nothing, Counter(), nothing, pd.Series(dtype=float), problem)
+
+
+def _read(run_dir: Path) -> HeldOut:
     scores = of_pass = pd.DataFrame()
     ends: Counter[tuple[int, str, str]] = Counter()
     if has_evaluations(run_dir):
@@ -60,8 +72,17 @@ def read_held_out(run_dir: Path) -> HeldOut:
     if len(scores):
         alone_s = scores.loc[scores["mode"] == "alone"].groupby("step")["time_s"].first()
     scores = scores.dropna(subset=["reward_mean"]) if len(scores) else scores  # a set that was cut has none
-    newest = samples.groupby("kind", sort=False).head(NUM_TEXTS // 2)
-    return HeldOut(scores, of_pass, ends, newest, alone_s)
+    return HeldOut(scores, of_pass, ends, first_of_each(samples, NUM_TEXTS), alone_s)
+
+
+def first_of_each(samples: pd.DataFrame, num: int) -> pd.DataFrame:
+    """Choose so many samples, in their order: the first of training and of evaluations, and of each domain and set.
+
+    As many of each kind, and within it of each domain or set; more of one where there are less of the others.
+    """
+    in_turn = samples.iloc[samples.groupby(["kind", "group"]).cumcount().argsort(kind="stable")]
+    chosen = in_turn[in_turn.groupby("kind").cumcount().rank(method="first") <= num]
+    return chosen.sort_index()
 
 
 def section(runs: Sequence[ShownRun]) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class RunStory:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is not known of it and why, and why it ended early; in sentences."""
-        notes = [*self.tables.notes, self.config_problem]
+        notes = [*self.tables.notes, self.config_problem, self.held_out.problem]
         if self.status is None:
             problem = problem_of_status(self.tables.run_dir) or f"There is no {STATUS_FILE}"
             notes.append(f"{problem}. So it is not known how the run ended.")

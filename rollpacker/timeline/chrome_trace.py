@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from rollpacker.core.errors import DataError
 from rollpacker.core.ids import EngineId, worker_of
 from rollpacker.metrics.outputs import open_output
 from rollpacker.timeline.stretches import (
@@ -103,23 +104,26 @@ class TraceSummary:
     num_slices: int
     num_migrations: int
     """Flows of requests that left an engine for another, without those of turns of an environment."""
+    notes: tuple[str, ...]
+    """What is missing, in sentences."""
 
 
 def save_trace(run: RunTables, path: Path) -> TraceSummary:
     """Write the steps of a run as one JSON object to a file or a stream, compressed when its name ends in .gz."""
     trace = _Trace(run)
-    header = {"system": run.system, "run": str(run.run_dir), "modelled": run.is_modelled, "notes": list(run.notes)}
     with contextlib.ExitStack() as stack:
         file: IO[bytes] | gzip.GzipFile = stack.enter_context(open_output(path))
         if path.suffix == ".gz":
             file = stack.enter_context(gzip.GzipFile(path.stem, "wb", _COMPRESSION, file, mtime=0))
-        file.write(b'{"displayTimeUnit":"ms","otherData":%b,"traceEvents":[' % json.dumps(header).encode())
+        file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
         separator = b"\n"
         for event in trace.events():
             file.write(separator + json.dumps(event, separators=(",", ":")).encode())
             separator = b",\n"
-        file.write(b"\n]}\n")
-    return trace.summary()
+        summary = trace.summary()
+        about = {"system": run.system, "run": str(run.run_dir), "modelled": run.is_modelled, "notes": summary.notes}
+        file.write(b'\n],"otherData":%b}\n' % json.dumps(about).encode())
+    return summary
 
 
 class _Trace:
@@ -128,6 +132,7 @@ class _Trace:
         self._suffix = " (modelled)" if run.is_modelled else ""
         self._tracks = Tracks(self._suffix)
         self._num: Counter[str] = Counter()
+        self._notes = list(run.notes)
         gpus = {moment.engine: moment.gpus for moment in run.logged.moments if moment.what == "joined"}
         self._gpus = {engine: numbers for engine, numbers in gpus.items() if engine and numbers}
         self._engines: set[str] = set()
@@ -161,8 +166,11 @@ class _Trace:
             yield from self._environment_events(tables)
             yield from self._engine_events(tables)
             _, self._drawn_until = self._bounds(tables)
-        for held_out in self._run.held_out():
-            yield from self._held_out_events(held_out)
+        try:
+            for held_out in self._run.held_out():
+                yield from self._held_out_events(held_out)
+        except DataError as error:
+            self._notes.append(f"Not all held-out requests are drawn: {error.problem}.")
         yield from self._moment_events()
 
     def summary(self) -> TraceSummary:
@@ -171,6 +179,7 @@ class _Trace:
             num_tracks=self._tracks.num_threads,
             num_slices=self._num["X"],
             num_migrations=self._num["migrations"],
+            notes=tuple(self._notes),
         )
 
     # One event each -----------------------------------------------------------------------------------------------
@@ -200,22 +209,20 @@ class _Trace:
     def _step_events(self, tables: StepTables) -> Iterator[Event]:
         steps_thread = self._tracks.thread("run", "steps")
         rounds_thread = self._tracks.thread("run", "rounds")
-        process = self._tracks.process("run")
         for row in tables.steps.to_dict("records"):
             ended = _ns(row["finished_at_s"])
             began = _ns(row["finished_at_s"] - row["step_time_s"])
             generated = min(ended, began + _ns(row["rollout_time_s"]))
             complete = min(ended, generated + _ns(row["exposed_reward_time_s"]))
-            yield self._slice(
-                steps_thread, f"step {row['step'] + 1}{self._suffix}", "step", began, ended, **_facts(row)
-            )
+            name = f"step {row['step'] + 1}{self._suffix}"
+            yield self._slice(steps_thread, name, "step", began, ended, **_facts(row))
             kind = f"round {row['round'] + 1}, {row['round_kind']}"
             yield self._slice(rounds_thread, kind, "round", began, complete, kind=row["round_kind"])
             if complete > generated:
                 yield self._slice(rounds_thread, "exposed reward", "round", generated, complete)
-            for name, column in _STEP_COUNTERS:
+            for counter, column in _STEP_COUNTERS:
                 if row[column] == row[column]:  # not null
-                    yield self._counter(process, name, began, value=row[column])
+                    yield self._counter(self._tracks.process("run"), counter, began, value=row[column])
 
     def _stage_events(self, tables: StepTables) -> Iterator[Event]:
         """Stages of the driver, and what trainer, judges, engines and others did, as the `intervals` table says."""
@@ -226,10 +233,9 @@ class _Trace:
             part = part.sort_values(["started_at_s", "ended_at_s"], kind="stable")  # noqa: PLW2901
             began = np.maximum(_array_ns(part["started_at_s"]), first)
             ended = np.minimum(np.maximum(_array_ns(part["ended_at_s"]), began), last)
-            chosen = Lanes().choose(began.tolist(), ended.tolist())
-            for lane, activity, start, end in zip(
-                chosen, part["activity"], began.tolist(), ended.tolist(), strict=True
-            ):
+            begins, ends = began.tolist(), ended.tolist()
+            columns = (Lanes().choose(begins, ends), part["activity"], begins, ends)
+            for lane, activity, start, end in zip(*columns, strict=True):
                 place = self._actor_thread(str(actor), str(role), lane)
                 yield self._slice(place, activity, str(role), start, end)
                 if activity in {"weight_sync", "checkpoint"}:

@@ -105,7 +105,11 @@ class RunTables:
             )
 
     def held_out(self) -> Iterator[pd.DataFrame]:
-        """Read `evaluation_responses` of each evaluation before, in and after these steps; stopped sets have none."""
+        """Read `evaluation_responses` of each evaluation before, in and after these steps; stopped sets have none.
+
+        Raises:
+            DataError: They cannot be read.
+        """
         span = int(self.steps["step"].iloc[0]), int(self.steps["step"].iloc[-1]) + 1  # counted in finished steps
         manifest = load_manifest(self.run_dir / EVALUATION_FOLDER)
         if manifest is None or not manifest.parts:

@@ -31,7 +31,12 @@ def response(step: int, prompt: str, sample: int, reward: float | None, text: st
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    writer = MetricsWriter(tmp_path / "metrics")
+    return write_run(tmp_path, ["aime"])
+
+
+def write_run(folder: Path, sets: list[str]) -> Path:
+    """Two steps, and two evaluations of these held-out sets."""
+    writer = MetricsWriter(folder / "metrics")
     for step in range(2):
         responses = [
             response(step, f"p{step}", 0, 1.0, "It is\\boxed{7}.", length_tokens=9),
@@ -42,14 +47,14 @@ def run_dir(tmp_path: Path) -> Path:
         steps = [row("steps", step=step, round_kind="plain", system="verl")]
         writer.write_step(step, {"steps": steps, "domains": [], "responses": responses, "intervals": []})
     writer.close()
-    evaluations = MetricsWriter(tmp_path / "evaluation", EVALUATION_TABLES)
+    evaluations = MetricsWriter(folder / "evaluation", EVALUATION_TABLES)
     for step in (0, 2):
         answers = [
             row(
                 "evaluation_responses",
                 step=step,
-                set="aime",
-                prompt="a1",
+                set=name,
+                prompt=f"{name[0]}1",
                 reward=float(step > 0),
                 reward_reason="held",
                 prompt_text="Unseen?",
@@ -57,12 +62,13 @@ def run_dir(tmp_path: Path) -> Path:
                 finish_reason="stop",
                 length_tokens=3,
             )
+            for name in sets
         ]
         scores = [row("evaluations", step=step, set="aime")]
         rows = {"evaluations": scores, "pass_at_k": [], "evaluation_responses": answers}
         evaluations.write_step(step, rows)
     evaluations.close()
-    return tmp_path
+    return folder
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
@@ -125,11 +131,26 @@ def test_training_leaves_room_for_the_evaluation(run_dir: Path, capsys: pytest.C
     assert "#1" in said(capsys, str(run_dir), "num=2", "kind=training")
 
 
+def test_every_held_out_set_has_its_place_and_one_of_them_may_be_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = str(write_run(tmp_path, ["math", "math", "math", "code", "aime"]))
+    text = said(capsys, run_dir, "kind=evaluation", "num=3")
+    assert [name in text for name in ("math m1", "code c1", "aime a1")] == [True] * 3
+    text = said(capsys, run_dir, "set=code")
+    assert "after 2 steps  code c1" in text
+    assert "1 of" not in text
+    assert not any(name in text for name in ("math", "aime"))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["prompt=nobody"], "no text of the prompt 'nobody'"),
-        (["step=9"], "are of the steps 0, 1, 2"),
+        (["prompt=nobody"], "no text of the prompt 'nobody'. Texts are of the prompts a1, p0, p1"),
+        (["step=9"], "no text of the step 9. Texts are of the steps 0, 1, 2"),
+        (["step=1", "prompt=a1"], "Texts of the prompt 'a1' are of the steps 0, 2. For example: step=2"),
+        (["set=math"], "no text of the held-out set 'math'. Texts are of the held-out sets aime"),
+        (["set=aime", "kind=training"], "Sets are of evaluations"),
         (["sort=size"], "`sort` is one of reward, -reward"),
         (["kind=test"], "`kind` is one of training, evaluation"),
         (["num=0"], "`num` is an integer of at least 1"),

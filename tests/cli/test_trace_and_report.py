@@ -202,6 +202,23 @@ def test_an_event_log_that_ends_early_is_said_to(copied, command, case, capsys):
     assert "say nothing of 1 of 2 steps, such as step 2" in said(capsys, [command, str(copied)])
 
 
+@pytest.mark.parametrize(
+    ("command", "what"), [("report", "Held-out scores and texts are not shown"), ("trace", "Not all held-out requests")]
+)
+def test_a_damaged_evaluation_is_named_and_the_rest_of_the_run_is_shown(command, what, tmp_path, capsys):
+    prompt = {"id": "q", "domain": "math", "prompt": "New?", "ground_truth": "1"}
+    (tmp_path / "new.jsonl").write_text(json.dumps(prompt))
+    words = (f"evaluation.path={tmp_path / 'new.jsonl'}", "run.num_steps=1")
+    run_dir = modelled_run(tmp_path / "run", *words)
+    damaged = max((run_dir / "evaluation" / "evaluation_responses").glob("*.parquet"))
+    damaged.write_bytes(b"PAR1")
+    text = said(capsys, [command, str(run_dir), f"out={tmp_path / 'out'}"])
+    assert re.search(rf"{what}.*: {damaged} is not readable", text), text
+    assert "1 step (modelled)" in text
+    written = html.unescape((tmp_path / "out").read_text())
+    assert what in written
+
+
 def test_a_whole_run_has_nothing_to_note(run_dir, capsys):
     for command in ("report", "trace"):
         text = said(capsys, [command, str(run_dir)])
