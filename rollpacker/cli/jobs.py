@@ -6,12 +6,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Group
 from rich.text import Text
 
 from rollpacker.cli.command_help import CommandHelp
 from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from rollpacker.cli.arguments import Arguments
@@ -23,14 +26,18 @@ WATCH = "watch"
 _POLL_INTERVAL_S = 5.0
 """Slurm's controller serves all users; polling it more often would load it."""
 
+_MOST_UNREAD = 3
+"""Sentences about tables that cannot be read: each run of another version has one or two."""
+
 _ACTIVE = frozenset({"waiting", "requeued", "starting", "running", "ending"})
 
 
 HELP = CommandHelp(
     purpose=(
         "Show the runs below some folders: which run, wait, failed, died or were requeued, the step of each and the "
-        "mean reward of its last 10 steps, and why it waits or stopped. `time` is how long the last attempt of its job "
-        "ran; of a run without a job, how long all attempts took until its last step's end, with evaluations and "
+        "mean reward of its last 10 steps, and why it waits or stopped. `held out` is the score of the first held-out "
+        "set in the newest evaluation; +1 says that there is another set. `time` is how long the last attempt of its "
+        "job ran; of a run without a job, how long all attempts took until its last step's end, with evaluations and "
         "checkpoints before that, and without their start and what was done again. Asks Slurm about runs that have a "
         "job. A run whose status is `running` although its job is over is shown as died. Changes nothing."
     ),
@@ -84,6 +91,7 @@ def _watch(console: Terminal, folders: list[Path]) -> None:
 
     with Live(console=console, auto_refresh=False) as live:
         while True:
+            _refuse_unknown(folders)  # one may have been removed meanwhile
             shown, is_active = _draw(folders)
             live.update(shown, refresh=True)
             if not is_active:
@@ -101,7 +109,17 @@ def _draw(folders: list[Path]) -> tuple[RenderableType, bool]:
     if not collected.views:
         return Text(_nothing(folders)), False
     table = job_table(collected.views, now=time.time(), complaint=collected.complaint)
-    return table, any(view.state in _ACTIVE for view in collected.views)
+    shown = [table, *map(Text, ["", *_first(collected.unread)])] if collected.unread else [table]
+    return Group(*shown), any(view.state in _ACTIVE for view in collected.views)
+
+
+def _first(sentences: Sequence[str]) -> list[str]:
+    """The first few, and how many more there are."""
+    from rollpacker.config.words import counted
+
+    num_more = len(sentences) - _MOST_UNREAD
+    more = [f"And {counted(num_more, 'more table')} cannot be read."] if num_more > 0 else []
+    return [*sentences[:_MOST_UNREAD], *more]
 
 
 def _default() -> list[Path]:

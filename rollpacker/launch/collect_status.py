@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from rollpacker.core.errors import DataError, WorldError
 from rollpacker.launch.elastic_status import workers_in_words
@@ -27,6 +28,8 @@ from rollpacker.runtime.run.status import STATUS_FILE, RunStatus, read_status
 _MARKS = (JOB_FILE, STATUS_FILE, RUN_FILE)
 """Each of these files marks the folder of a run."""
 
+Answer = TypeVar("Answer")
+
 NUM_STEPS_OF_REWARD = 10
 """Over which the shown reward is averaged: with tail batching, so many steps contain short and long rounds."""
 
@@ -38,6 +41,8 @@ class CollectedStatus:
     views: tuple[RunStatusView, ...]
     complaint: str
     """Why Slurm did not answer, or, where views have jobs, its accounting; empty when it did, or was not asked."""
+    unread: tuple[str, ...]
+    """Why tables of the runs cannot be read, a sentence each; none of those that are not there yet."""
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -71,9 +76,11 @@ def _leads_to_run_elsewhere(link: Path) -> bool:
 def collect_status(run_dirs: Sequence[Path]) -> CollectedStatus:
     """Read the status of runs, and ask Slurm about their jobs."""
     complaints: dict[str, None] = {}
-    views = _with_jobs([_without_job(run_dir) for run_dir in run_dirs], _job_id, complaints)
+    unread: list[str] = []
+    views = _with_jobs([_without_job(run_dir, unread) for run_dir in run_dirs], _job_id, complaints)
     views = _with_jobs(views, lambda view: view.later_job_id, complaints)
-    return CollectedStatus(views=tuple(map(_with_reason, views)), complaint=" ".join(filter(None, complaints)))
+    complaint = " ".join(filter(None, complaints))
+    return CollectedStatus(views=tuple(map(_with_reason, views)), complaint=complaint, unread=tuple(unread))
 
 
 def _with_jobs(
@@ -104,15 +111,15 @@ def _is_new(job: JobState, known: JobState | None) -> bool:
     return known is None or (job.state != UNKNOWN and replace(job, job_id=known.job_id) != known)
 
 
-def _without_job(run_dir: Path) -> RunStatusView:
+def _without_job(run_dir: Path, unread: list[str]) -> RunStatusView:
     status = read_status(run_dir)
     return RunStatusView(
         run_dir=run_dir,
         logged=problem_of_status(run_dir) if status is None else "",
         submission=read_submission(run_dir),
         status=status,
-        progress=_progress(run_dir),
-        held_out=_held_out(run_dir),
+        progress=_read(_progress, run_dir, unread),
+        held_out=_read(_held_out, run_dir, unread) or "",
         workers=workers_in_words(run_dir),
         is_locked=_is_locked(run_dir, status),
     )
@@ -156,15 +163,23 @@ def _logs(view: RunStatusView) -> Iterable[Path]:
         yield from sorted(attempts[-1].glob("*.log"))
 
 
+def _read(read: Callable[[Path], Answer], run_dir: Path, unread: list[str]) -> Answer | None:
+    """Read something of a run's tables; None where they cannot be read: the status file still counts."""
+    try:
+        return read(run_dir)
+    except DataError as error:
+        unread.append(f"{error.problem}.")
+    except OSError as error:
+        unread.append(f"{run_dir}: {error}.")
+    return None
+
+
 def _progress(run_dir: Path) -> Progress | None:
     if not (run_dir / "metrics").is_dir():
         return None
     from rollpacker.metrics.tables import read_last_steps
 
-    try:
-        rows = read_last_steps(run_dir, NUM_STEPS_OF_REWARD)
-    except (DataError, OSError):
-        return None  # being written, or of another version; the status file still counts
+    rows = read_last_steps(run_dir, NUM_STEPS_OF_REWARD)
     if not rows:
         return None
     last = rows[-1]
@@ -177,19 +192,18 @@ def _progress(run_dir: Path) -> Progress | None:
 
 
 def _held_out(run_dir: Path) -> str:
-    """Such as `aime24 0.312`."""
+    """Of the newest evaluation the first set that has a score, and how many others there are: `aime24 0.312 +1`."""
     if not (run_dir / "evaluation").is_dir():
         return ""
     from rollpacker.metrics.tables import EVALUATION_FOLDER, load_manifest, read_table
 
-    try:
-        manifest = load_manifest(run_dir / EVALUATION_FOLDER)
-        if manifest is None or manifest.last_step is None:
-            return ""
-        row = read_table(run_dir, "evaluations", (manifest.last_step, manifest.last_step)).slice(0, 1).to_pylist()[0]
-    except (DataError, OSError):
+    manifest = load_manifest(run_dir / EVALUATION_FOLDER)
+    if manifest is None or manifest.last_step is None:
         return ""
-    return f"{row['set']} {row['reward_mean']:.3f}" if row["reward_mean"] is not None else ""
+    rows = read_table(run_dir, "evaluations", (manifest.last_step, manifest.last_step)).to_pylist()
+    first = next((row for row in rows if row["reward_mean"] is not None), None)
+    others = f" +{len(rows) - 1}" if len(rows) > 1 else ""
+    return f"{first['set']} {first['reward_mean']:.3f}{others}" if first is not None else ""
 
 
 def _is_locked(run_dir: Path, status: RunStatus | None) -> bool | None:

@@ -3,15 +3,20 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from rollpacker.cli import jobs
 from rollpacker.cli.main import main
+from rollpacker.core.errors import ConfigError
 from rollpacker.launch.collect_status import NUM_STEPS_OF_REWARD
 from rollpacker.runtime.run.status import RunStatus, write_status
+from rollpacker.terminal import Terminal
 from tests.cli.test_evaluate import write_evaluation
 
 
@@ -75,8 +80,30 @@ def test_the_last_held_out_score_of_a_run_is_shown_with_its_set(
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[2:] == [
         "run state host step reward held out time",
-        "a finished far 3/10 aime24 0.750",
+        "a finished far 3/10 aime24 0.750 +1",
         "b finished far 3/10",
+        "",
+        "runs/b/evaluation/manifest.json is not readable as a manifest: Expecting property name enclosed in",
+        "double quotes: line 1 column 2 (char 1).",
+    ]
+
+
+def test_tables_of_another_version_are_named_up_to_a_few_and_those_that_are_not_there_yet_are_not(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(5):
+        folder = workdir / f"runs/{number}/metrics"
+        _write_run(folder.parent, "finished")
+        folder.mkdir()
+        (folder / "manifest.json").write_text('{"schema_version": 1, "parts": [], "num_truncations": 0}')
+    (workdir / "runs/0/metrics/manifest.json").unlink()
+
+    assert main(["jobs"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-4:] == [
+        *(f"runs/{number}/metrics/manifest.json was written with schema version 1." for number in (1, 2, 3)),
+        "And 1 more table cannot be read.",
     ]
 
 
@@ -144,6 +171,7 @@ def test_help_says_of_what_a_time_and_a_reward_are(capsys: pytest.CaptureFixture
     )
     assert "until its last step's end, with evaluations and checkpoints before that, and without their start" in said
     assert "without their start and what was done again" in said
+    assert "`held out` is the score of the first held-out set" in said
     assert f"mean reward of its last {NUM_STEPS_OF_REWARD} steps" in said
 
 
@@ -159,6 +187,14 @@ def test_watch_ends_by_itself_when_nothing_is_at_work(workdir: Path) -> None:
     assert done.returncode == 0
     assert b"1 run" in os.read(ours, 1 << 16)
     os.close(ours)
+
+
+def test_watch_says_that_a_folder_was_removed(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write_run(workdir / "runs/a", "running")
+    monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(workdir / "runs", ignore_errors=True))
+
+    with pytest.raises(ConfigError, match="runs is not a folder"):
+        jobs._watch(Terminal(force_terminal=True), [Path("runs")])
 
 
 def test_looking_at_runs_needs_none_of_the_heavy_libraries(workdir: Path) -> None:
