@@ -110,6 +110,17 @@ def test_a_path_that_looks_like_a_name_of_the_hub_is_left_out_of_the_card(run_di
     assert "secret" not in card
 
 
+def test_the_card_says_that_held_out_scores_cannot_be_read_without_a_path_of_the_machine(run_dir: Path) -> None:
+    manifest = run_dir / "evaluation" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema_version": 1}))
+    assert main(["export", str(run_dir), "out=mine"]) == 0
+    card = Path("mine/README.md").read_text()
+    assert "Its held-out scores are left out: evaluation/manifest.json was written with schema version 1.\n" in card
+    shutil.rmtree(run_dir / "evaluation")
+    assert main(["export", str(run_dir), "out=other"]) == 0
+    assert "held-out" not in Path("other/README.md").read_text()
+
+
 def test_the_card_names_data_of_the_hub_by_its_commit(run_dir: Path) -> None:
     data = f"hf://openai/gsm8k@{'c' * 40}/main"
     words = ["model.path=m", f"data.path=[{data},mine.jsonl]", "run.dir=runs/x", "run.num_steps=40"]

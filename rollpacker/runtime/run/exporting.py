@@ -15,7 +15,7 @@ from rollpacker.config.record import read_record
 from rollpacker.config.words import counted
 from rollpacker.core.errors import CheckpointError, ConfigError, DataError, RollpackerError
 from rollpacker.data.model_export import ExportDtype, export_model
-from rollpacker.metrics.tables import read_table
+from rollpacker.metrics.tables import EVALUATION_FOLDER, load_manifest, read_table
 from rollpacker.runtime.run.checkpoints import CheckpointStore
 from rollpacker.timeline.run_tables import refuse_other_folders
 
@@ -132,7 +132,7 @@ def model_card(run_dir: Path, step: int, dtype: str) -> str:
     base = _value(record, "model", "path")
     prompts = _prompt_files(_value(record, "data", "path"))
     on_hub = [f"base_model: {name.repository}"] if (name := _recorded_model(base)) else []
-    rows = _held_out(run_dir, step)
+    rows, unread = _held_out(run_dir, step)
     facts = [
         ("base model", _shown(base, name)),
         ("steps", f"{step} of {_value(record, 'run', 'num_steps')}"),
@@ -152,6 +152,7 @@ def model_card(run_dir: Path, step: int, dtype: str) -> str:
     ]
     lines += ["", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts if value not in {None, ""})]
     lines += ["", *_scores(rows)] if rows else []
+    lines += ["", unread] if unread else []
     lines += ["", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     lines += ['model = AutoModelForCausalLM.from_pretrained(DIR, dtype="auto")']
     lines += ["tokenizer = AutoTokenizer.from_pretrained(DIR)", "```", ""]
@@ -198,13 +199,15 @@ def _rewards(reward: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{name} for {domain}" for domain, name in (reward.get("domains") or {}).items())
 
 
-def _held_out(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """The newest score of each held-out set up to a step; empty where nothing is held out."""
+def _held_out(run_dir: Path, step: int) -> tuple[list[dict[str, Any]], str]:
+    """The newest score of each held-out set up to a step, if any; and why they are not known, in a sentence."""
     try:
-        rows = read_table(run_dir, "evaluations").to_pylist()
-    except DataError:
-        return []
-    return list({row["set"]: row for row in rows if row["step"] <= step and row["reward_mean"] is not None}.values())
+        manifest = load_manifest(run_dir / EVALUATION_FOLDER)
+        rows = read_table(run_dir, "evaluations").to_pylist() if manifest is not None and manifest.parts else []
+    except DataError as error:
+        return [], f"Its held-out scores are left out: {error.problem.replace(f'{run_dir}/', '')}."
+    newest = {row["set"]: row for row in rows if row["step"] <= step and row["reward_mean"] is not None}
+    return list(newest.values()), ""
 
 
 def _scores(rows: list[dict[str, Any]]) -> Iterator[str]:
