@@ -90,7 +90,7 @@ class TrackerSection(Section):
     """A text about the run."""
     jsonl: Flag = False
     """Writes the same numbers to `run.dir/tracker.jsonl`, a line per step and per evaluation; of two lines of a step
-    that a resumed run made again the later one counts."""
+    that a resumed run made again the later one counts, and a line takes back those of later steps before it."""
     plugin: Annotated[str | None, Kind("PACKAGE.MODULE:CLASS or FILE.py:CLASS")] = Field(
         None, pattern=r"^.+:[A-Za-z_]\w*$"
     )

@@ -1,8 +1,8 @@
 """What becomes of an evaluation that is over: its tables, its curves, a line on the screen, and the best checkpoint.
 
 Invariant: the tables hold evaluations of policies up to the one that the run goes on from; those of later ones are
-taken back as an attempt begins. One that is made once more, because the checkpoint does not know of it, takes the
-other's place when it is over, and not before. Only evaluations alike are compared, with each other and for the best
+taken back before an attempt's first step. One that is made once more, because the checkpoint does not know of it, takes
+the other's place when it is over, and not before. Only evaluations alike are compared, with each other and for the best
 checkpoint: the section and the prompts of a set may differ between attempts.
 """
 
@@ -41,15 +41,18 @@ class Evaluations:
 
     Args:
         config: Of the run.
-        last_step: That the attempt goes on from; evaluations of later ones are taken back.
+        last_step: That the attempt goes on from. Those of later ones stay until `take_back`, which is to be called
+            before the first evaluation.
         held_out: The prompts of each set.
+        saved_steps: Gives the steps that have a checkpoint.
         texts: Reads responses.
         note: Shows a person a line.
         is_modelled: Whether the run's times are a model's.
     """
 
     best_step: int | None
-    """After how many steps the best score so far was, when the attempt began; None without one."""
+    """After how many steps the best score so far was, when the attempt began; None without one. Only policies count
+    that can be had: that of `model.path`, and those of checkpoints."""
     _best: float | None
     """The best score so far."""
     _first: dict[str, Rewards]
@@ -61,6 +64,7 @@ class Evaluations:
         last_step: int,
         held_out: Mapping[str, Collection[Prompt]],
         *,
+        saved_steps: Callable[[], Collection[int]],
         texts: TextKeeper,
         note: Callable[[str], None],
         is_modelled: bool,
@@ -70,6 +74,7 @@ class Evaluations:
             rule.name: (len(held_out[rule.name]), rule.num_samples or 1, rule.temperature)
             for rule in config.evaluation.rules
         }
+        self._saved_steps = saved_steps
         self._texts = texts
         self._note = note
         self._is_modelled = is_modelled
@@ -83,7 +88,7 @@ class Evaluations:
                 "Scores from before are not compared with later ones."
             )
         self._writer = MetricsWriter(folder, EVALUATION_TABLES)
-        self._take_back(last_step + 1)
+        self.best_step, self._best, self._first = None, None, {}
 
     def close(self) -> None:
         self._writer.close()
@@ -102,7 +107,7 @@ class Evaluations:
         section = self._config.evaluation
         by_set = scored_by_set(record, section)
         if self._writer.last_step == record.begin.step:
-            self._take_back(record.begin.step)
+            self.take_back(record.begin.step)
         tables = evaluation_tables(record, section, texts, self._first, is_modelled=self._is_modelled)
         for rule in section.rules:
             if not num_missing(record, rule, by_set[rule.name]):
@@ -116,7 +121,7 @@ class Evaluations:
         self._best = score if is_best else self._best
         return rows, tables["evaluation_responses"], is_best
 
-    def _take_back(self, step: int) -> None:
+    def take_back(self, step: int) -> None:
         """Drop the evaluations of a step and of all later ones."""
         self._writer.truncate_after(step - 1)
         self.best_step, self._best = self._best_so_far()
@@ -133,8 +138,12 @@ class Evaluations:
 
     def _score(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
         """What checkpoints are ranked by: the mean reward of `run.best_by`, or over all sets; None if one was cut."""
-        chosen = [row["reward_mean"] for row in rows if self._config.run.best_by in {None, row["set"]}]
+        chosen = [row["reward_mean"] for row in self._ranking(rows)]
         return None if None in chosen else fmean(chosen)
+
+    def _ranking(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """The rows of an evaluation that its score is of."""
+        return [row for row in rows if self._config.run.best_by in {None, row["set"]}]
 
     def _is_alike(self, row: Mapping[str, Any]) -> bool:
         """Whether a row of `evaluations` is of a set as this attempt evaluates it, as far as is recorded."""
@@ -161,7 +170,7 @@ class Evaluations:
         return dict(rewards)
 
     def _best_so_far(self) -> tuple[int | None, float | None]:
-        """The first step with the best score of earlier attempts, as far as their sets were those of this one."""
+        """The first step with the best score of earlier attempts, as far as what is ranked by is that of this one."""
         try:
             rows = read_table(self._config.run.dir, "evaluations").to_pylist()
         except DataError:
@@ -169,12 +178,15 @@ class Evaluations:
         by_step: dict[int, list[Row]] = {}
         for row in rows:
             by_step.setdefault(row["step"], []).append(row)
+        usable_steps = {0, *self._saved_steps()}
+        num_ranking = 1 if self._config.run.best_by else len(self._kinds)
         scores = {
             step: score
             for step, of_step in by_step.items()
-            if len(of_step) == len(self._kinds)
-            and all(map(self._is_alike, of_step))
-            and (score := self._score(of_step)) is not None
+            if step in usable_steps
+            and len(ranking := self._ranking(of_step)) == num_ranking
+            and all(map(self._is_alike, ranking))
+            and (score := self._score(ranking)) is not None
         }
         return max(scores.items(), key=lambda each: (each[1], -each[0]), default=(None, None))
 

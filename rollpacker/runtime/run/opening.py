@@ -227,7 +227,9 @@ class _Opening:
             await saver.load_trainer()
         self._startup.begin("weight sync")
         await run.publish_weights()
+        metrics.truncate_after(attempt.first_step - 1)  # not before: a start that fails keeps them
         if evaluations:
+            evaluations.take_back(attempt.first_step + 1)
             _log_again(evaluations, attempt.first_step, trackers)
         if not self._is_modelled:
             self._startup.finish()
@@ -252,7 +254,6 @@ class _Opening:
             self._progress.note(note)
         metrics = MetricsWriter(run_dir / "metrics")
         self._stack.callback(metrics.close)
-        metrics.truncate_after(self._attempt.first_step - 1)
         run_id = self._attempt.identity.run_id
         record = config.model_dump(mode="json")
         trackers = make_trackers(config.tracker, run_dir, run_id, record, self._progress.note)
@@ -265,13 +266,14 @@ class _Opening:
         return await self._stack.enter_async_context(opened)
 
     def _open_evaluations(self, texts: TextKeeper, workers: Workers) -> Evaluations | None:
-        """Open their tables where there are any, or will be, and take back what this attempt makes again."""
+        """Open their tables where there are any, or will be."""
         if self._config.evaluation.path is None and not (self._config.run.dir / EVALUATION_FOLDER).is_dir():
             return None
         evaluations = Evaluations(
             self._config,
             self._attempt.first_step,
             {name: [each.prompt for each in prompts.values()] for name, prompts in workers.held_out.items()},
+            saved_steps=self._attempt.checkpoints.steps,
             texts=texts,
             note=self._progress.note,
             is_modelled=self._is_modelled,

@@ -16,6 +16,7 @@ from rollpacker.core.events import StepStarted
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.sim.backend import ModelledBackend
+from rollpacker.sim.trainer import ModelledTrainer
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from rollpacker.timeline.moments import read_moments
 from tests.runtime.run.test_trackers import read_curves
@@ -92,6 +93,37 @@ def test_an_attempt_that_evaluates_nothing_keeps_the_scores_of_the_policies_up_t
     train(run_dir)
     assert set(read_frame(run_dir, "evaluations")["step"]) == {0, 1, 2}
     assert [step for step, _ in read_curves(run_dir / "tensorboard")[SCORE]] == [0, 1, 2]
+
+
+def test_a_start_that_fails_takes_back_no_step_and_no_evaluation(
+    tmp_path: Path, held_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, words = tmp_path / "run", [*held_out, "evaluation.every_steps=1"]
+
+    async def fail(*_: object) -> None:
+        raise WorldError("The file system hangs.")
+
+    def steps_of(table: str) -> list[int]:
+        return read_frame(run_dir, table)["step"].tolist()
+
+    fail_in_step(run_dir, 3, *words)
+    with monkeypatch.context() as failing:
+        failing.setattr(ModelledTrainer, "load", fail)
+        with pytest.raises(WorldError, match="The file system hangs"):
+            train(run_dir, *words)
+    assert (steps_of("steps"), steps_of("evaluations")) == ([0, 1, 2], [0, 1, 2, 3])
+    train(run_dir, *words)
+    assert (steps_of("steps"), steps_of("evaluations")) == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5])
+
+
+def test_a_line_of_numbers_takes_back_those_of_later_steps_before_it(tmp_path: Path) -> None:
+    fail_in_step(tmp_path / "run", 4, "run.checkpoint_every_steps=2")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000004")
+    train(tmp_path / "run", "run.num_steps=3")
+    counted: list[int] = []
+    for line in lines_of(tmp_path / "run"):
+        counted = [step for step in counted if step < line["step"]] + [int(line["step"])]
+    assert counted == read_frame(tmp_path / "run", "steps")["step"].tolist() == [0, 1, 2]
 
 
 def test_another_run_in_a_folder_without_steps_shows_nothing_of_the_one_before_which_is_kept(

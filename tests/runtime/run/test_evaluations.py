@@ -1,9 +1,11 @@
-"""With which evaluation of earlier attempts a resumed run compares its own."""
+"""With which evaluations of earlier attempts a resumed run compares its own, and which of them is the best."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -48,6 +50,31 @@ def write_evaluations(run_dir: Path, scores: dict[int, dict[str, tuple[float, fl
     writer.close()
 
 
+def config_and_sets(run_dir: Path, *names: str, best_by: str | None = None) -> tuple[Any, dict[str, list[Prompt]]]:
+    """A run's configuration with some held-out sets, and their prompts."""
+    rules = [SimpleNamespace(name=name, num_samples=None, temperature=1.0) for name in names]
+    run = SimpleNamespace(dir=run_dir, best_by=best_by)
+    config = SimpleNamespace(run=run, evaluation=SimpleNamespace(rules=rules), trains=True)
+    return config, {name: [prompt(key) for key in PROMPTS] for name in names}
+
+
+def open_evaluations(
+    config: Any,
+    held_out: dict[str, list[Prompt]],
+    *,
+    saved_steps: Collection[int] = (2, 4, 6),
+    note: Callable[[str], None] = print,
+) -> Evaluations:
+    """Those of an attempt that goes on from step 6, before its first step."""
+    text_keeper: Any = None
+    opened = Evaluations(
+        config, 6, held_out, saved_steps=lambda: saved_steps, texts=text_keeper, note=note, is_modelled=False
+    )
+    opened.take_back(7)
+    opened.close()
+    return opened
+
+
 def test_each_set_is_compared_with_its_first_complete_evaluation_alike_and_no_other_step_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,13 +93,8 @@ def test_each_set_is_compared_with_its_first_complete_evaluation_alike_and_no_ot
         return read(run_dir, table, steps)
 
     monkeypatch.setattr(evaluations, "read_table", read_table)
-    rules = [SimpleNamespace(name=name, num_samples=None, temperature=1.0) for name in ("math", "code")]
-    config = SimpleNamespace(
-        run=SimpleNamespace(dir=tmp_path, best_by=None), evaluation=SimpleNamespace(rules=rules), trains=True
-    )
-    held_out = {name: [prompt(key) for key in PROMPTS] for name in ("math", "code")}
-    opened = Evaluations(config, 6, held_out, texts=None, note=print, is_modelled=False)
-    opened.close()
+    config, held_out = config_and_sets(tmp_path, "math", "code")
+    opened = open_evaluations(config, held_out)
     assert opened._first == {
         "math": {("math/p0", 0): 0.4, ("math/p1", 0): 0.4},
         "code": {("code/p0", 0): 0.2, ("code/p1", 0): 0.2},
@@ -85,18 +107,12 @@ def test_a_set_whose_prompts_were_edited_is_not_compared_with_evaluations_from_b
 ) -> None:
     steps = {step: {"math": (1.0, step / 10), "code": (1.0, 0.5)} for step in (0, 2, 4, 6)}
     write_evaluations(tmp_path, steps)
-    rules = [SimpleNamespace(name=name, num_samples=None, temperature=1.0) for name in ("math", "code")]
-    config = SimpleNamespace(
-        run=SimpleNamespace(dir=tmp_path, best_by="math"), evaluation=SimpleNamespace(rules=rules), trains=True
-    )
-    before = {name: [prompt(key) for key in PROMPTS] for name in ("math", "code")}
+    config, before = config_and_sets(tmp_path, "math", "code", best_by="math")
     now = before | {"math": [prompt(PROMPTS[0]), prompt(PROMPTS[1], answer="43")]}
     HeldOutSets(tmp_path / EVALUATION_FOLDER, before).evaluated(2)
 
     def opened(held_out: dict[str, list[Prompt]], notes: list[str]) -> Evaluations:
-        attempt = Evaluations(config, 6, held_out, texts=None, note=notes.append, is_modelled=False)
-        attempt.close()
-        return attempt
+        return open_evaluations(config, held_out, note=notes.append)
 
     notes: list[str] = []
     assert {name: rewards[f"{name}/p0", 0] for name, rewards in opened(before, notes)._first.items()} == {
@@ -113,3 +129,23 @@ def test_a_set_whose_prompts_were_edited_is_not_compared_with_evaluations_from_b
     attempt._sets.evaluated(6)
     attempt = opened(now, notes)
     assert (attempt._first["math"]["math/p0", 0], attempt.best_step, len(notes)) == (0.4, 6, 1)
+
+
+def test_the_best_score_of_one_set_is_kept_when_another_set_is_added(tmp_path: Path) -> None:
+    write_evaluations(tmp_path, {0: {"math": (1.0, 0.1)}, 2: {"math": (1.0, 0.6)}, 4: {"math": (1.0, 0.3)}})
+    by_math = open_evaluations(*config_and_sets(tmp_path, "math", "code", best_by="math"))
+    assert (by_math.best_step, by_math._best) == (2, 0.6)
+    assert open_evaluations(*config_and_sets(tmp_path, "math", "code", best_by="code")).best_step is None
+    assert open_evaluations(*config_and_sets(tmp_path, "math", "code")).best_step is None, "of a mean over one set only"
+
+
+@pytest.mark.parametrize(
+    ("saved_steps", "best"), [((2, 4), (2, 0.6)), ((4,), (4, 0.4)), ((6,), (0, 0.3)), ((), (0, 0.3))]
+)
+def test_a_score_counts_as_the_best_when_its_policy_is_in_a_checkpoint_or_the_first(
+    tmp_path: Path, saved_steps: tuple[int, ...], best: tuple[int, float]
+) -> None:
+    steps = {0: 0.3, 2: 0.6, 4: 0.4, 6: 0.2}
+    write_evaluations(tmp_path, {step: {"math": (1.0, reward)} for step, reward in steps.items()})
+    opened = open_evaluations(*config_and_sets(tmp_path, "math"), saved_steps=saved_steps)
+    assert (opened.best_step, opened._best) == best
