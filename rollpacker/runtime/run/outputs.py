@@ -75,6 +75,7 @@ class RunOutputs:
         assert self.evaluations is not None
         self.progress.stage("recording")
         rows, responses, is_best = self.evaluations.record(record)
+        self.event_log.flush()
         self.trackers.log_evaluation(rows, with_texts(responses))
         self.callbacks.on_evaluation(rows)
         step = record.begin.step
@@ -89,7 +90,8 @@ class RunOutputs:
             self.progress.note(text)
 
     def make_durable(self) -> None:
-        """Write all tables through to the disk, ahead of a checkpoint."""
+        """Flush the event log and write all tables through to the disk, ahead of a checkpoint."""
+        self.event_log.flush()
         self.metrics.make_durable()
         if self.evaluations is not None:
             self.evaluations.make_durable()

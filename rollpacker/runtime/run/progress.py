@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Row = Mapping[str, Any]
 
 MOVING_AVERAGE_STEPS = 8
-"""Reward and time left are averaged over so many steps: single batches are noisy, and long rounds differ."""
+"""Reward and the time of a step are averaged over so many: single batches are noisy, and long rounds differ."""
 
 RECENT_STEPS = 6
 """Steps in the live table, at most `MOVING_AVERAGE_STEPS`; the screen stays below the 24 lines of a small terminal."""
@@ -295,6 +295,8 @@ class RunHistory:
     """Rows of the `steps` table, of the last `MOVING_AVERAGE_STEPS` of them."""
     domains: Sequence[Row] = ()
     """Rows of the `domains` table, of the last step."""
+    between_s: float = 0.0
+    """Time between the steps since the run was last resumed: mostly evaluations."""
     last_finished_at_s: float = 0.0
     stage: str = ""
     stage_began_at_s: float = 0.0
@@ -310,6 +312,8 @@ class RunHistory:
         self.rewards.append(row["reward_mean"])
         self.num_slots_busy += row["decode_slot_steps_busy"]
         self.num_slots_idle += row["decode_slot_steps_idle"]
+        if self.recent:
+            self.between_s += row["finished_at_s"] - self.recent[-1]["finished_at_s"] - _step_time_s(row)
         self.recent = (*self.recent, row)[-MOVING_AVERAGE_STEPS:]
         self.domains = domains
         self.last_finished_at_s = now
@@ -326,9 +330,11 @@ class RunHistory:
     def time_left_s(self, now: float) -> float:
         """Steps that are left times the mean duration of the last ones; NaN before the first.
 
+        To each belongs the mean time between two steps, of all since the run was last resumed: evaluations are rare.
         It counts down within a step, by no more than the step was expected to take.
         """
-        step_s = _mean([row["step_time_s"] + row["checkpoint_time_s"] for row in self.recent])
+        between_s = self.between_s / max(1, len(self.rewards) - 1)
+        step_s = _mean([_step_time_s(row) for row in self.recent]) + between_s
         num_left = max(0, self.num_steps - self.num_finished)
         return num_left * step_s - min(now - self.last_finished_at_s, step_s) if num_left else 0.0
 
@@ -370,6 +376,12 @@ class _Column:
     """Of a plain line; all of them with one space between and the time left fit into 80 columns."""
     text: Callable[[RunHistory, int], str]
     """Takes the history and the step's index, counted from the end."""
+
+
+def _step_time_s(row: Row) -> float:
+    """With the checkpoint before it."""
+    time_s: float = row["step_time_s"] + row["checkpoint_time_s"]
+    return time_s
 
 
 def _shown(name: str, width: int, key: str, form: str) -> _Column:

@@ -42,6 +42,7 @@ def make_row(step: int, **changes: object) -> dict[str, Any]:
         "reward_mean": 0.1 * step,
         "step_time_s": 10.0,
         "checkpoint_time_s": 0.0,
+        "finished_at_s": 10.0 * (step + 1),
         "tokens_per_second": 1234.5,
         "response_length_mean_tokens": 85.25,
         "response_length_max_tokens": 412,
@@ -225,9 +226,10 @@ def test_time_left_follows_the_last_steps_and_counts_down_within_one() -> None:
     progress, _, clock = make("live")
     progress.begin_run("x", 20)
     for step in range(8):
-        progress.step_finished(make_row(step, step_time_s=100.0))
+        progress.step_finished(make_row(step, step_time_s=100.0, finished_at_s=100.0 * (step + 1)))
     for step in range(8, 16):
-        progress.step_finished(make_row(step, step_time_s=8.0, checkpoint_time_s=2.0))
+        times = {"step_time_s": 8.0, "checkpoint_time_s": 2.0, "finished_at_s": 10.0 * (step - 7) + 800.0}
+        progress.step_finished(make_row(step, **times))
     assert "left 0:40" in screen(progress)
     clock.now_s = 4
     assert "left 0:36" in screen(progress)
@@ -235,6 +237,16 @@ def test_time_left_follows_the_last_steps_and_counts_down_within_one() -> None:
     assert "left 0:30" in screen(progress)
     progress.step_finished(make_row(19))
     assert "left 0:00" in screen(progress)
+    progress.end_run()
+
+
+def test_time_left_counts_evaluations_between_steps_by_their_share_of_all_steps() -> None:
+    progress, _, _ = make("live")
+    progress.begin_run("x", 31)
+    for step in range(21):
+        num_evaluations = 1 + step // 10  # of 50 s, ahead of steps 0, 10 and 20
+        progress.step_finished(make_row(step, finished_at_s=10.0 * (step + 1) + 50.0 * num_evaluations))
+    assert "left 2:30" in screen(progress)  # 10 steps of 10 s, and 5 s a step for evaluations
     progress.end_run()
 
 
