@@ -60,11 +60,14 @@ class LoggedMoments:
     def lives(self) -> dict[str, list[tuple[float, float]]]:
         """When each of the run's own engines was there; the last ones without an end.
 
-        An attempt begins without the engines of the one before, and in a change all engines give way to others.
+        An attempt begins without the engines of the one before, and in a change all engines give way to others. An
+        attempt that began no earlier than a later one does not count.
         """
         lives: dict[str, list[tuple[float, float]]] = {}
         joined_at_s: dict[str, float] = {}
-        begins = [(attempt.began_at_s, None) for attempt in self.attempts]
+        begins: list[tuple[float, None]] = []
+        for attempt in self.attempts:
+            begins = [each for each in begins if each[0] < attempt.began_at_s] + [(attempt.began_at_s, None)]
         for at_s, moment in heapq.merge(begins, ((each.at_s, each) for each in self.moments), key=itemgetter(0)):
             if moment is not None and moment.what == "joined" and moment.engine is not None:
                 joined_at_s.setdefault(moment.engine, at_s)

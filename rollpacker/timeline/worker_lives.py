@@ -121,7 +121,8 @@ class _LoggedAttempt:
 
 
 def _logged_attempts(run_dir: Path) -> Iterator[_LoggedAttempt]:
-    for number, path in enumerate(attempt_paths(run_dir)):
+    for path in attempt_paths(run_dir):
+        number = int(path.stem.removeprefix("attempt-"))
         there: dict[str, WorkerLife] = {}
         attempt: _LoggedAttempt | None = None
         for line in scan_event_log(path, _TYPES):

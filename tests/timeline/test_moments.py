@@ -6,6 +6,7 @@ from rollpacker.timeline.moments import Attempt, LoggedMoments, Moment
 
 FIRST = Attempt(number=0, first_step=0, began_at_s=0.0, ended_at_s=50.0)
 SECOND = Attempt(number=1, first_step=2, began_at_s=40.0, ended_at_s=90.0)
+THIRD = Attempt(number=2, first_step=1, began_at_s=20.0, ended_at_s=90.0)
 
 
 def lives(*happened, attempts=(FIRST,)):
@@ -29,3 +30,8 @@ def test_in_a_change_all_engines_give_way_and_those_of_before_may_come_again():
 def test_an_attempt_begins_without_the_engines_of_the_one_before():
     found = lives((0, "joined", "a-r1"), (40, "joined", "a"), attempts=(FIRST, SECOND))
     assert found == {"a-r1": [(0, 40)], "a": [(40, math.inf)]}
+
+
+def test_an_attempt_that_a_later_one_makes_again_from_before_its_beginning_ends_no_engine():
+    joined = ((0, "joined", "a"), (20, "joined", "a"), (60, "lost", "a"))
+    assert lives(*joined, attempts=(FIRST, SECOND, THIRD)) == {"a": [(0, 20), (20, 60)]}

@@ -91,10 +91,15 @@ def test_a_worker_is_paid_for_in_every_attempt_and_between_two_that_it_serves(ru
     assert [row["attempt"] for row in accounts_of(open_run(copy)).workers] == [1, 1, 1], "what counts in the tables"
 
 
-def _done_again(run_dir, folder):
-    """Copy a run, with a second attempt that begins at the same time and does the same."""
+def test_the_attempt_of_a_worker_has_the_number_of_its_log_where_an_earlier_attempt_has_none(run_dir, tmp_path):
+    copy = _done_again(run_dir, tmp_path, attempt=3)
+    assert [row["attempt"] for row in accounts_of(open_run(copy)).workers] == [3, 3, 3]
+
+
+def _done_again(run_dir, folder, attempt=1):
+    """Copy a run, with another attempt that begins at the same time and does the same."""
     copy = shutil.copytree(run_dir, folder / "run")
-    shutil.copy(attempt_path(copy, 0), attempt_path(copy, 1))
+    shutil.copy(attempt_path(copy, 0), attempt_path(copy, attempt))
     return copy
 
 
