@@ -7,7 +7,8 @@ step 10 says how good the policy is after ten of them, and it is there before st
 
 Every number's unit stands in its field's metadata. Times of day never appear: `_at_s` columns count seconds since the
 run began, on the driver's clock. Which attempt of a resumed run made a step is no column, so that a resumed modelled
-run gives the bytes of an unbroken one: the event logs, one per attempt, record it.
+run gives the bytes of an unbroken one: the event logs, one per attempt, record it. A resumed run lacks only the time
+and the rows of the checkpoint that it resumed from, if the unbroken one wrote it too.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ STEPS = TableSchema(
         count("weight_sync_bytes", "What each engine received: the model's size, tied tensors once", unit="bytes"),
         number("weight_sync_gb_per_second", "weight_sync_bytes over weight_transfer_time_s, 1e9 bytes", unit="GB/s"),
         count("num_engines_lost_in_sync", "Engines that died, were too slow or held other weights than were sent"),
-        seconds("checkpoint_time_s", "Time to write a checkpoint before the step; an attempt's last one has no row"),
+        seconds(
+            "checkpoint_time_s",
+            "Time of a checkpoint before the step, on shared GPUs also of their handover to the trainer and back; an "
+            "attempt's last one has no row",
+        ),
         seconds(
             "driver_time_s",
             "CPU time of the driver's process, all its threads, in the step and the checkpoint before it, most of it "

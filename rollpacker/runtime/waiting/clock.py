@@ -3,7 +3,8 @@
 Invariant: when the first step of an attempt begins, the clock shows the time of the checkpoint. Starting workers,
 loading a checkpoint and sending the engines their first weights take no time of the run, however often it is resumed.
 On a loop whose time can be set, the loop's time becomes the run's: sums of times round alike in every attempt, and a
-modelled run that is resumed gives the bytes of an uninterrupted one.
+modelled run that is resumed gives the bytes of an uninterrupted one. It lacks only the time and the rows of the
+checkpoint that it resumed from, if the uninterrupted one wrote it too: they come after what a checkpoint holds.
 """
 
 from __future__ import annotations
