@@ -63,7 +63,7 @@ class SamplingModel:
             assert prompt == eligible[0], "the long queue is first in, first out"
             assert is_long or have_all_ended, "a deferred prompt ran in a short round while there were new ones"
             model.long_queue.remove(prompt)
-            if model.round.kind is RoundKind.SHORT and not self._vacant_places()[model.domain_of[prompt]]:
+            if model.round.kind is RoundKind.SHORT and self._vacant_places()[model.domain_of[prompt]] <= 0:
                 giver = next(domain for domain, count in self._vacant_places().items() if count > 0)
                 self.places[giver] -= 1
                 self.places[model.domain_of[prompt]] += 1
