@@ -192,7 +192,7 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Sp
     if _LIMIT not in keys:
         _refuse_cut(lengths, is_default=first.rollout.max_response_tokens == _default_limit())
     if not keys & TRAINER_DEGREES and _shares_nothing(first):
-        degree = trainer_degree(first)
+        degree = trainer_degree(first, num_gpus)
         bases = {system: changed(config, {"trainer.tensor_parallel": degree}) for system, config in bases.items()}
         first = bases[question.systems[0]]
     if any(config.system.length_history for config in bases.values()):  # the same prompts for all

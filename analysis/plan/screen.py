@@ -177,9 +177,12 @@ def _uncertainty(
     space: Space, lengths: LengthFacts, outcomes: pd.DataFrame, left_out: Mapping[str, int]
 ) -> Iterator[tuple[str, str]]:
     from rollpacker.analysis.plan.advice import speedup_by_rho
+    from rollpacker.sim.profile import A_PROFILE_LENDS_NOTHING
 
     varied, ranges = speedup_by_rho(outcomes, space.num_gpus)
     yield "model", _cost_model(space.bases[space.baseline], space.num_gpus)
+    if streaming := _streaming_in_vain(space):
+        yield "streaming", f"{' and '.join(streaming)}: {A_PROFILE_LENDS_NOTHING}"
     yield "trainer", "Whether it fits into the memory of its GPUs is not checked."
     yield "lengths", " ".join([_about_lengths(lengths), *lengths.notes])
     if lengths.has_groups:
@@ -224,7 +227,15 @@ def _uncertainty(
         yield "long rounds", "Some runs ended before their first long round; their step times are of short rounds only."
 
 
+def _streaming_in_vain(space: Space) -> list[str]:
+    """The systems whose trainer is to get GPUs of engines, where a profile allows it none."""
+    return [
+        name for name, base in space.bases.items() if base.system.stream and base.hardware and base.hardware.profile
+    ]
+
+
 def _cost_model(base: RunConfig, num_gpus: int) -> str:
+    from rollpacker.config.chosen_options import changed_hardware
     from rollpacker.config.sections.modelled import HardwareSection
     from rollpacker.data.shapes import transformer_of
     from rollpacker.sim.profile import ProfiledCluster
@@ -235,6 +246,12 @@ def _cost_model(base: RunConfig, num_gpus: int) -> str:
         profile = ProfiledCluster(hardware.profile, transformer_of(base.model), base.model.dtype)
         text = f"{name}: computed from the profile {hardware.profile}, as it was measured there."
         return f"{text} Other numbers of GPUs are not compared. {profile.note_on_scale(num_gpus, num_gpus)}".rstrip()
+    fitted, changed = changed_hardware(hardware)
+    if changed:
+        return (
+            f"{name}: {', '.join(changed)} as you set them; the rest is of hardware={fitted}, with overheads fitted to "
+            f"{hardware.fitted_to}. These need not hold on other GPUs: step times and speedups may both be far off."
+        )
     if hardware.fitted_to:
         return (
             f"{name}: from data sheets, with overheads fitted to {hardware.fitted_to}; conf/hardware shows how far off."

@@ -141,8 +141,12 @@ def steps_of(config: RunConfig, eta: float | None) -> int:
     return num_first + max(PLAIN_STEPS, math.ceil(config.rollout.num_prompts / num_deferred) + 2)
 
 
-def trainer_degree(config: RunConfig) -> int:
-    """The default tensor parallelism of the trainer: doubled until weights and gradients fit, as far as is legal."""
+def trainer_degree(config: RunConfig, num_gpus: int) -> int:
+    """The default tensor parallelism of the trainer: doubled until weights and gradients fit, as far as is legal.
+
+    Raises:
+        ConfigError: The GPUs do not divide by it.
+    """
     assert config.hardware is not None
     model = transformer_of(config.model)
     num_bytes = model.num_parameters * TRAINED_BYTES_PER_PARAMETER
@@ -153,6 +157,14 @@ def trainer_degree(config: RunConfig) -> int:
         if list(trainer_degree_mistakes(doubled, model.shape)):
             break
         degree *= 2
+    if num_gpus % degree:
+        possible = math.gcd(num_gpus, degree)
+        raise ConfigError(
+            f"gpus={num_gpus}: with trainer.tensor_parallel={possible}, weights and gradients take "
+            f"{num_bytes / possible / 1e9:.0f} of the {config.hardware.memory_gb:g} GB of each GPU.",
+            f"They may take {TRAINED_MEMORY_SHARE:.0%}; activations and the optimizer take the rest.",
+            f"Write gpus={math.ceil(num_gpus / degree) * degree}, or set trainer.tensor_parallel.",
+        )
     return degree
 
 

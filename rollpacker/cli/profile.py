@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,18 @@ from rollpacker.cli.temporary_folder import temporary_folder
 from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from rich.table import Table
 
     from rollpacker.cli.arguments import Arguments
     from rollpacker.config.schema import RunConfig
-    from rollpacker.metrics.profiles import Profile, ProfileFacts
+    from rollpacker.metrics.profiles import Point, Profile, ProfileFacts
 
 DEFAULTS = {"out": "", "overwrite": "false"}
+
+LEAST_SLOTS = 3
+"""Of an engine, for a sequence whose passes are timed and the two short requests that they lie between."""
 
 ROWS_SHOWN = 3
 """Of each measurement: the smallest, one in the middle, the largest."""
@@ -24,8 +30,8 @@ ROWS_SHOWN = 3
 
 HELP = CommandHelp(
     purpose=(
-        "Measure what engines, trainer, reward and weight transfer take on this machine, by the calls that a run "
-        "makes, and write it to one JSON file. A modelled run reads it: backend=sim hardware.profile=FILE."
+        "Measure what engines, trainer, reward and weight transfer take on this machine, one node, by the calls that "
+        "a run makes, and write it to one JSON file. A modelled run reads it: backend=sim hardware.profile=FILE."
     ),
     usage="out=FILE [overwrite=true] [key=value | group=option] ...",
     arguments=(
@@ -49,12 +55,19 @@ def run(arguments: Arguments) -> None:
     if not settings["out"]:
         raise ConfigError("`out` is not set.", "It is the JSON file to write.", "Add out=profile.json.")
     out, is_overwriting = Path(settings["out"]), choice(settings, "overwrite", ("true", "false")) == "true"
+    _check_one_node(os.environ)
     config = compose(keys, complete)
     if config.backend.name != "ray":
         raise ConfigError(
             f"backend.name={config.backend.name} with `rollpacker profile`.",
             "A profile is measured on real engines.",
             "Leave out backend=sim; give the profile to a modelled run by hardware.profile.",
+        )
+    if config.engine.max_num_seqs < LEAST_SLOTS:
+        raise ConfigError(
+            f"engine.max_num_seqs={config.engine.max_num_seqs} with `rollpacker profile`.",
+            "Decoding is timed of a sequence between two short ones.",
+            f"Set engine.max_num_seqs={LEAST_SLOTS} or more.",
         )
     _check_out(out, is_overwriting=is_overwriting)
     validate(config, run_facts_of)
@@ -64,6 +77,19 @@ def run(arguments: Arguments) -> None:
 
     write_profile(out, profile)
     _show(profile, out)
+
+
+def _check_one_node(environment: Mapping[str, str]) -> None:
+    """Refuse a job of several nodes, whose GPUs would be counted and not used."""
+    from rollpacker.runtime.job.allocation import current_allocation
+
+    allocation = current_allocation(environment)
+    if allocation and len(allocation.node_names) > 1:
+        raise ConfigError(
+            f"`rollpacker profile` in a Slurm step of {len(allocation.node_names)} nodes.",
+            "It measures what one node has.",
+            "Start it by `srun --nodes=1 --ntasks=1`.",
+        )
 
 
 def _check_out(out: Path, *, is_overwriting: bool) -> None:
@@ -141,22 +167,28 @@ def _facts(config: RunConfig) -> ProfileFacts:
 
 def _show(profile: Profile, out: Path) -> None:
     from rollpacker.cli.screen import facts, heading, output
+    from rollpacker.sim.profile import NO_ENDINGS
 
-    kv = profile.of("kv_cache")[0]
+    rows = []
+    for kv in profile.of("kv_cache"):
+        label = f"KV cache, TP {kv.tensor_parallel}" if _has_degrees(profile, "kv_cache") else "KV cache"
+        rows.append((label, f"{kv.num_tokens:,.0f} tokens of {kv.num_bytes:,} bytes per engine"))
+    if not profile.of("ending"):
+        rows.append(("note", NO_ENDINGS))
+    rows.append(("written to", f"{out}   (give it to a modelled run: hardware.profile={out})"))
     console = output()
     console.print(heading(f"Measured on {profile.facts.hardware}, {profile.facts.measured_on}"))
     console.print(_table(profile))
-    console.print(
-        facts(
-            [
-                ("KV cache", f"{kv.num_tokens:,.0f} tokens of {kv.num_bytes:,} bytes per engine"),
-                ("written to", f"{out}   (give it to a modelled run: hardware.profile={out})"),
-            ]
-        )
-    )
+    console.print(facts(rows))
+
+
+def _has_degrees(profile: Profile, measurement: str) -> bool:
+    """True where several degrees of tensor parallelism were measured."""
+    return len({point.tensor_parallel for point in profile.of(measurement)}) > 1
 
 
 def _table(profile: Profile) -> Table:
+    """Some points of each measurement, of each degree of tensor parallelism where there are several."""
     from rich import box
     from rich.table import Table
 
@@ -164,15 +196,22 @@ def _table(profile: Profile) -> Table:
 
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("")
-    for title in ("items", "tokens", "median", "10 %", "90 %"):
+    several = [measurement for measurement in MEASUREMENTS if _has_degrees(profile, measurement)]
+    for title in (*(["TP"] if several else []), "items", "tokens", "median", "10 %", "90 %"):
         table.add_column(title, justify="right")
     for measurement, label in MEASUREMENTS.items():
         if not label:
             continue
-        points = sorted(profile.of(measurement), key=lambda point: (point.num_items, point.num_tokens))
-        chosen = points if len(points) <= ROWS_SHOWN else [points[0], points[len(points) // 2], points[-1]]
-        for index, point in enumerate(chosen):
-            times = (f"{1000 * value:.2f} ms" for value in (point.seconds, point.seconds_low, point.seconds_high))
-            numbers = (f"{number:,.0f}" if number else "" for number in (point.num_items, point.num_tokens))
-            table.add_row("" if index else label, *numbers, *times)
+        for degree in sorted({point.tensor_parallel for point in profile.of(measurement)}):
+            own = [str(degree) if measurement in several else ""] if several else []
+            for index, point in enumerate(_chosen(profile.of(measurement, degree))):
+                times = (f"{1000 * value:.2f} ms" for value in (point.seconds, point.seconds_low, point.seconds_high))
+                numbers = (f"{number:,.0f}" if number else "" for number in (point.num_items, point.num_tokens))
+                table.add_row("" if index else label, *own, *numbers, *times)
     return table
+
+
+def _chosen(points: Sequence[Point]) -> Sequence[Point]:
+    """The smallest, one in the middle, the largest."""
+    ordered = sorted(points, key=lambda point: (point.num_items, point.num_tokens))
+    return ordered if len(ordered) <= ROWS_SHOWN else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]

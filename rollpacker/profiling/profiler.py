@@ -17,9 +17,15 @@ import numpy as np
 from rollpacker.metrics.profiles import Point, Profile, ProfileFacts
 from rollpacker.profiling.points import Points
 from rollpacker.profiling.probes.bench import Bench
-from rollpacker.profiling.probes.engine import kv_cache, probe_calls, probe_decoding, probe_rollout_start
+from rollpacker.profiling.probes.engine import (
+    kv_cache,
+    num_that_fit,
+    probe_calls,
+    probe_decoding,
+    probe_rollout_start,
+)
 from rollpacker.profiling.probes.reward import probe_reward
-from rollpacker.profiling.probes.rollout import roll_out_data
+from rollpacker.profiling.probes.rollout import probe_endings, roll_out_data
 from rollpacker.profiling.probes.trainer import (
     of_equal_tokens,
     probe_lengths,
@@ -112,10 +118,11 @@ class _Profiler:
         equal = of_equal_tokens(batch, workload.longest) if with_trainer else ()
         exchanges = sorted({1, max(1, workload.num_launched() // 8), workload.num_launched()})
         num_points = NUM_REPEATS * (len(grid) + len(exchanges) + 2 * len(chosen) + len(equal) + 3)
+        most_per_engine = await num_that_fit(bench, _lengths(batch))
         self._num_done = 0
         for _ in range(NUM_REPEATS):
             self._tell(num_points, "a batch of the data")
-            await roll_out_data(bench)
+            await probe_endings(bench, most_per_engine)
             for size, context in grid:
                 self._tell(num_points, f"decoding {size} sequences of {context} tokens")
                 await probe_decoding(bench, size, context)
@@ -152,3 +159,8 @@ class _Profiler:
         workload = self._bench.workload
         size = min(workload.num_launched(), self._bench.subject.config.engine.max_num_seqs)
         await self._bench.burst_on_all((workload.contexts()[0], [WINDOW_PASSES] * size))
+
+
+def _lengths(batch: Sequence[RolloutGroup]) -> list[int]:
+    """Tokens of each sequence, prompt and response."""
+    return [len(group.prompt_token_ids) + response.num_tokens for group in batch for response in group.responses]

@@ -22,6 +22,16 @@ from rollpacker.metrics.profiles import ENGINE_MEASUREMENTS, Point, read_profile
 from rollpacker.sim.costs import KV_BLOCK_TOKENS
 from rollpacker.sim.lengths import Quantiles
 
+A_PROFILE_LENDS_NOTHING = (
+    "A profile measures the trainer as a whole, so in the model it is a single replica on all GPUs, and no engines are "
+    "lent to it."
+)
+
+NO_ENDINGS = (
+    "No passes were measured in which a batch shrinks, since all responses were of one length or no two fitted into "
+    "an engine: the end of a response takes no time in the model."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCosts:
@@ -178,8 +188,9 @@ class ProfiledCluster:
         return tuple(degree for degree in measured if not self._missing(degree))
 
     def _missing(self, tensor_parallel: int) -> list[str]:
-        """Measurements of engines that a degree lacks."""
-        return [name for name in ENGINE_MEASUREMENTS if not self._profile.of(name, tensor_parallel)]
+        """Measurements of engines that a degree lacks; without `ending` the end of a sequence takes no time."""
+        needed = (name for name in ENGINE_MEASUREMENTS if name != "ending")
+        return [name for name in needed if not self._profile.of(name, tensor_parallel)]
 
     def engine(self, tensor_parallel: int, key: str = "engine.tensor_parallel") -> ProfiledEngineCosts:
         """An engine of the degree that a key names; raises `ConfigError` where a measurement of it is missing."""
@@ -192,7 +203,7 @@ class ProfiledCluster:
         decode = fit_decode(self._points("decode", tensor_parallel))
         return ProfiledEngineCosts(
             decode=decode,
-            ending_s=fit_ending(self._points("ending", tensor_parallel), decode),
+            ending_s=fit_ending(self._profile.of("ending", tensor_parallel), decode),
             prefill=fit_prefill(self._points("prefill", tensor_parallel)),
             kv_tokens_capacity=round(self._points("kv_cache", tensor_parallel)[0].num_tokens),
             source=self._path,
@@ -254,7 +265,8 @@ class ProfiledCluster:
             "training": trainer.train.residual,
         }
         parts = (f"{name} {share:.0%}" for name, share in shares.items())
-        return f"At measured points the fit is off by at most: {', '.join(parts)}."
+        text = f"At measured points the fit is off by at most: {', '.join(parts)}."
+        return f"{text} {NO_ENDINGS}" if not self._profile.of("ending", self.degrees[0]) else text
 
     def _points(self, measurement: str, tensor_parallel: int | None = None) -> tuple[Point, ...]:
         """Of a measurement; those of the first degree that has it when none is given."""

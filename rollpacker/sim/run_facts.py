@@ -10,6 +10,7 @@ from rollpacker.data.shapes import transformer_of
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster
 from rollpacker.sim.evaluation_cost import evaluation_cost
 from rollpacker.sim.plan import ClusterPlan, plan_cluster
+from rollpacker.sim.profile import A_PROFILE_LENDS_NOTHING
 from rollpacker.sim.workload import Workload
 
 if TYPE_CHECKING:
@@ -59,8 +60,11 @@ class ModelledRunFacts:
 
     def notes(self) -> tuple[str, ...]:
         gpus, profile = self._plan.gpus, self._plan.profile
-        scale = profile.note_on_scale(len(gpus.of_engines), len(gpus.of_trainer)) if profile else ""
-        return (*self._workload.notes(), *([scale] if scale else []))
+        if profile is None:
+            return self._workload.notes()
+        scale = profile.note_on_scale(len(gpus.of_engines), len(gpus.of_trainer))
+        lending = A_PROFILE_LENDS_NOTHING if self._config.system.stream and not gpus.has_pools else ""
+        return (*self._workload.notes(), *filter(None, (scale, lending)))
 
     @cached_property
     def _workload(self) -> Workload:

@@ -15,7 +15,7 @@ from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import DeadlineExceeded
 from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
-from rollpacker.metrics.profiles import MEASUREMENTS, ProfileFacts
+from rollpacker.metrics.profiles import ENGINE_MEASUREMENTS, MEASUREMENTS, ProfileFacts
 from rollpacker.profiling.probes.reward import scoring_time_s
 from rollpacker.profiling.probes.trainer import of_equal_tokens
 from rollpacker.profiling.profiler import NUM_REPEATS, measure
@@ -203,9 +203,9 @@ def test_passes_are_told_apart_however_many_the_prompts_of_a_batch_take(budget, 
         assert point.seconds == pytest.approx(true_s, rel=0.02)
     assert max(point.num_items for point in decoded) == pytest.approx(64, rel=0.1), "the sequences met"
     assert profile.of("ending")
-    for point in profile.of("ending"):
+    for point in profile.of("ending"):  # a median of rounds whose lengths differ, and means
         true_s = costs.pass_s(point.num_items) + costs.kv_read_s * point.num_tokens
-        assert point.seconds == pytest.approx(true_s, rel=0.02)
+        assert point.seconds == pytest.approx(true_s, rel=0.03)
 
 
 def test_a_batch_that_the_kv_cache_does_not_hold_is_not_measured_as_if_it_ran(tmp_path):
@@ -220,7 +220,17 @@ def test_a_batch_that_the_kv_cache_does_not_hold_is_not_measured_as_if_it_ran(tm
     for point in profile.of("decode"):
         true_s = costs.pass_s(point.num_items) + costs.kv_read_s * point.num_tokens
         assert point.seconds == pytest.approx(true_s, rel=0.02)
-    assert not profile.of("ending"), "a round of the data is larger than the cache, too"
+    assert profile.of("ending"), "of a round that is larger than the cache, as much as fits"
+    for point in profile.of("ending"):  # a median of rounds whose lengths differ, and means
+        true_s = costs.pass_s(point.num_items) + costs.kv_read_s * point.num_tokens
+        assert point.seconds == pytest.approx(true_s, rel=0.03)
+
+
+def test_of_a_round_with_more_requests_than_slots_as_many_are_rolled_out_as_there_are(tmp_path):
+    """So that the profile has all that a modelled run asks of it."""
+    profile = measured(config_of("verl", tmp_path, "rollout.num_prompts=16"), tmp_path)
+    assert {*ENGINE_MEASUREMENTS} <= {point.measurement for point in profile.points}
+    assert max(point.num_items for point in profile.of("ending")) <= 16
 
 
 def test_a_batch_may_take_longer_than_the_deadline_as_long_as_responses_arrive(tmp_path):

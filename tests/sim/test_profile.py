@@ -252,7 +252,17 @@ def test_each_degree_has_its_own_times(tmp_path):
     assert cluster.trainer(1).passes_s([100]) == pytest.approx(0.01 + 0.001 + 1e-3)
 
 
-@pytest.mark.parametrize("measurement", ENGINE_MEASUREMENTS)
+def test_where_no_endings_were_measured_they_take_no_time_and_that_is_said(tmp_path):
+    one, path = profile(), tmp_path / "profile.json"
+    write_profile(path, one)
+    assert "takes no time" not in ProfiledCluster(path, SMALL, "bfloat16").describe_fit()
+    write_profile(path, replace(one, points=tuple(each for each in one.points if each.measurement != "ending")))
+    cluster = ProfiledCluster(path, SMALL, "bfloat16")
+    assert (cluster.degrees, cluster.engine(1).ending_s) == ((1,), 0)
+    assert "the end of a response takes no time in the model" in cluster.describe_fit()
+
+
+@pytest.mark.parametrize("measurement", sorted({*ENGINE_MEASUREMENTS} - {"ending"}))
 def test_a_degree_that_lacks_a_measurement_is_refused_and_another_one_is_not(tmp_path, measurement):
     one = profile()
     doubled = [replace(each, tensor_parallel=2) for each in one.points if each.measurement in ENGINE_MEASUREMENTS]

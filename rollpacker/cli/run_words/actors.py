@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from rollpacker.config.chosen_options import changed_hardware
 from rollpacker.config.schema import RunConfig
 from rollpacker.protocols.backend import ModelledCluster
 from rollpacker.report.words import plural
@@ -40,10 +41,13 @@ def _modelled_actors(config: RunConfig, cluster: ModelledCluster) -> str:
 
 
 def _basis(config: RunConfig) -> str:
-    """A line where times follow common figures alone."""
+    """A line where times follow common figures, or figures of other GPUs."""
     hardware = config.hardware
-    if hardware is None or hardware.profile or hardware.fitted_to:
+    if hardware is None or hardware.profile:
         return ""
+    if hardware.fitted_to:
+        fitted, changed = changed_hardware(hardware)
+        return f"all but {', '.join(changed)} is of hardware={fitted}, whose overheads were fitted\n" if changed else ""
     return "its overheads are not fitted: compare neither times nor speedups with those of fitted hardware (h800)\n"
 
 

@@ -90,7 +90,9 @@ def _stream(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
         when += f", if the round lasts so long (a short one needs {needed:.0%})"
     lending = f"up to half of the engines are lent to the trainer {when}: groups train on their GPUs"
     if isinstance(cluster, ModelledCluster):
-        return lending if cluster.num_trainer_gpus is None else _OWN_GPUS
+        if cluster.num_trainer_gpus is not None:
+            return _OWN_GPUS
+        return lending if cluster.num_replicas > 1 else f"nothing streams to the trainer: {NOTHING_TO_LEND}"
     placed = placed_actors(config, cluster)
     parts = trainer_parts(config, placed, cluster.num_gpus)
     sets = [engine_gpus(placed, cluster.num_gpus, degree) for degree in degrees_of(config)]

@@ -42,6 +42,9 @@ LARGE_BATCH_PASSES = 8
 _KV_BLOCK_TOKENS = 16
 """vLLM's: the last block of a sequence may be nearly empty."""
 
+_EXPECTED_SHARE = 0.8
+"""Of the KV cache that a round of the data is expected to take at most: its lengths are not yet known."""
+
 
 async def probe_decoding(bench: Bench, size: int, context: int) -> None:
     """Time prefill and decoding of `size` sequences with prompts of `context` tokens, on all engines at once."""
@@ -71,16 +74,28 @@ def _most_kv_tokens(bench: Bench, length: float) -> float:
     return min(length + _KV_BLOCK_TOKENS, bench.workload.longest)
 
 
+def _peak_kv_tokens(bench: Bench, lengths: Sequence[float]) -> float:
+    """The most that sequences of these lengths may take of a KV cache at a time, when they all start at once."""
+    longest_first = sorted(lengths, reverse=True)
+    return max(count * _most_kv_tokens(bench, length) for count, length in enumerate(longest_first, start=1))
+
+
+async def num_that_fit(bench: Bench, lengths: Sequence[int]) -> int:
+    """Return how many requests of the data an engine has room for at once, by the lengths of some of its sequences."""
+    num_kv_tokens = (await bench.subject.stats()).kv_tokens_capacity
+    expected = int(_EXPECTED_SHARE * num_kv_tokens * len(lengths) / _peak_kv_tokens(bench, lengths))
+    at_least = max(num_kv_tokens // bench.workload.longest, 1)
+    return min(max(expected, at_least), bench.subject.config.engine.max_num_seqs)
+
+
 async def note_endings(bench: Bench, responses: Sequence[Response], num_prompt_tokens: float) -> None:
     """Note the passes of a batch that shrinks, between the moments at which half of the remaining ones have ended.
 
     The length of a response gives the pass in which it ended, and its time the moment: of those that started together,
     as most did, once all others had started too.
     """
-    lengths = sorted((num_prompt_tokens + response.num_tokens for response in responses), reverse=True)
-    peak = max(count * _most_kv_tokens(bench, length) for count, length in enumerate(lengths, start=1))
-    num_kv_tokens = (await bench.subject.stats()).kv_tokens_capacity
-    if len(responses) > bench.subject.config.engine.max_num_seqs or peak > num_kv_tokens:
+    lengths = [num_prompt_tokens + response.num_tokens for response in responses]
+    if _peak_kv_tokens(bench, lengths) > (await bench.subject.stats()).kv_tokens_capacity:
         return  # some may have had to wait
     starts = Counter(response.queue_time_s for response in responses)
     [(start_s, _)] = starts.most_common(1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,8 +14,11 @@ from rollpacker.analysis.plan.lengths import LengthFacts
 from rollpacker.analysis.plan.screen import show
 from rollpacker.analysis.plan.search import Space
 from rollpacker.config.compose import compose
+from rollpacker.metrics.profiles import write_profile
 from rollpacker.terminal import Terminal
 from tests.analysis.plan.tables import outcomes
+from tests.sim.clusters import SMALL as SMALLEST
+from tests.sim.test_profile import profile
 
 LENGTHS = LengthFacts(
     source="lengths.csv",
@@ -35,10 +39,11 @@ def shown(
     num_gpus: int = 32,
     hardware: str = "h800",
     left_out: Mapping[str, int] | None = None,
+    more_words: Sequence[str] = (),
 ) -> str:
     """What is printed of made-up outcomes."""
     found = add_speedups(pd.concat(trials, ignore_index=True), "verl")
-    words = ["backend=sim", "model=qwen2.5-7b", f"hardware={hardware}", "run.dir=x"]
+    words = ["backend=sim", "model=qwen2.5-7b", f"hardware={hardware}", "run.dir=x", *more_words]
     space = Space(
         bases={system: compose([*words, f"system={system}"]) for system in found["system"].unique()},
         num_gpus=num_gpus,
@@ -111,6 +116,25 @@ def test_hardware_without_fitted_overheads_is_not_to_be_compared():
     told = "compare neither with those of fitted hardware"
     assert told in " ".join(shown(200, *trials, hardware="h100").split())
     assert told not in " ".join(shown(200, *trials).split())
+
+
+def test_overheads_that_were_fitted_on_another_gpu_are_said_to_be_of_it():
+    trials = (outcomes("verl", 200), outcomes("rollpacker", 100, eta=1.25))
+    words = ["hardware.memory_gb=24", "hardware.tflops=165"]
+    text = " ".join(shown(200, *trials, more_words=words).split())
+    assert "memory_gb, tflops as you set them; the rest is of hardware=h800, with overheads fitted to what" in text
+    assert "from data sheets, with overheads fitted" not in text
+    assert "as you set them" not in " ".join(shown(200, *trials).split())
+
+
+def test_by_a_profile_no_system_lends_engines_and_that_is_said(tmp_path: Path):
+    trials = (outcomes("verl", 200), outcomes("rollpacker", 100, eta=1.25))
+    write_profile(tmp_path / "profile.json", profile())
+    words = [f"model.shape.{key}={value}" for key, value in SMALLEST.shape.model_dump().items()]
+    words += ["model.dtype=bfloat16", f"hardware.profile={tmp_path}/profile.json"]
+    text = " ".join(shown(200, *trials, more_words=words).split())
+    assert "streaming rollpacker: A profile measures the trainer as a whole," in text
+    assert "no engines are lent" not in " ".join(shown(200, *trials).split())
 
 
 def test_what_the_source_of_the_lengths_does_not_tell_is_said_with_what_it_is():

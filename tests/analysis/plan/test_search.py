@@ -125,7 +125,7 @@ def test_a_trial_of_a_length_history_goes_beyond_its_first_epoch_and_races_what_
 
 
 def test_the_trainers_own_degree_is_one_that_the_model_divides_by_however_small_the_gpus_are():
-    degrees = [trainer_degree(compose([*WORDS, f"hardware.memory_gb={gb}"])) for gb in (100, 50, 30, 10)]
+    degrees = [trainer_degree(compose([*WORDS, f"hardware.memory_gb={gb}"]), 32) for gb in (100, 50, 30, 10)]
     assert degrees == [1, 2, 4, 4]  # it has four key-value heads
 
 

@@ -1,0 +1,44 @@
+"""Options that somebody chose stand for their values, wherever their files are."""
+
+from pathlib import Path
+
+import pytest
+
+from rollpacker.config.chosen_options import changed_hardware, chosen_options, values_of
+from rollpacker.config.compose import compose
+from rollpacker.config.roots import conf_dir
+from rollpacker.core.errors import ConfigError
+
+RUN = ["backend=sim", "model=qwen2.5-7b", "run.dir=x"]
+
+
+def test_an_option_of_a_folder_of_one_s_own_is_found_where_the_words_say(tmp_path: Path) -> None:
+    (tmp_path / "hardware").mkdir()
+    text = (conf_dir() / "hardware/h100.yaml").read_text().replace("name: h100", "name: mine")
+    (tmp_path / "hardware/mine.yaml").write_text(text)
+    chosen = chosen_options([*RUN, f"hydra.searchpath=[file://{tmp_path}]", "hardware=mine"])
+    assert chosen["hydra.searchpath"] == f"[file://{tmp_path}]"
+    assert values_of(chosen)["hardware"]["name"] == "mine"
+    del chosen["hydra.searchpath"]
+    with pytest.raises(ConfigError, match="`mine` is not an option of the group `hardware`"):
+        values_of(chosen)
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        ([], ("h800", [])),
+        (["hardware=h100", "hardware.memory_gb=24"], ("", [])),
+        (["hardware.num_nodes=1", "engine.num_engines=8"], ("h800", [])),
+        (["hardware.memory_gb=24", "hardware.step_overhead_s=0.01"], ("h800", ["memory_gb", "step_overhead_s"])),
+        (["hardware.name=mine", "hardware.memory_gb=24"], ("h800", ["name", "memory_gb"])),
+        (["hardware.fitted_to=ours", "hardware.memory_gb=24"], ("", [])),
+    ],
+    ids=str,
+)
+def test_keys_of_the_hardware_are_compared_with_the_option_whose_fit_it_has(
+    words: list[str], changed: tuple[str, list[str]]
+) -> None:
+    hardware = compose([*RUN, *words]).hardware
+    assert hardware is not None
+    assert changed_hardware(hardware) == changed
