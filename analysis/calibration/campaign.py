@@ -21,6 +21,9 @@ from rollpacker.analysis.calibration.report import Compared
 from rollpacker.analysis.calibration.setups import Setup, predict, run_setup, setups_of
 from rollpacker.analysis.processes import Processes
 
+HARDWARE = "h800"
+"""The option with the data sheet of the GPUs on which the paper measured its times (section 7)."""
+
 NUM_TRIALS_PER_ROUND = len(PARAMETERS) + 1
 """A derivative of each parameter, and a step."""
 
@@ -38,9 +41,9 @@ class Watcher(Protocol):
 
 
 def calibrate(
-    rows: Sequence[Row], hardware: str, num_rounds: int, processes: Processes, watcher: Watcher
+    rows: Sequence[Row], num_rounds: int, processes: Processes, watcher: Watcher
 ) -> tuple[Values, list[Compared]]:
-    """Fit the parameters of a node type; gives their values, and every row with what the model then says."""
+    """Fit the parameters of the paper's node type; gives their values, and every row with what the model then says."""
     fitted = [row for row in rows if row.weight]
     numbers = itertools.count()
 
@@ -49,7 +52,7 @@ def calibrate(
         watcher.stage(f"trials {numbered[0][0] + 1} to {numbered[-1][0] + 1} of the parameters")
         tasks = []
         for number, values in numbered:
-            words = (f"hardware={hardware}", *(f"hardware.{key}={value}" for key, value in values.items()))
+            words = (f"hardware={HARDWARE}", *(f"hardware.{key}={value}" for key, value in values.items()))
             tasks += [(number, setup, words, Path(scratch, f"trial-{number}")) for setup in setups]
         summaries: dict[int, dict[Setup, pd.DataFrame]] = {number: {} for number, _ in numbered}
         for (number, setup, *_), summary in processes.results(_run_task, tasks):

@@ -11,25 +11,30 @@ from rollpacker.cli.command_help import CommandHelp
 from rollpacker.cli.settings import parse_settings, whole_number
 from rollpacker.core.errors import ConfigError
 
-DEFAULTS = {"reference": "", "hardware": "h800", "rounds": "2", "jobs": "1", "out": "", "overwrite": ""}
+DEFAULTS = {"reference": "", "rounds": "2", "jobs": "1", "out": "", "overwrite": ""}
 
 
 HELP = CommandHelp(
     purpose=(
-        "Fit eight parameters of a node type to the paper's numbers of the 7B and 14B models, by modelled runs of its "
-        "setups, and write a hardware file with these parameters and every row's residual. Everything else in the "
+        "Fit eight parameters of the paper's H800 nodes to its numbers of the 7B and 14B models, by modelled runs of "
+        "its setups, and write a hardware file with these parameters and every row's residual. Everything else in the "
         "paper is left to be predicted. Takes about ten minutes on two cores."
     ),
-    usage="out=FILE [overwrite=true] [reference=DIR] [hardware=NAME] [rounds=N] [jobs=N]",
+    usage="out=FILE [overwrite=true] [reference=DIR] [rounds=N] [jobs=N]",
     arguments=(
-        ("out", "The hardware file to write, such as conf/hardware/h800.yaml"),
+        (
+            "out",
+            (
+                "The hardware file to write. Of DIR/hardware/NAME.yaml a run takes it by "
+                "hydra.searchpath=[file://DIR] hardware=NAME, where NAME is no option of this package"
+            ),
+        ),
         OVERWRITE,
         ("reference", "The paper's numbers as CSV files. Default: those that are installed"),
-        ("hardware", "Whose data sheet is taken. Default: h800"),
         ("rounds", "Rounds of the fit; 0 compares the starting values. Default: 2"),
         ("jobs", "Processes that model runs. Default: 1"),
     ),
-    examples=("rollpacker calibrate out=h800.yaml jobs=2",),
+    examples=("mkdir hardware\nrollpacker calibrate out=hardware/fitted.yaml jobs=2",),
 )
 
 
@@ -39,7 +44,6 @@ class _Question:
 
     reference: Path | None
     """None: the numbers that are installed."""
-    hardware: str
     num_rounds: int
     num_jobs: int
     out: Path
@@ -54,10 +58,6 @@ def run(arguments: Arguments) -> None:
     from rollpacker.config.roots import conf_dir
     from rollpacker.metrics.outputs import check_output
 
-    base = conf_dir() / "hardware" / f"{question.hardware}.yaml"
-    if not base.is_file():
-        options = ", ".join(sorted(file.stem for file in base.parent.glob("*.yaml")))
-        raise ConfigError(f"hardware={question.hardware} is no option.", f"There are {options}.", "Choose one of them.")
     check_output(question.out, can_replace=question.can_replace)
     if not question.out.parent.is_dir():
         raise ConfigError(
@@ -78,9 +78,10 @@ def run(arguments: Arguments) -> None:
         plan_progress(campaign.num_runs(rows, question.num_rounds), question.num_jobs) as progress,
         open_processes(question.num_jobs) as processes,
     ):
-        values, compared = campaign.calibrate(rows, question.hardware, question.num_rounds, processes, progress)
+        values, compared = campaign.calibrate(rows, question.num_rounds, processes, progress)
     date = dt.datetime.now(tz=dt.UTC).date().isoformat()
     origin = f"on {date} by `rollpacker calibrate {' '.join(arguments.words)}`"
+    base = conf_dir() / "hardware" / f"{campaign.HARDWARE}.yaml"
     report.write_hardware(question.out, base.read_text(encoding="utf-8"), values, compared, origin=origin)
 
     console = output(beside=question.out)
@@ -88,26 +89,25 @@ def run(arguments: Arguments) -> None:
         console.print(line, soft_wrap=True)
     console.print(report.summary(compared))
     console.print(", ".join(f"{key} {value:g}" for key, value in values.items()))
-    console.print(f"written: {question.out}", soft_wrap=True)
+    console.print(f"written: {question.out}   ({report.how_to_take(question.out)})", soft_wrap=True)
 
 
 def _parse(words: tuple[str, ...]) -> _Question:
-    names, settings = parse_settings("calibrate", words, DEFAULTS, example="out=h800.yaml jobs=2")
+    names, settings = parse_settings("calibrate", words, DEFAULTS, example="out=fitted.yaml jobs=2")
     if names:
         raise ConfigError(
             f"`rollpacker calibrate` was given {names[0]}.",
             f"It takes {', '.join(f'{each}=...' for each in DEFAULTS)}.",
-            "For example: rollpacker calibrate out=h800.yaml jobs=2",
+            "For example: rollpacker calibrate out=fitted.yaml jobs=2",
         )
     if not settings["out"]:
         raise ConfigError(
             "`out` is not set.",
             "It names the hardware file to write.",
-            "Add out=h800.yaml, or conf/hardware/h800.yaml.",
+            "Add out=hardware/fitted.yaml.",
         )
     return _Question(
         reference=Path(settings["reference"]) if settings["reference"] else None,
-        hardware=settings["hardware"],
         num_rounds=whole_number(settings, "rounds", least=0),
         num_jobs=whole_number(settings, "jobs"),
         out=Path(settings["out"]),

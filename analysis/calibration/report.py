@@ -6,17 +6,21 @@ or not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from rollpacker.analysis.calibration.reference import Row
+from rollpacker.config.roots import conf_dir
 from rollpacker.metrics.outputs import open_output
 
 FITTED_FROM = "# fitted"
 """Begins what a calibration writes; above it stands what data sheets say."""
 
-FITTED_TO = "what the paper reports of its 7B and 14B runs"
+FITTED_TO = "what the paper reports of its 7B and 14B runs on H800"
 
 GOOD_WITHIN = 0.1
 
@@ -40,12 +44,21 @@ class Compared(NamedTuple):
 def write_hardware(
     out: Path, base: str, values: Mapping[str, float], compared: Sequence[Compared], *, origin: str
 ) -> None:
-    """Write a hardware file; `base` is the one that the data sheet's values are taken from, `origin` when and how."""
-    given = base.partition(FITTED_FROM)[0].rstrip()
+    """Write a hardware file, whose name is that of its option.
+
+    Args:
+        out: The file.
+        base: The text of the one that the data sheet's values are taken from.
+        values: The fitted parameters.
+        compared: Every row of the reference.
+        origin: When and how they were fitted.
+    """
+    name = yaml.safe_dump({"name": out.stem}).rstrip()
+    given = re.sub("(?m)^name: .*", lambda _: name, base.partition(FITTED_FROM)[0].rstrip())
     lines = [
         given,
         f"{FITTED_FROM} {origin}",
-        "# to the paper's 7B and 14B runs; the same for all models, systems and exhibits. All else is prediction.",
+        f"# to {FITTED_TO}; the same for all models, systems and exhibits. All else is prediction.",
         f"fitted_to: {FITTED_TO}",
         *(f"{key}: {value:g}" for key, value in values.items()),
         "#",
@@ -55,6 +68,17 @@ def write_hardware(
     ]
     with open_output(out) as file:
         file.write(("\n".join(lines) + "\n").encode())
+
+
+def how_to_take(out: Path) -> str:
+    """Say by which words a run takes the file; an option of this package hides one of the same name."""
+    folder, packaged = out.absolute().parent, conf_dir() / "hardware"
+    if folder == packaged:
+        return f"a run takes it by hardware={out.stem}"
+    name = "NAME" if (packaged / f"{out.stem}.yaml").exists() else out.stem
+    if folder.name == "hardware" and name == out.stem:
+        return f"a run takes it by hydra.searchpath=[file://{folder.parent}] hardware={name}"
+    return f"as DIR/hardware/{name}.yaml a run takes it by hydra.searchpath=[file://DIR] hardware={name}"
 
 
 def summary(compared: Sequence[Compared]) -> str:

@@ -7,9 +7,10 @@ import yaml
 
 from rollpacker.analysis.calibration.campaign import calibrate
 from rollpacker.analysis.calibration.reference import Row
-from rollpacker.analysis.calibration.report import Compared, summary, table, write_hardware
+from rollpacker.analysis.calibration.report import Compared, how_to_take, summary, table, write_hardware
 from rollpacker.analysis.processes import open_processes
 from rollpacker.cli.main import main
+from rollpacker.config.roots import conf_dir
 from rollpacker.config.sections.modelled import HardwareSection
 
 BASE = """# A node.
@@ -37,7 +38,7 @@ class Seen:
 
 
 def test_a_written_file_is_a_hardware_option_with_every_residual_and_can_be_fitted_again(tmp_path):
-    out = tmp_path / "h800.yaml"
+    out = tmp_path / "fitted.yaml"
     compared = [Compared(ROW, 5.2), Compared(ROW._replace(quantity="reward", weight=0.0), 9.0)]
     for value in (0.004, 0.005):
         base = out.read_text() if out.exists() else BASE
@@ -46,6 +47,8 @@ def test_a_written_file_is_a_hardware_option_with_every_residual_and_can_be_fitt
         assert section.step_overhead_s == value
         assert section.memory_gb == 80
         assert section.fitted_to is not None
+        assert section.fitted_to.endswith("on H800")
+        assert section.name == "fitted", "so that nobody takes its values for those of the option h800"
     text = out.read_text()
     assert text.count("# fitted on a day") == 1
     assert "+4%" in text
@@ -54,10 +57,23 @@ def test_a_written_file_is_a_hardware_option_with_every_residual_and_can_be_fitt
     assert summary(compared).startswith("1 of 1 fitted rows are within 10%")
 
 
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("/x/hardware/fitted.yaml", "a run takes it by hydra.searchpath=[file:///x] hardware=fitted"),
+        ("/x/fitted.yaml", "as DIR/hardware/fitted.yaml a run takes it by hydra.searchpath=[file://DIR]"),
+        ("/x/hardware/h800.yaml", "as DIR/hardware/NAME.yaml a run"),
+        (conf_dir() / "hardware/h800.yaml", "a run takes it by hardware=h800"),
+    ],
+)
+def test_how_a_run_takes_the_file_is_said(out, words):
+    assert how_to_take(Path(out)).startswith(words)
+
+
 def test_a_campaign_models_its_runs_and_compares_them_with_the_paper():
     watcher = Seen()
     with open_processes(1) as processes:
-        values, [compared] = calibrate([ROW], "h800", 0, processes, watcher)
+        values, [compared] = calibrate([ROW], 0, processes, watcher)
     assert watcher.num_runs == 2
     assert watcher.titles == ["trials 1 to 1 of the parameters", "trials 2 to 2 of the parameters"]
     assert values["step_overhead_s"] > 0
@@ -71,7 +87,7 @@ def test_a_campaign_models_its_runs_and_compares_them_with_the_paper():
         (["out=x.yaml", "jbs=2"], ["jbs=2", "jobs=..."]),
         (["out=x.yaml", "jobs=0"], ["jobs=0", "at least 1"]),
         (["out=x.yaml", "reference=nowhere"], ["nowhere", "left out, it is the one that is installed"]),
-        (["out=x.yaml", "hardware=h801"], ["h801", "h800"]),
+        (["out=x.yaml", "hardware=h100"], ["hardware=h100", "It takes reference=..., rounds=..., jobs=..., out=..."]),
         (["out=no/such/x.yaml"], ["no/such", "Create the folder"]),
     ],
 )
