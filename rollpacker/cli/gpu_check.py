@@ -30,8 +30,8 @@ HELP = CommandHelp(
         "Run on this machine's GPUs (1 to 8) what only GPUs can show: engines and trainers that share one and free its "
         "memory, weights by CUDA IPC and NCCL, FSDP2 and Megatron-core against torch, flash attention, whole runs, and "
         "figures. Each row passes, fails with its reason, or is not possible here. Rows that have passed with the same "
-        "GPUs, model and code are not run again. Expect a quarter of an hour on one GPU; all rows "
-        "together have run nowhere yet. The exit code is 0 when rows have passed and none has failed."
+        "GPUs, model and code are not run again; nor is one on a GPU that others use. Expect a quarter of an hour on "
+        "one GPU; all rows together have run nowhere yet. The exit code is 0 when rows have passed and none has failed."
     ),
     usage="[model.path=DIR] [rows=NAME,...] [out=DIR] [again=true]",
     arguments=(

@@ -34,10 +34,13 @@ from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.paths import read_text
 from rollpacker.rewards.processes import children_of, kill_descendants, reaping
 from rollpacker.runtime.job.file_lock import LOCK_FILE, held_lock
-from rollpacker.runtime.placing.host import hardware_name, visible_gpus
+from rollpacker.runtime.placing.host import gpu_memory_now, hardware_name, visible_gpus
 
 GRACE_S = 20.0
 """Between SIGTERM and SIGKILL: a run that ends puts Ray's processes in order."""
+
+FREE_SHARE = 0.9
+"""Of a GPU's memory, that rows need: engines take shares of all of it. A display takes less than the rest."""
 
 _PACKAGES = ("torch", "vllm", "transformers", "megatron-core", "ray")
 """What rows run, beside this package."""
@@ -81,6 +84,14 @@ def _lacks(row: Row, machine: Machine) -> Iterator[str]:
     for program in row.programs:
         if shutil.which(program) is None:
             yield f"there is no program {program}"
+
+
+def in_use(row: Row) -> str:
+    """Say which of a row's GPUs others use now; empty if none is used."""
+    for gpu, memory in enumerate(gpu_memory_now(os.environ)[: row.num_gpus]):
+        if memory and memory.free < FREE_SHARE * memory.total:
+            return f"GPU {gpu} has {memory.free / 1e9:.0f} GB free of {memory.total / 1e9:.0f}, others use it"
+    return ""
 
 
 def _versions() -> Iterator[str]:
@@ -135,6 +146,9 @@ class Checking:
                     continue
                 outcome = self._kept().get(key, {}).get(row.name)
                 if outcome is None or outcome.status != "passed" or self.again:
+                    if self.machine.has_gpus and (why := in_use(row)):
+                        yield row, Outcome(status="not possible", why=why)
+                        continue
                     outcome = self._in_process(row)
                     self._keep(key, row, outcome)
                 yield row, outcome

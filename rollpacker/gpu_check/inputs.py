@@ -28,6 +28,9 @@ SMALL = {"num_hidden_layers": 16, "hidden_size": 1024, "intermediate_size": 4096
 """290 M parameters: large enough that a GPU has work to do."""
 
 HEAD_DIM = 32
+SMALL_HEAD_DIM = 64
+"""With it `SMALL` has eight key-value heads, which eight GPUs can divide."""
+
 SPREAD = 0.06
 """Standard deviation of the weights; the usual 0.02 gives nearly uniform distributions."""
 
@@ -58,7 +61,7 @@ class Bench:
         """The user's model, else a random one that is worth a GPU."""
         if self.model is not None:
             return self.model
-        return self._made("small", SMALL, 128) if self.has_gpus else self.tiny()
+        return self._made("small-16-heads", SMALL, SMALL_HEAD_DIM) if self.has_gpus else self.tiny()
 
     def _made(self, name: str, sizes: dict[str, int], head_dim: int) -> Path:
         folder = self.folder / "models" / name

@@ -135,7 +135,7 @@ ROWS = (
     *_of_engine("vllm", "vllm-{}", 300),
     Row(
         name="vllm-tensor-parallel",
-        shows="an engine of vLLM on all GPUs answers as the trainer does",
+        shows="an engine of vLLM on as many GPUs as divide the key-value heads answers as the trainer does",
         function=f"{_ENGINES}:tensor_parallel",
         num_gpus=2,
         packages=_VLLM,

@@ -16,8 +16,10 @@ import pytest
 
 from rollpacker.cli.main import main
 from rollpacker.core.errors import ConfigError
-from rollpacker.gpu_check.checking import Checking, Machine, missing
+from rollpacker.gpu_check.checking import Checking, Machine, in_use, missing
+from rollpacker.gpu_check.inputs import SMALL, SMALL_HEAD_DIM
 from rollpacker.gpu_check.table import ROWS, Row
+from rollpacker.runtime.placing.host import MemoryNow
 from tests.e2e.processes import is_alive
 from tests.gpu_check.driver import PATIENCE_S
 
@@ -145,6 +147,23 @@ def test_with_real_gpus_a_torch_for_processors_is_named(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda _: "2.13.0+cpu")
     machine = Machine(hardware="", num_gpus=1, has_gpus=True)
     assert missing(Row(name="x", shows="", function=""), machine) == "torch 2.13.0+cpu is built without CUDA"
+
+
+def test_a_row_does_not_run_on_a_gpu_that_others_use(tmp_path, monkeypatch):
+    memory = [MemoryNow(free=79e9, total=80e9), MemoryNow(free=30e9, total=80e9)]
+    monkeypatch.setattr("rollpacker.gpu_check.checking.gpu_memory_now", lambda _: memory)
+    monkeypatch.setattr("rollpacker.gpu_check.checking._lacks", lambda *_: iter(()))
+    one, two = (Row(name=f"on-{number}", shows="", function="", num_gpus=number) for number in (1, 2))
+    checking = Checking(folder=tmp_path, machine=Machine(hardware="", num_gpus=2, has_gpus=True))
+    [(_, outcome)] = checking.run([two])
+    assert (outcome.status, outcome.why) == ("not possible", "GPU 1 has 30 GB free of 80, others use it")
+    assert in_use(one) == ""
+    memory[:] = [None]
+    assert in_use(two) == ""
+
+
+def test_the_small_model_s_key_value_heads_are_divided_by_as_many_gpus_as_rows_are_for():
+    assert SMALL["hidden_size"] // SMALL_HEAD_DIM // 2 == 8
 
 
 def test_every_row_has_a_function_that_takes_its_arguments():

@@ -9,9 +9,11 @@ import platform
 import re
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from rollpacker.runtime.job.allocation import named_gpus
 from rollpacker.runtime.job.memory import cgroup_memory
@@ -21,6 +23,8 @@ DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 
 MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 """The largest share of a GPU's processors that a client of CUDA's Multi-Process Service uses."""
+
+_UNKNOWN = "GPU of unknown name"
 
 _DRIVER_S = 30.0
 """Deadline of nvidia-smi, which takes several seconds for eight GPUs whose driver was idle."""
@@ -84,13 +88,37 @@ def _memory_by_driver() -> frozenset[float]:
         return frozenset()
 
 
+class MemoryNow(NamedTuple):
+    """Of a GPU, in bytes."""
+
+    free: float
+    """Whoever has the rest."""
+    total: float
+
+
+def gpu_memory_now(environment: Mapping[str, str]) -> list[MemoryNow | None]:
+    """The memory of each GPU that this process may use; None where the driver does not say, as of a part by MIG."""
+    found: dict[str, MemoryNow] = {}
+    for index, line in enumerate(_query_driver("uuid,memory.free,memory.total")):
+        uuid, *sizes = line.split(", ")
+        with suppress(ValueError, TypeError):
+            found[uuid] = found[str(index)] = MemoryNow(*(float(size) * (1 << 20) for size in sizes))  # MiB
+    names = named_gpus(environment)
+    return [found.get(name) for name in (map(str, range(visible_gpus(environment))) if names is None else names)]
+
+
 @functools.cache
 def _ask_driver(field: str) -> tuple[str, ...]:
+    """Ask what does not change."""
+    return _query_driver(field)
+
+
+def _query_driver(fields: str) -> tuple[str, ...]:
     """Ask nvidia-smi, which comes with the driver and reads NVML; takes up to seconds where the driver was idle.
 
     A line per GPU; none without the driver.
     """
-    command = ("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits")
+    command = ("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_S, check=True)  # noqa: S603  the driver's own
     except (OSError, subprocess.SubprocessError):
@@ -105,11 +133,21 @@ def memory_in_name(gpu: str) -> float | None:
 
 
 def hardware_name(*, has_gpus: bool) -> str:
-    """Name this machine's GPUs, or its processor and the cores that this process may use."""
+    """Name the GPUs that this process may use, or this machine's processor and the cores that it may use."""
     if has_gpus:
-        names = _gpu_models()
-        return f"{len(names)} x {names[0]}" if names and names[0] else "GPUs of unknown name"
+        counts = Counter(_visible_models(os.environ))
+        return ", ".join(f"{count} x {model}" for model, count in counts.items()) or "GPUs of unknown name"
     return f"{_line_of(Path('/proc/cpuinfo'), 'model name') or platform.machine()}, {usable_cpus()} cores"
+
+
+def _visible_models(environment: Mapping[str, str]) -> list[str]:
+    """Of each GPU that this process may use; one that a UUID names is of the machine's model if that has only one."""
+    models = [model or _UNKNOWN for model in _gpu_models()]
+    named = named_gpus(environment)
+    if named is None:
+        return models
+    common = models[0] if len(set(models)) == 1 else _UNKNOWN
+    return [models[int(name)] if name.isdecimal() and int(name) < len(models) else common for name in named]
 
 
 def _gpu_models(driver: Path | None = None) -> list[str]:

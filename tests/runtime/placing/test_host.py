@@ -10,6 +10,7 @@ from rollpacker.launch.doctor.node import check_mps
 from rollpacker.runtime.placing import host
 from rollpacker.runtime.placing.host import (
     gpu_memory,
+    gpu_memory_now,
     hardware_name,
     has_mps_daemon,
     memory_in_name,
@@ -71,10 +72,31 @@ def test_where_a_sandbox_hides_the_drivers_folder_nvidia_smi_counts(tmp_path, mo
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA H200; echo NVIDIA H200\n")
     (tmp_path / "nvidia-smi").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     host._ask_driver.cache_clear()
     assert visible_gpus({}) == 2
     assert hardware_name(has_gpus=True) == "2 x NVIDIA H200"
     host._ask_driver.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("models", "visible", "name"),
+    [
+        (["NVIDIA H100"] * 8, None, "8 x NVIDIA H100"),
+        (["NVIDIA H100"] * 8, "3", "1 x NVIDIA H100"),
+        (["NVIDIA H100"] * 8, "GPU-a1,GPU-b2", "2 x NVIDIA H100"),
+        (["NVIDIA A10", "NVIDIA H100", "NVIDIA H100"], "1,2", "2 x NVIDIA H100"),
+        (["NVIDIA A10", "NVIDIA H100"], None, "1 x NVIDIA A10, 1 x NVIDIA H100"),
+        (["NVIDIA A10", "NVIDIA H100"], "GPU-a1", "1 x GPU of unknown name"),
+        (["NVIDIA H100"], "2,3", "2 x NVIDIA H100"),
+    ],
+)
+def test_a_machine_is_named_by_the_gpus_that_this_process_may_use(tmp_path, monkeypatch, models, visible, name):
+    monkeypatch.setattr(host, "DRIVER_GPUS", driver_with(tmp_path / "gpus", *models))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert hardware_name(has_gpus=True) == name
 
 
 def test_memory_comes_from_the_name_or_else_from_the_driver(tmp_path, monkeypatch):
@@ -88,6 +110,24 @@ def test_memory_comes_from_the_name_or_else_from_the_driver(tmp_path, monkeypatc
         host._ask_driver.cache_clear()
         assert gpu_memory() == expected
     host._ask_driver.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("visible", "free_gib"),
+    [(None, [30, 78]), ("1", [78]), ("GPU-b2,0", [78, 30]), ("MIG-c3", [None]), ("", [])],
+)
+def test_the_memory_that_is_free_now_is_the_driver_s_of_the_gpus_that_are_visible(
+    tmp_path, monkeypatch, visible, free_gib
+):
+    monkeypatch.setattr(host, "DRIVER_GPUS", driver_with(tmp_path / "gpus", "NVIDIA H100", "NVIDIA H100"))
+    answer = "#!/bin/sh\necho GPU-a1, 30720, 81920; echo GPU-b2, 79872, 81920\n"
+    (tmp_path / "nvidia-smi").write_text(answer)
+    (tmp_path / "nvidia-smi").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert [memory and memory.free / 2**30 for memory in gpu_memory_now(environment)] == free_gib
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-a1, [N/A], [N/A]; echo no\n")
+    assert set(gpu_memory_now(environment)) <= {None}
 
 
 @pytest.mark.parametrize(
