@@ -142,10 +142,20 @@ def _check_engines(config: RunConfig, num_gpus: int, named: str) -> None:
 
 
 def _check_replicas(config: RunConfig, num_gpus: int, named: str) -> None:
-    """Refuse GPUs that do not hold whole replicas; `named` is the trainer's own map, if it has one."""
-    engine, trainer = config.engine, config.trainer
+    """Refuse GPUs that do not hold whole replicas, and nodes that do not hold whole tensor-parallel groups.
+
+    `named` is the trainer's own map, if it has one.
+    """
+    assert config.hardware is not None
+    engine, trainer, per_node = config.engine, config.trainer, config.hardware.gpus_per_node
     num_sharing = trainer.tensor_parallel * trainer.pipeline_parallel * trainer.context_parallel
     if num_gpus and num_gpus % num_sharing == 0:
+        if per_node % trainer.tensor_parallel:
+            raise ValueError(
+                f"trainer.tensor_parallel={trainer.tensor_parallel} with hardware.gpus_per_node={per_node}.\n"
+                "The GPUs of a tensor-parallel group lie in one node, and such groups fill nodes.\n"
+                "Choose a degree that divides the GPUs of a node."
+            )
         return
     text = f"engine.num_engines={engine.num_engines} of engine.tensor_parallel={engine.tensor_parallel} are"
     raise ValueError(

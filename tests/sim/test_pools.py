@@ -104,6 +104,10 @@ def test_without_a_number_of_nodes_there_are_as_many_as_the_maps_need(words, exp
         ([*NODE, "placement.engine=rest", "placement.trainer=5-7", "trainer.context_parallel=2"], "does not fit"),
         (["engine.num_engines=8", "placement.engine=all@0", "placement.trainer=none"], "names 0 GPUs"),
         (["engine.num_engines=null"], "num_engines"),
+        (
+            ["engine.num_engines=8", "hardware.gpus_per_node=4", "trainer.tensor_parallel=8"],
+            "trainer.tensor_parallel=8 with hardware.gpus_per_node=4",
+        ),
     ],
     ids=" ".join,
 )
