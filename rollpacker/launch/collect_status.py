@@ -48,9 +48,17 @@ class CollectedStatus:
 def find_runs(folder: Path) -> Iterator[Path]:
     """Yield the run folders at or below `folder`, in the order of their names; runs do not lie in runs.
 
-    Links to runs that lie elsewhere count, links to other folders are not followed. Folders below that cannot be read,
-    or vanish meanwhile, are skipped.
+    Links to runs that do not lie below `folder` count, of several to one run the first; links to other folders are not
+    followed. Folders below that the user may not read, or that vanish meanwhile, are skipped.
+
+    Raises:
+        OSError: A folder cannot be read for another reason.
     """
+    return _runs_below(folder, folder.resolve(), set())
+
+
+def _runs_below(folder: Path, top: Path, linked: set[Path]) -> Iterator[Path]:
+    """Yield the runs at or below `folder`, which is `top` or below it, and add the targets of links to `linked`."""
     if _is_run(folder):
         yield folder
         return
@@ -58,19 +66,17 @@ def find_runs(folder: Path) -> Iterator[Path]:
         names = sorted(entry.name for entry in entries if entry.is_symlink() or entry.is_dir(follow_symlinks=False))
     for below in (folder / name for name in names if not name.startswith(".")):
         try:
-            if not below.is_symlink() or _leads_to_run_elsewhere(below):
-                yield from find_runs(below)
-        except OSError:
+            if below.is_symlink():
+                if not _is_run(below) or (target := below.resolve()).is_relative_to(top) or target in linked:
+                    continue
+                linked.add(target)
+            yield from _runs_below(below, top, linked)
+        except (PermissionError, FileNotFoundError, NotADirectoryError):
             continue
 
 
 def _is_run(folder: Path) -> bool:
     return any((folder / mark).is_file() for mark in _MARKS)
-
-
-def _leads_to_run_elsewhere(link: Path) -> bool:
-    """Whether a link names a run that is not found under its own name, as that of a link `latest` beside it is."""
-    return _is_run(link) and not link.resolve().is_relative_to(link.parent.resolve())
 
 
 def collect_status(run_dirs: Sequence[Path]) -> CollectedStatus:

@@ -1,11 +1,13 @@
 """Launches the points of a sweep as Hydra's launcher: submits them, and waits for their jobs unless `detach` is set.
 
 A point that has finished is skipped; one whose job is in the queue is not submitted again, but waited for; one whose
-job is ending is submitted when that job is over. The same command may therefore be given again at any time.
+job is ending is submitted after the others, when that job is over. The same command may therefore be given again at
+any time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -88,12 +90,7 @@ def launch(points: Sequence[Point], task: Task, settings: LauncherSettings, fold
         KeyboardInterrupt: Ctrl-C while waiting; the jobs go on.
     """
     console = Terminal(soft_wrap=True)
-    unfinished = []
-    for point in points:
-        if point.has_finished:
-            console.print(f"{point.title} has finished: skipped")
-        else:
-            unfinished.append(point)
+    unfinished = _unfinished(points, console)
     if not unfinished:
         return
     if settings.is_for_slurm:
@@ -103,6 +100,17 @@ def launch(points: Sequence[Point], task: Task, settings: LauncherSettings, fold
 
         make_private_folder(batch_folder(folder))
         run_here(unfinished, task, settings, batch_folder(folder), console)
+
+
+def _unfinished(points: Sequence[Point], console: Terminal) -> list[Point]:
+    """Leave out the points that have finished, and name them."""
+    unfinished = []
+    for point in points:
+        if point.has_finished:
+            console.print(f"{point.title} has finished: skipped")
+        else:
+            unfinished.append(point)
+    return unfinished
 
 
 def _launch_jobs(
@@ -117,19 +125,22 @@ def _launch_jobs(
 
     make_private_folder(batch_folder(folder))
     with held_lock(batch_folder(folder) / _LOCK_FILE, refusal):
-        queued = _queued_when_none_is_ending(points, settings.poll_interval_s, console)
-        for point in points:
-            if point.number in queued:
-                console.print(f"{point.title} is {queued[point.number]}: not submitted again")
-                _add_workers(point, folder, console)
-        for batch in batches([point for point in points if point.number not in queued]):
-            for point in batch.points:
-                _cancel_workers_of_earlier_job(point)
-            for point in filter(_has_workers, batch.points):
-                ElasticFolder(point.config.run.dir).reopen()  # an earlier job of the run may have ended it
-            for point, submission in zip(batch.points, _submit(batch, task, settings, folder), strict=True):
-                console.print(f"{point.title} is job {submission.job_id}, submitted for {batch.nodes}")
-                _submit_workers(point, submission, folder, console)
+        queued, ending = points_in_queue(points)
+        late = [point for point in points if point.number in ending]
+        at_once = [point for point in points if point.number not in ending]
+        _submit_points(at_once, task, settings, folder, console, queued=queued)
+        if late:
+            console.print(f"Waiting until jobs that are ending have left the queue: {', '.join(ending.values())}")
+            queued, ending = _wait_for_ends(late, ending, settings.poll_interval_s)
+            over = [point for point in _unfinished(late, console) if point.number not in ending]
+            _submit_points(over, task, settings, folder, console, queued=queued)
+    if ending:
+        raise WorldError(
+            f"Jobs are still ending: {', '.join(ending.values())}.",
+            "A run is submitted again when its job is over, which may be saving a checkpoint now; the other points are "
+            "submitted.",
+            f"Launch again when `squeue --jobs={','.join(ending.values())}` lists none.",
+        )
     if settings.detach or not has_slurm():
         console.print(_what_next(points, folder))
         return
@@ -141,24 +152,47 @@ def _launch_jobs(
         raise
 
 
-def _queued_when_none_is_ending(
-    points: Sequence[Point], poll_interval_s: float, console: Terminal
-) -> Mapping[int, str]:
-    """Wait until no job of these points is ending: it is over then, or Slurm has requeued it."""
-    queued, ending = points_in_queue(points)
-    if ending:
-        console.print(f"Waiting until jobs that are ending have left the queue: {', '.join(ending)}")
+def _wait_for_ends(
+    points: Sequence[Point], ending: dict[int, str], poll_interval_s: float
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Wait until no job of these points is ending: it is over then, or Slurm has requeued it.
+
+    The wait goes on while the controller does not answer, but not longer than `_END_WAIT_S`.
+
+    Returns:
+        The last answer of `points_in_queue`.
+    """
+    queued: dict[int, str] = {}
     deadline = time.monotonic() + _END_WAIT_S
-    while ending:
-        if time.monotonic() >= deadline:
-            raise WorldError(
-                f"Jobs are still ending: {', '.join(ending)}.",
-                "A run is submitted again when its job is over, which may be saving a checkpoint now.",
-                f"Launch again when `squeue --jobs={','.join(ending)}` lists none.",
-            )
+    while ending and time.monotonic() < deadline:
         time.sleep(poll_interval_s)
-        queued, ending = points_in_queue(points)
-    return queued
+        with contextlib.suppress(WorldError):
+            queued, ending = points_in_queue(points)
+    return queued, ending
+
+
+def _submit_points(
+    points: Sequence[Point],
+    task: Task,
+    settings: LauncherSettings,
+    folder: Path,
+    console: Terminal,
+    *,
+    queued: Mapping[int, str],
+) -> None:
+    """Submit the points whose jobs are not in the queue, and the workers that the others lack."""
+    for point in points:
+        if point.number in queued:
+            console.print(f"{point.title} is {queued[point.number]}: not submitted again")
+            _add_workers(point, folder, console)
+    for batch in batches([point for point in points if point.number not in queued]):
+        for point in batch.points:
+            _cancel_workers_of_earlier_job(point)
+        for point in filter(_has_workers, batch.points):
+            ElasticFolder(point.config.run.dir).reopen()  # an earlier job of the run may have ended it
+        for point, submission in zip(batch.points, _submit(batch, task, settings, folder), strict=True):
+            console.print(f"{point.title} is job {submission.job_id}, submitted for {batch.nodes}")
+            _submit_workers(point, submission, folder, console)
 
 
 def _submit(batch: Batch, task: Task, settings: LauncherSettings, folder: Path) -> list[Submission]:

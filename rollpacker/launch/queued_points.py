@@ -29,12 +29,12 @@ _MAY_HAVE_SECRETS = frozenset({"cluster.environment", "cluster.container.environ
 """Variables and shell commands, whose values are not shown."""
 
 
-def points_in_queue(points: Sequence[Point]) -> tuple[dict[int, str], list[str]]:
+def points_in_queue(points: Sequence[Point]) -> tuple[dict[int, str], dict[int, str]]:
     """Find the points whose jobs are in the queue.
 
     Returns:
         The number of each point whose job is in the queue, with the job's state, its number and the settings that it
-        keeps; and, instead of them, the jobs that are ending although their runs have not finished.
+        keeps; and of the other points those whose job is ending although the run has not finished, with its number.
 
     Raises:
         ConfigError: Jobs would train something else than their points, or nothing.
@@ -49,7 +49,7 @@ def points_in_queue(points: Sequence[Point]) -> tuple[dict[int, str], list[str]]
             "Launch where Slurm's commands are, and when its controller answers.",
         )
     queued: dict[int, str] = {}
-    ending: list[str] = []
+    ending: dict[int, str] = {}
     refused: list[str] = []
     jobs: list[str] = []
     for point, view in zip(submitted, collected.views, strict=True):
@@ -57,7 +57,7 @@ def points_in_queue(points: Sequence[Point]) -> tuple[dict[int, str], list[str]]
         if view.job is None or view.job.is_over:
             continue
         if view.state == "ending" and not point.has_finished:
-            ending.append(view.job.job_id)
+            ending[point.number] = view.job.job_id
             continue
         place = f"{view.state} as job {view.job.job_id}"
         mistake, kept = _compare(point.config, view, view.submission)

@@ -132,7 +132,7 @@ def _scratch(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _errors_after_submission(folder: Path, number: str) -> Iterator[None]:
-    """Name the job that Slurm has by now in the error of a failed write: no launch would find it."""
+    """Name the job that Slurm has by now in the error of a failed write: it lacks files that it needs."""
     try:
         with storage_errors(folder):
             yield
@@ -140,7 +140,7 @@ def _errors_after_submission(folder: Path, number: str) -> Iterator[None]:
         raise StorageFailed(
             error.problem,
             f"Job {number} was submitted before that, and has not all the files that it needs.",
-            f"scancel {number}. {error.remedy}",
+            f"scancel {number}. {error.remedy.removesuffix('; then resume with run.resume=auto')}; then launch again",
         ) from error
 
 

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import shutil
 import socket
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +57,35 @@ def test_a_link_to_a_run_elsewhere_is_found_and_no_other_link_is_followed(tmp_pa
         (tmp_path / "runs" / name).symlink_to(tmp_path / target)
 
     assert list(find_runs(tmp_path / "runs")) == [tmp_path / "runs/a", tmp_path / "runs/b"]
+
+
+def test_a_run_is_found_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
+    for folder in ("runs/sweep/0", "scratch/a"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "run.json").write_text("{}")
+    (tmp_path / "runs/best").mkdir()
+    for name, target in (("best/0", "runs/sweep/0"), ("best/a", "scratch/a"), ("z", "scratch/a")):
+        (tmp_path / "runs" / name).symlink_to(tmp_path / target)
+
+    assert list(find_runs(tmp_path / "runs")) == [tmp_path / "runs/best/a", tmp_path / "runs/sweep/0"]
+    assert list(find_runs(tmp_path / "runs/z")) == [tmp_path / "runs/z"]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_folder_that_may_not_be_read_is_skipped_and_one_that_cannot_be_is_an_error(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    scandir = os.scandir
+
+    def scan_or_fail(folder: Path) -> object:
+        if folder == tmp_path / "a":
+            raise OSError(number, os.strerror(number), str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", scan_or_fail)
+    with nullcontext() if number == errno.EACCES else pytest.raises(OSError, match=os.strerror(number)):
+        assert list(find_runs(tmp_path)) == []
 
 
 def test_a_folder_that_vanishes_while_runs_are_listed_is_skipped(tmp_path: Path) -> None:

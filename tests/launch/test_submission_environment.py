@@ -5,6 +5,7 @@ import pytest
 from rollpacker.config.compose import compose
 from rollpacker.launch.shape import job_shape
 from rollpacker.launch.submission_environment import as_submitted, submission_environment
+from tests.launch.golden_scripts import FOLDER
 
 
 @pytest.mark.parametrize("script", ["#SBATCH --nodes=1\n", "#SBATCH --gpus-per-node=2\n", "#SBATCH --gres=gpu:2\n"])
@@ -25,6 +26,33 @@ def test_a_login_to_slurm_by_variables_reaches_sbatch_and_no_other_job_does() ->
     login = dict.fromkeys(("SLURM_JWT", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS"), "x")
 
     assert submission_environment({**login, "SLURM_JOB_ID": "7"}, "#SBATCH --nodes=1\n") == login
+
+
+def test_a_job_submitted_from_within_a_job_or_an_image_learns_nothing_of_it() -> None:
+    mine = {"SLURM_CONF": "c", "SBATCH_ACCOUNT": "a", "HOME": "h", "APPTAINER_CACHEDIR": "d"}
+    job = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "2"}
+    image = {"APPTAINER_CONTAINER": "/shared/x.sif", "APPTAINER_BIND": "/x"}
+    assert submission_environment(mine | job | image, "") == mine
+    assert submission_environment({"APPTAINER_BIND": "/x"}, "") == {"APPTAINER_BIND": "/x"}  # the user's own, outside
+
+
+@pytest.mark.parametrize("name", ["eight-nodes.sh", "elastic-workers.sh", "preemptible.sh"])
+def test_what_a_script_asks_for_wins_over_sbatchs_variables_and_what_it_leaves_open_stays_a_sites(name: str) -> None:
+    script = (FOLDER / name).read_text()
+    words = "ARRAY_INX CPUS_PER_GPU ERROR GPUS JOB_NAME NO_REQUEUE OPEN_MODE OUTPUT REQUEUE SIGNAL WAIT"
+    overruling = [f"SBATCH_{word}" for word in words.split()]
+    for option, variable in (
+        ("account", "SBATCH_ACCOUNT"),
+        ("constraint", "SBATCH_CONSTRAINT"),
+        ("exclusive", "SBATCH_EXCLUSIVE"),
+        ("mem", "SBATCH_MEM_PER_CPU"),
+        ("partition", "SBATCH_PARTITION"),
+        ("qos", "SBATCH_QOS"),
+        ("reservation", "SBATCH_RESERVATION"),
+        ("time", "SBATCH_TIMELIMIT"),
+    ):
+        kept = submission_environment(dict.fromkeys([*overruling, variable], "1"), script)
+        assert list(kept) == ([] if f"#SBATCH --{option}" in script else [variable])
 
 
 SHELL = {"SBATCH_PARTITION": "short", "SBATCH_TIMELIMIT": "1:30:00", "SBATCH_QOS": "tail", "SBATCH_CONSTRAINT": "ib"}

@@ -18,10 +18,10 @@ class PlacementSection(Section):
 
     automatic: Flag = True
     """Use the GPUs that the machine, or the job, has: each key that nobody names follows from their number and memory
-    and from the model: engines and trainer take turns on all of them, with engine=vllm where it is installed,
-    trainer=fsdp, model.dtype=bfloat16, degrees and micro-batches that fit. A GPU that nobody uses is then a mistake.
-    Nothing is chosen without GPUs, or where `resources` of engines or trainer name some; `rollpacker check` prints what
-    is."""
+    and from the model: engines and trainer take turns on all of them, with engine=vllm where it is installed and serves
+    the model, trainer=fsdp, model.dtype=bfloat16, degrees and micro-batches that fit. A GPU that nobody uses is then a
+    mistake. Nothing is chosen without GPUs, or where `resources` of engines or trainer name some; `rollpacker check`
+    prints what is."""
     engine: GpuMapText | None = None
     """GPUs of the engines, such as 0-7 (of every node), 'all 4-7@0' (4 to 7 of node 0, all of the other nodes), or
     `rest`, all that placement.trainer does not name. Engines take them in order, engine.tensor_parallel each. null, for
