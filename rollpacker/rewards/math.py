@@ -13,7 +13,7 @@ What math-verify misreads is rewritten first, or compared as text (`math_notatio
 
 An answer must claim one thing: of `5=6=7`, `8 \to 7`, "7 or 8" and "not 7" math-verify alone would accept a part
 (`math_claims`). Small numbers must agree to one part in a thousand. `\{1, 2\}` is not `(1, 2)`; `1, 2` may be either.
-An interval may be given by its bounds (`3 < x < 5`), a union of several may not.
+An interval may be given by its bounds (`3 < x < 5`), but not by an inequality to solve (`2x < 6`), nor a union at all.
 
 What is nested more than ten deep is not read, for which math-verify would take seconds to minutes.
 
@@ -29,11 +29,11 @@ import re
 from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtractionConfig, parse, verify
-from sympy import FiniteSet, Interval, Union
+from sympy import FiniteSet
 
 from rollpacker.rewards import math_notation, math_truths
 from rollpacker.rewards.math_boxes import BOX_BEGINS, final_boxes
-from rollpacker.rewards.math_claims import are_close, is_number, is_one_claim
+from rollpacker.rewards.math_claims import are_close, gives_bounds, is_number, is_one_claim
 from rollpacker.rewards.math_explanations import EXPLAINED, HALF_OF_THE_DAY, without_explanation
 from rollpacker.rewards.scores import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score
 from rollpacker.rewards.thoughts import without_thoughts
@@ -49,8 +49,8 @@ _ANNOUNCED = (
 
 _VERDICTS = ("yes", "no", "true", "false")
 """As formulas these are products of letters, so that `no` would equal `on`: they are compared as words only."""
-_LONG_WORD = re.compile(r"[^\W\d_]{3}")
-"""Two such are compared as words, too: `seat` is not `east`. Shorter ones are factors: `xy` is `yx`."""
+_LONG_WORD = re.compile(r"[^\W\d_]{4}")
+"""Two such are compared as words, too: `seat` is not `east`. Shorter ones are factors: `lwh` is `hlw`."""
 _CHOICES = tuple("ABCDEFGHIJ")
 """As many as MMLU-Pro has."""
 _SPELLINGS = (*_CHOICES, *(spelling for word in _VERDICTS for spelling in (word, word.capitalize(), word.upper())))
@@ -197,8 +197,7 @@ def score(response: str, ground_truth: str, is_truncated: bool) -> Score:  # noq
         return CORRECT
     if truth_words.intersection(_VERDICTS) or (_has_long_word(truth_words) and _has_long_word(answer_words)):
         return _WRONG_ANSWER
-    may_be_bounds = isinstance(truth[0], Interval | Union)
-    if verify(truth, answer, timeout_seconds=None, allow_set_relation_comp=may_be_bounds):
+    if verify(truth, answer, timeout_seconds=None, allow_set_relation_comp=gives_bounds(truth, answer)):
         return CORRECT if is_one_claim(truth, answer) and are_close(truth, answer) else _WRONG_ANSWER
     return UNPARSABLE_GROUND_TRUTH if math_truths.problem(ground_truth) else _WRONG_ANSWER
 

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from math_verify import verify
-from sympy import And, Eq, Expr, FiniteSet, Interval, Number, Tuple, Union, expand, preorder_traversal
+from sympy import And, Eq, Expr, FiniteSet, Ge, Gt, Interval, Le, Lt, Number, Symbol, Tuple, expand, preorder_traversal
 from sympy.core.function import AppliedUndef
 
 from rollpacker.rewards.math_boxes import closings
@@ -48,12 +48,27 @@ def is_one_claim(truth: list[Any], answer: list[Any]) -> bool:
     if _takes_set_for_point(truth, answer) or _are_in_other_bases(truth, answer):
         return False
     formula = answer[0]
-    if isinstance(truth[0], Eq | And) or not isinstance(formula, Eq | And):
+    if isinstance(truth[0], Eq | And) or not isinstance(formula, Eq | And) or gives_bounds(truth, answer):
         return True
-    relations = formula.args if isinstance(formula, And) else (formula,)
-    if isinstance(truth[0], Interval | Union) and not any(isinstance(each, Eq) for each in relations):
-        return True
-    return all(isinstance(each, Eq) and _is_sound(each, truth) for each in relations)
+    return all(isinstance(each, Eq) and _is_sound(each, truth) for each in _relations(formula))
+
+
+def gives_bounds(truth: list[Any], answer: list[Any]) -> bool:
+    """Whether the truth is an interval, and the answer compares a letter with a number, once or in a chain.
+
+    math-verify would solve any other inequality, too, so that one copied from the prompt would be right.
+    """
+    return isinstance(truth[0], Interval) and all(_is_bound(each) for each in _relations(answer[0]))
+
+
+def _relations(formula: Any) -> tuple[Any, ...]:
+    return formula.args if isinstance(formula, And) else (formula,)
+
+
+def _is_bound(relation: Any) -> bool:
+    if not isinstance(relation, Ge | Gt | Le | Lt):
+        return False
+    return any(isinstance(one, Symbol) and other.is_number for one, other in (relation.args, relation.args[::-1]))
 
 
 def _takes_set_for_point(truth: list[Any], answer: list[Any]) -> bool:

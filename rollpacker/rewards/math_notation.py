@@ -59,8 +59,12 @@ _AREA = re.compile(r"(?<=\d)\s(?:[cdkm]?m|ft|in)[²³]")
 _SPEED = re.compile(r"(?<=\d)\s(?:[ckm]?m|mi|ft)/(?:s|min|h|hr)(?:\^(?:2|\{2\}))?(?![A-Za-z^{])")
 """Its unit; math-verify would divide by the letters."""
 _NUMBER_AS_TEXT = re.compile(r"(?<![_^\w])\\text\s*\{\s*(\d[\d.,]*)((?:\s+[A-Za-z]+)*)\s*\}")
-_LABEL = re.compile(r"\\text(?:bf|it|rm)?\s*\{[^{}:]{0,60}[A-Za-z]\s*:\s*\}(?=\s*[^\s}$])")
-"""In front of a value, `\\text{Area: }`; math-verify would take it for the value."""
+_LABEL = re.compile(
+    r"((?:\\boxed\s*\{|\$|\\[(\[]|,)(?:\s|\\[,;:! ]|\\q?quad)*)\\text(?:bf|it|rm)?\s*"
+    r"\{(?![^{}]*\b(?:not|wrong|incorrect)\b)[^{}:]{0,60}[A-Za-z]\s*:\s*\}(?=\s*[^\s}$])",
+    re.IGNORECASE,
+)
+"""In front of a formula or behind its commas, `\\text{Area: }`; math-verify would take it for the value."""
 _ALL_AS_TEXT = re.compile(r"(\\boxed\s*\{|\$)\s*\\text(?:bf|it|rm)?\s*\{(?=[^{}$\d=,]*[\d=,])([^{}$]*)\}\s*(?=[}$])")
 """With more than words in it, of which math-verify reads nothing."""
 _DOTTED = re.compile(r"\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?")
@@ -97,6 +101,8 @@ _IS_TEXT = re.compile(
 )
 """A residue, of which math-verify reads the modulus or computes the remainder, which is left to the response; an
 infinite number, a denial, a sequence, or a multiple of a point."""
+_LINES = re.compile(r"\A(?![\s\S]*\\begin)[\s\S]*?\\\\(?=[\s\\\[])(?!\s*(?:[=&]|\Z))")
+"""Several, neither those of a matrix nor of a calculation, of which math-verify reads one."""
 _VALUE_BEGINS = re.compile(r"=|\\(?:in|approx|sim)(?![a-z])|^\s*[A-J][).]")
 _VALUE_ENDS = re.compile(
     r"\\(?:text|forall)(?![a-z])"
@@ -133,7 +139,7 @@ def readable(text: str) -> str:
     if "~" in text:
         text = _TIE.sub(" ", text)
     text = _NUMBER_AS_TEXT.sub(r"\1\\text{\2}", _SPEED.sub("", text))
-    text = _ALL_AS_TEXT.sub(r"\1\2", _LABEL.sub("", text))
+    text = _ALL_AS_TEXT.sub(r"\1\2", _LABEL.sub(r"\1", text))
     text = _DOTTED.sub(r"\\overline{\1\2\3}", text)
     text = _RECURRING.sub(_fraction, text)
     text = _PRIMES.sub(_primed, text)
@@ -150,7 +156,7 @@ def without_misreading(parsed: list[Any]) -> list[Any]:
     if not isinstance(text, str):
         return parsed
     is_formula_alone = len(parsed) == 1 and "\\" in text
-    if not (is_formula_alone or _IS_TEXT.search(text) or _has_lost_part(parsed[0], text)):
+    if not (is_formula_alone or _IS_TEXT.search(text) or _LINES.match(text) or _has_lost_part(parsed[0], text)):
         return parsed
     bare = _ONE_IN_BRACES.sub(r"\1", _SPACE.sub("", text))
     return [_GCD.sub(_in_order, _NAME.sub("", _MODULUS.sub(r"\\pmod\1", bare)))]

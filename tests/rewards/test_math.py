@@ -305,7 +305,11 @@ def test_wrong_answers_are_wrong(ground_truth, response):
 def test_words_of_the_same_letters_are_not_the_same(response):
     assert reason_of(response, "east") == "correct"
     assert reason_of(response, "seat") == "wrong_answer"
-    assert reason_of(r"\boxed{yx}", "xy") == "correct"
+
+
+@pytest.mark.parametrize(("product", "truth"), [("yx", "xy"), ("lwh", "hlw"), ("yzx", "xyz"), ("TSR", "RST")])
+def test_factors_have_no_order(product, truth):
+    assert reason_of(rf"\boxed{{{product}}}", truth) == "correct"
 
 
 @pytest.mark.parametrize("truth", ["Yes", "A"])

@@ -99,7 +99,8 @@ def test_without_braces_a_list_may_be_a_point(truth, response):
         (r"x \le 3", r"(-\infty, 3]"),
         (r"3 \ge x", r"(-\infty, 3]"),
         ("3 < x < 5", "(3, 5)"),
-        ("|x| < 2", "(-2, 2)"),
+        (r"-\infty < x < \sqrt{2}", r"(-\infty, \sqrt{2})"),
+        (r"0 \le \theta \le 2\pi", r"[0, 2\pi]"),
         (r"(-\infty, 3]", r"x \le 3"),
     ],
 )
@@ -109,6 +110,32 @@ def test_an_interval_may_be_given_by_its_bounds(bounds, truth, words):
     assert reason_of(response, truth) == "correct"
     for other in (r"(-\infty, 3)", "(3, 5]", "3, 5", r"\{3, 5\}", "3", "5", "[-2, 2]"):
         assert reason_of(response, other) == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    ("unsolved", "truth"),
+    [
+        ("x^2+5x+6<0", "(-3, -2)"),
+        ("|x| < 2", "(-2, 2)"),
+        ("2x < 6", r"(-\infty, 3)"),
+        ("2^x > 8", r"(3, \infty)"),
+        (r"\log_2(x-1) < 3", "(1, 9)"),
+        (r"\sqrt{x+3} > 2", r"(1, \infty)"),
+        ("1 < f(x) < 3", "(1, 3)"),
+        ("x > -x", r"(0, \infty)"),
+        ("x^2 > 9", r"(-\infty, -3) \cup (3, \infty)"),
+        (r"\frac{x-1}{x+2} \ge 0", r"(-\infty, -2) \cup [1, \infty)"),
+        (r"x \ne 3", r"(-\infty, 3) \cup (3, \infty)"),
+    ],
+)
+@pytest.mark.parametrize("words", [r"\boxed{%s}", "The answer is $%s$.", "<answer>%s</answer>"])
+def test_an_inequality_is_not_solved_for_the_response(unsolved, truth, words, monkeypatch):
+    solved = []
+    monkeypatch.setattr(
+        "sympy.solvers.inequalities.solve_univariate_inequality", lambda *each, **_: solved.append(each)
+    )
+    assert reason_of(words.replace("%s", unsolved), truth) == "wrong_answer"
+    assert not solved
 
 
 def test_announced_bounds_need_no_delimiters():

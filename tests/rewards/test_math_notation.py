@@ -132,6 +132,8 @@ def test_the_empty_set_has_several_signs(answer, truth):
         (r"\text{Area: } 12", "12"),
         (r"\textbf{Area: }\frac{24}{2}\text{ cm}", "12"),
         (r"\text{Max: } 3, \text{Min: } 4", "3, 4"),
+        (r"\text{Quotient: } 3,\ \text{Remainder: } 4", "3, 4"),
+        (r"\text{Vector: } \begin{pmatrix} 14/2 \\ -2 \end{pmatrix}", r"\begin{pmatrix} 7 \\ -2 \end{pmatrix}"),
         (r"\text{n = 7}", "7"),
         (r"\text{(1, 2)}", "(1, 2)"),
         (r"\text{June 5}", "June 5"),
@@ -144,6 +146,30 @@ def test_text_around_a_value_or_in_front_of_it_does_not_hide_it(answer, truth):
     assert reason_of(rf"\boxed{{{answer}}}", truth) == "correct"
     for other in ("5", "1", "June 6", "A, C", "3:30 PM"):
         assert reason_of(rf"\boxed{{{answer}}}", other) == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        r"\text{Quotient: } 5 \\ \text{Remainder: } 7",
+        r"\text{Quotient: } 5 \\ 7",
+        r"5 \text{Remainder: } 7",
+        r"5 \\ 7",
+    ],
+)
+def test_of_values_with_labels_or_on_lines_none_alone_is_the_answer(answer):
+    assert reason_of(rf"\boxed{{{answer}}}", answer) == "correct"
+    for value in ("5", "7", "12"):
+        assert reason_of(rf"\boxed{{{answer}}}", value) == "wrong_answer"
+
+
+def test_a_calculation_may_go_over_several_lines():
+    assert reason_of(r"\boxed{2 + 5 \\ = 7}", "7") == "correct"
+
+
+@pytest.mark.parametrize("label", ["not: ", "Wrong: ", "It is not: ", "An incorrect value: "])
+def test_a_label_that_denies_a_value_is_kept(label):
+    assert reason_of(rf"\boxed{{\text{{{label}}}5}}", "5") == "wrong_answer"
 
 
 @pytest.mark.parametrize(
