@@ -7,6 +7,7 @@ logs say why.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting
 from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
 from rollpacker.cli.temporary_folder import temporary_folder
-from rollpacker.config.words import key_of, quoted, replaced
-from rollpacker.core.errors import ConfigError, EngineFailed, Interrupted, ModelError, WorldError
+from rollpacker.config.words import key_of, quoted, replaced, shown
+from rollpacker.core.errors import ConfigError, EngineFailed, Interrupted, ModelError, UserError, WorldError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -42,7 +43,13 @@ HELP = CommandHelp(
     arguments=(
         ("RUN", "The run.dir of a run with real engines."),
         ("at", "Which policy of RUN: last, best, start, all, or a number of steps. Default: last; untrained, start"),
-        ("against", "A run (its newest evaluation) or a file of out=: paired differences, and prompts that lost most."),
+        (
+            "against",
+            (
+                "A run (its newest evaluation) or a file of out=: paired differences, and prompts that lost most. A "
+                "note says where reward, sampling or length limit of a run differ; a file does not tell."
+            ),
+        ),
         ("require", "Exits with 1 unless each SET>=N, separated by commas, holds of the set's mean reward."),
         ("out", "A Parquet file for all rewards, with the columns of the table evaluation_responses."),
         OVERWRITE,
@@ -80,6 +87,7 @@ def run(arguments: Arguments) -> None:
         WorldError: A requirement does not hold; or the evaluation failed.
         Interrupted: Ctrl-C or another signal ended it.
     """
+    from rollpacker.cli.screen import show_notes
     from rollpacker.cli.settings import parse_settings
 
     others, settings = parse_settings(
@@ -99,10 +107,14 @@ def run(arguments: Arguments) -> None:
         record = _record_of(run_dir, words)
         has_trained = (record.get("run") or {}).get("num_steps") != 0
         policies = policies_at(run_dir, settings["at"] or ("last" if has_trained else "start"))
-    others_rewards = _rewards_of(Path(settings["against"])) if settings["against"] else None
+    against = Path(settings["against"]) if settings["against"] else None
+    others_rewards = _rewards_of(against) if against is not None else None
     with _messages_beside(out), _folder(words) as folder:
         configs = _compose(run_dir, policies, words, folder)
-        _check_sets(next(iter(configs.values())), requirements, settings["against"], others_rewards)
+        first = next(iter(configs.values()))
+        _check_sets(first, requirements, settings["against"], others_rewards)
+        if against is not None and against.is_dir():
+            show_notes(notes_of_other_settings(first, against))
         if not _evaluate([*configs.values()], [model for model in policies.values() if model is not None]):
             return  # another rank of the job has the results
         from rollpacker.cli.scores import score_table
@@ -294,6 +306,50 @@ def _check_sets(
         )
 
 
+_NO_PART_OF_A_SCORE = ("reward.max_open", "reward.overlong_buffer_tokens", "reward.overlong_penalty")
+"""Keys of the reward that change no held-out score: shaping is of training."""
+
+_SAMPLING = ("temperature", "top_p", "top_k", "max_response_tokens")
+
+
+def notes_of_other_settings(config: RunConfig, against: Path) -> list[str]:
+    """A note where the scores of a run were made by another reward, sampling or length limit; empty otherwise."""
+    from rollpacker.config.compose import compose
+
+    try:
+        other = compose([f"config={against}"], not_from_file=_NOT_OF_THE_RUN)
+    except UserError as error:
+        return [f"Whether against={against} was scored alike is not known: {error.problem.rstrip('.')}."]
+    mine, theirs = _settings_of_scores(config), _settings_of_scores(other)
+    sets = {rule.name for rule in config.evaluation.rules} & {rule.name for rule in other.evaluation.rules}
+    names = [key for key in {**mine, **theirs} if key.startswith("reward.") or key.rpartition(": ")[0] in sets]
+    differing = [
+        f"{name} is {shown(theirs.get(name))} there and {shown(mine.get(name))} here"
+        for name in names
+        if mine.get(name) != theirs.get(name)
+    ]
+    if not differing:
+        return []
+    return [
+        f"against={against} was scored otherwise, so differences are not the policy's alone: {'; '.join(differing)}."
+    ]
+
+
+def _settings_of_scores(config: RunConfig) -> dict[str, object]:
+    """What held-out scores depend on beside the policy: keys of the reward, and `SET: KEY` of each set."""
+    from rollpacker.config.fingerprint import defining_values
+
+    found = {
+        key: value
+        for key, value in defining_values(config).items()
+        if key.startswith("reward.") and key not in _NO_PART_OF_A_SCORE
+    }
+    for rule in config.evaluation.rules:
+        found |= {f"{rule.name}: {key}": getattr(rule, key) for key in _SAMPLING}
+        found[f"{rule.name}: max_response_tokens"] = rule.max_response_tokens or config.rollout.max_response_tokens
+    return found
+
+
 def _evaluate(configs: Sequence[RunConfig], of_checkpoints: Collection[Path]) -> bool:
     """Evaluate one policy after the other; False in a process of the job that only serves its node."""
     from rollpacker.cli.train import validate_run
@@ -323,17 +379,14 @@ def _evaluate(configs: Sequence[RunConfig], of_checkpoints: Collection[Path]) ->
 def _require(requirements: Sequence[Requirement], scores: Mapping[tuple[int, str], float]) -> None:
     from rollpacker.evaluation.comparison import ROUNDING
 
-    num_steps = len({step for step, _ in scores})
+    steps = sorted({step for step, _ in scores})
     failed = []
-    for requirement in requirements:
-        of_set = {step: score for (step, name), score in scores.items() if name == requirement.set_name}
-        if not of_set:
-            failed.append(f"{requirement.set_name} has no score.")
-        failed += [
-            f"{requirement.set_name}{f' after step {step}' if num_steps > 1 else ''} is {score:g}, below "
-            f"{requirement.least:g}."
-            for step, score in of_set.items()
-            if score < requirement.least - ROUNDING
-        ]
+    for requirement, step in itertools.product(requirements, steps):
+        score = scores.get((step, requirement.set_name))
+        name = f"{requirement.set_name}{f' after step {step}' if len(steps) > 1 else ''}"
+        if score is None:
+            failed.append(f"{name} has no score.")
+        elif score < requirement.least - ROUNDING:
+            failed.append(f"{name} is {score:g}, below {requirement.least:g}.")
     if failed:
         raise WorldError(" ".join(failed), "require= asks for more.", "")

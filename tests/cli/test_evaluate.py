@@ -126,7 +126,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["runs/x", SET, "against=prompts.jsonl"], "prompts.jsonl cannot be read as held-out responses"),
         (["runs/x", SET, "against=other"], "against=other has the sets math500, and this evaluation aime24"),
         (["runs/x", SET, "out=runs"], "out=runs is a folder"),
-        (["runs/x", "evaluation.path=prompts.jsonl"], "39 more prompts of prompts are trained on, too"),
+        (["runs/x", "evaluation.path=prompts.jsonl"], "data.path and evaluation.path both read prompts.jsonl"),
         (["runs/x", "evaluation.path=nothing.jsonl"], "nothing.jsonl"),
         ([*MODEL, SET, "engine.num_engines=100000"], "100,001 processes"),
         (
@@ -361,6 +361,8 @@ def test_a_requirement_names_each_policy_that_fails_and_fails_where_its_set_has_
         _require(requirements, {(0, "unseen"): 0.0})
     with pytest.raises(WorldError, match=r"^seen has no score\."):
         _require(parse_requirements("seen>=0"), {(0, "unseen"): 0.0})
+    with pytest.raises(WorldError, match=r"^seen after step 4 has no score\."):
+        _require(parse_requirements("seen>=0.5"), {(0, "seen"): 0.9, (4, "unseen"): 0.9})
 
 
 def test_a_score_that_is_below_a_requirement_by_rounding_alone_meets_it() -> None:
