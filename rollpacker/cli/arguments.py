@@ -153,7 +153,7 @@ def _refuse_misspelt(command: str, words: Sequence[str], help_text: CommandHelp)
 
 def _unknown_option(command: str, option: str, options: Sequence[str], help_text: CommandHelp) -> ConfigError:
     from rollpacker.config.keys import nearest
-    from rollpacker.config.names_elsewhere import is_set_otherwise, key_for, why_absent
+    from rollpacker.config.names_elsewhere import is_set_otherwise, key_beside, key_for, value_set_by, why_absent
     from rollpacker.config.roots import SCORE, TRAIN
 
     name, _, value = option.lstrip("-").partition("=")
@@ -164,7 +164,8 @@ def _unknown_option(command: str, option: str, options: Sequence[str], help_text
     if help_text.takes_keys and (reason := why_absent(name)):
         return ConfigError(problem, reason, "Leave it out.")
     if help_text.takes_keys and (ours := key_for(name)):
-        given = "VALUE" if is_set_otherwise(name) else value or "VALUE"
+        unknown = f"VALUE and {second}=VALUE" if (second := key_beside(name)) else "VALUE"
+        given = value_set_by(name, value) or (unknown if is_set_otherwise(name) else value or unknown)
         return ConfigError(problem, allowed, f"Keys have no dashes: write {ours}={given}")
     if close := nearest(option, options):
         return ConfigError(problem, allowed, f"Write {close[0]}")

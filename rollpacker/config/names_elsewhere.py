@@ -57,6 +57,7 @@ _NAMES_ELSEWHERE = {
     "trainer.advantage": "adv_estimator advantage_estimator",
     "trainer.turn_discount": "step_reward_gamma",
     "trainer.turn_weight": "step_reward_weight step_advantage_w",
+    "trainer.mask_truncated": "mask_truncated_completions",
     "trainer.max_tokens_per_microbatch": "ppo_max_token_len_per_gpu max_tokens_per_gpu",
     "trainer.pipeline_parallel": "pipeline_model_parallel_size",
     "trainer.context_parallel": "context_parallel_size ring_attn_size ulysses_sequence_parallel_size",
@@ -76,9 +77,12 @@ _NAMES_ELSEWHERE = {
 """Our key, and the last parts of other tools' keys for it."""
 
 _SET_OTHERWISE = {
+    "model.dtype": "bf16",
     "reward.overlong_penalty": "penalty_factor",
     "rollout.num_prompts": "per_device_train_batch_size",
+    "run.samples_per_step": "log_completions",
     "tracker.wandb": "report_to logger",
+    "trainer.advantage": "scale_rewards",
     "trainer.clip_ratio_low": "epsilon eps_clip cliprange clip_ratio",
     "trainer.kl_coefficient": "use_kl_loss",
     "trainer.kl_in": "use_kl_in_reward",
@@ -87,6 +91,7 @@ _SET_OTHERWISE = {
     "trainer.loss_normalisation": "loss_type",
     "trainer.mismatch": "use_tis vllm_importance_sampling_correction",
     "trainer.num_minibatches": "ppo_mini_batch_size mini_batch_size",
+    "trainer.warmup_steps": "warmup_ratio lr_warmup_steps_ratio",
 }
 """Our key, and those of other tools for the same whose values have another unit or another type, or set two of ours."""
 
@@ -115,6 +120,9 @@ _NOT_HERE = {
     "use_dynamic_bsz",
     "The engine is chosen by engine=vllm or engine=torch; there is no SGLang.": "rollout.name rollout_backend use_vllm "
     "sglang",
+    "Whether engines and trainer take turns on GPUs or have GPUs of their own is chosen by placement=OPTION; engines "
+    "are always processes of the run.": "vllm_mode",
+    "Every step is logged: a row in the tables, and one for each tracker.": "logging_steps",
     "Where engines and trainer take turns on GPUs, the trainer's state is in host memory while the engines generate; "
     "while it trains, nothing is offloaded.": "offload param_offload grad_offload optimizer_offload cpu_offload "
     "adam_offload offload_policy ref_param_offload offload_params",
@@ -141,6 +149,12 @@ _VALUES_ELSEWHERE = {
 }
 """Our key, its values, and those of other tools for each."""
 
+_VALUES_BY_NAME = {
+    "bf16": {"bfloat16": "true", "float32": "false"},
+    "scale_rewards": {"group_std": "true group", "group_mean": "false none", "batch_std": "batch"},
+}
+"""Another tool's key whose values say nothing without it, values of ours, and its own for each."""
+
 _VALUES_OF_ANOTHER_KEY = {"trainer.loss": "trainer.loss_normalisation"}
 """Our key, and the one that some values of other tools' key for it stand for: TRL's loss_type is both."""
 
@@ -156,7 +170,7 @@ _KEY_OF = {
 _REASON_OF = {name: reason for reason, names in _NOT_HERE.items() for name in names.split()}
 _VALUE_OF = {
     (key, other): value
-    for key, values in _VALUES_ELSEWHERE.items()
+    for key, values in (_VALUES_ELSEWHERE | _VALUES_BY_NAME).items()
     for value, others in values.items()
     for other in others.split()
 }
@@ -180,6 +194,18 @@ def key_beside(name: str) -> str | None:
     return _BESIDE.get(key_for(name) or "") if is_set_otherwise(name) else None
 
 
+def value_set_by(name: str, given: str) -> str | None:
+    """The value of the key of `key_for` for what another tool's key is set to; None where it is not known."""
+    part, text = _known_part(name), _plain(given)
+    return _VALUE_OF.get((part, text)) or _VALUE_OF.get((_KEY_OF.get(part, ""), text))
+
+
+def is_of_section(name: str) -> bool:
+    """Whether `key_for` knows a section of the name, and not what it is about in it."""
+    parts = _plain(name).split(".")
+    return _known_part(name) in parts[:-1]
+
+
 def _known_part(name: str) -> str:
     """What of a name `key_for` knows; empty when it knows nothing of it."""
     parts = _plain(name).split(".")
@@ -196,7 +222,7 @@ def word_for(key: str, given: str, legal: Collection[str]) -> str | None:
     """The word KEY=VALUE that another tool's value, or a misspelt one, stands for; None as of `value_for`."""
     other = _VALUES_OF_ANOTHER_KEY.get(key, "")
     if value := _VALUE_OF.get((other, _plain(given))):
-        return f"{other}={value}"
+        return f"{key}=ppo {other}={value}"
     value = value_for(key, given, legal)
     return f"{key}={value}" if value else None
 

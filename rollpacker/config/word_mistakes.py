@@ -13,7 +13,15 @@ from hydra.errors import HydraException
 
 from rollpacker.config.entry_names import unescaped_names
 from rollpacker.config.keys import Key, legal_keys, nearest, section_names
-from rollpacker.config.names_elsewhere import is_set_otherwise, key_beside, key_for, value_for, why_absent
+from rollpacker.config.names_elsewhere import (
+    is_of_section,
+    is_set_otherwise,
+    key_beside,
+    key_for,
+    value_for,
+    value_set_by,
+    why_absent,
+)
 from rollpacker.config.names_in_slurm import key_for_job, key_of_option
 from rollpacker.config.roots import Root, groups
 from rollpacker.config.words import in_quotes, key_of, shown
@@ -63,7 +71,7 @@ def name_mistakes(root: Root[BaseModel], parsed: Sequence[Override]) -> Iterator
             if not has_searchpath:
                 yield from _option_mistakes(override, known_groups[name].options)
         elif name not in keys and name not in sections and not _is_below_mapping(name, keys):
-            yield unknown_key(root, name)
+            yield unknown_key(root, name, (override.input_line or "").partition("=")[2])
 
 
 def _useless_key_of_hydra(name: str, useful: Sequence[str]) -> ConfigError:
@@ -130,8 +138,8 @@ def _is_below_mapping(name: str, keys: Mapping[str, Key]) -> bool:
     return any(key.is_mapping for end in ends if (key := keys.get(name[:end])) is not None)
 
 
-def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
-    """A key that the schema does not have."""
+def unknown_key(root: Root[BaseModel], name: str, given: str = "") -> ConfigError:
+    """A key that the schema does not have; the value that it was given may be another tool's, too."""
     keys = legal_keys(root.schema)
     section, _, leaf = name.rpartition(".")
     problem = f"`{name}` is not a key of the configuration."
@@ -140,13 +148,16 @@ def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
     of_job = key_for_job(leaf) if section in {"", _JOB} else None
     ours = key_for(name) or of_job
     if ours and (key := keys.get(ours, keys.get(f"{_JOB}.sbatch"))):
-        allowed = f"The key of this name in other tools is `{ours}` here: {key.doc}"
+        allowed, doc = f"The key of this name in other tools is `{ours}` here", _beginning(key.doc)
+        value = value_set_by(name, given)
         if (second := key_beside(name)) is not None:
-            allowed = f"What it sets in other tools is set by `{ours}` and `{second}` here: {key.doc}"
-            return ConfigError(problem, allowed, f"Write {ours}=... and {second}=...")
-        if is_set_otherwise(name):
-            allowed = f"What it sets in other tools is set by `{ours}` here, with other values: {key.doc}"
-        return ConfigError(problem, allowed, f"Write {ours}=...")
+            allowed = f"What it sets in other tools is set by `{ours}` and `{second}` here: {doc}"
+            return ConfigError(problem, allowed, f"Write {ours}={value or f'... and {second}=...'}")
+        if is_of_section(name):
+            allowed = f"What this section sets in other tools is set by `{ours}` here"
+        elif is_set_otherwise(name):
+            allowed = f"What it sets in other tools is set by `{ours}` here, with other values"
+        return ConfigError(problem, f"{allowed}: {doc}", f"Write {ours}={value or '...'}")
     if section and of_job is not None:
         return ConfigError(problem, "RollPacker sets this option of sbatch itself.", "Leave it out.")
     # By the name of a section alone, all of its keys would be near: the last part decides.
@@ -160,6 +171,11 @@ def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
         f"The nearest legal key is `{close[0]}`." if close else "",
         f"Write {key_of_option(leaf)}=... if it is an option of sbatch; {listed}" if is_of_job else listed,
     )
+
+
+def _beginning(doc: str) -> str:
+    """The first statement of a key's help text, which may be as long as a page."""
+    return re.split(r"(?<!\bDr)\. |; ", doc)[0].rstrip(".") + "."
 
 
 def _is_near(name: str, key: str) -> bool:

@@ -73,6 +73,13 @@ def test_folders_that_look_like_keys_are_no_keys(tmp_path: Path, monkeypatch: py
         ("--use_lora", "no LoRA", "Leave it out."),
         ("--nproc_per_node=8", "backend.num_gpus", "Leave it out."),
         ("--max-steps=8", "all else is key=value", "Keys have no dashes: write run.num_steps=8"),
+        (
+            "--epsilon=0.2",
+            "all else is key=value",
+            "Keys have no dashes: write trainer.clip_ratio_low=VALUE and trainer.clip_ratio_high=VALUE",
+        ),
+        ("--adv-estimator=grpo", "all else is key=value", "Keys have no dashes: write trainer.advantage=group_std"),
+        ("--bf16", "all else is key=value", "Keys have no dashes: write model.dtype=VALUE"),
         ("--logger=wandb", "all else is key=value", "Keys have no dashes: write tracker.wandb=VALUE"),
     ],
 )

@@ -85,10 +85,10 @@ def test_what_closes_what_a_word_begins_with_is_no_part_of_its_value(word: str) 
         ("trainer.advantage=grpo", "Did you mean trainer.advantage=group_std?"),
         ("trainer.advantage=dr_grpo", "Did you mean trainer.advantage=group_mean?"),
         ("trainer.advantage=reinforce_plus_plus", "Did you mean trainer.advantage=reinforce_pp?"),
-        ("trainer.loss=grpo", "Did you mean trainer.loss_normalisation=sequence?"),
-        ("trainer.loss=dapo", "Did you mean trainer.loss_normalisation=token_mean?"),
-        ("trainer.loss=bnpo", "Did you mean trainer.loss_normalisation=token_mean?"),
-        ("trainer.loss=dr_grpo", "Did you mean trainer.loss_normalisation=token_bound?"),
+        ("trainer.loss=grpo", "Did you mean trainer.loss=ppo trainer.loss_normalisation=sequence?"),
+        ("trainer.loss=dapo", "Did you mean trainer.loss=ppo trainer.loss_normalisation=token_mean?"),
+        ("trainer.loss=bnpo", "Did you mean trainer.loss=ppo trainer.loss_normalisation=token_mean?"),
+        ("trainer.loss=dr_grpo", "Did you mean trainer.loss=ppo trainer.loss_normalisation=token_bound?"),
         ("trainer.loss_normalisation=dr_grpo", "Write trainer.loss_normalisation=token_bound."),
         ("trainer.loss=vanilla", "Did you mean trainer.loss=ppo?"),
         ("trainer.loss_normalisation=seq-mean-token-mean", "Write trainer.loss_normalisation=sequence."),
@@ -131,7 +131,8 @@ def test_every_value_of_other_tools_stands_for_a_legal_one_and_is_none_itself() 
     [
         ("gradient_accumulation_steps=8", "trainer.max_tokens_per_microbatch"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.num_minibatches"),
-        ("algorithm.use_kl_in_reward=true", "trainer.kl_in"),
+        ("warmup_ratio=0.1", "trainer.warmup_steps"),
+        ("log_completions=true", "run.samples_per_step"),
         ("actor_rollout_ref.actor.use_kl_loss=true", "trainer.kl_coefficient"),
     ],
 )
@@ -147,7 +148,7 @@ def test_a_key_of_another_unit_is_not_said_to_be_the_same(word: str, key: str) -
         ("epsilon=0.2", "trainer.clip_ratio_low=... and trainer.clip_ratio_high=..."),
         ("actor_rollout_ref.actor.clip_ratio=0.2", "trainer.clip_ratio_low=... and trainer.clip_ratio_high=..."),
         ("eps_clip=0.2", "trainer.clip_ratio_low=... and trainer.clip_ratio_high=..."),
-        ("loss_type=grpo", "trainer.loss_normalisation=... and trainer.loss=..."),
+        ("loss_type=cispo", "trainer.loss_normalisation=... and trainer.loss=..."),
     ],
 )
 def test_a_key_of_another_tool_that_sets_two_of_ours_is_answered_with_both(word: str, keys: str) -> None:
@@ -162,6 +163,7 @@ def test_a_key_of_another_tool_that_sets_two_of_ours_is_answered_with_both(word:
         ("reward_model.overlong_buffer.len=4096", "reward.overlong_buffer_tokens"),
         ("reward_model.overlong_buffer.penalty_factor=1", "reward.overlong_penalty"),
         ("data.apply_chat_template_kwargs.enable_thinking=false", "data.template_arguments"),
+        ("mask_truncated_completions=true", "trainer.mask_truncated"),
     ],
 )
 def test_a_key_in_another_tools_section_is_answered_with_our_key_for_the_section(word: str, key: str) -> None:
@@ -189,12 +191,35 @@ def test_a_key_in_another_tools_section_is_answered_with_our_key_for_the_section
         ("actor_rollout_ref.actor.fsdp_config.param_offload=true", "nothing is offloaded"),
         ("cpu_offload=true", "nothing is offloaded"),
         ("actor_rollout_ref.rollout.name=sglang", "no SGLang"),
+        ("vllm_mode=colocate", "placement=OPTION"),
+        ("logging_steps=1", "Every step is logged"),
     ],
 )
 def test_what_only_other_tools_have_is_answered_with_why_it_is_not_here(word: str, reason: str) -> None:
     error = mistake_of(word)
     assert reason in error.allowed
     assert error.remedy == "Leave it out."
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        ("algorithm.adv_estimator=grpo", "trainer.advantage=group_std"),
+        ("algorithm.use_kl_in_reward=true", "trainer.kl_in=reward"),
+        ("scale_rewards=false", "trainer.advantage=group_mean"),
+        ("scale_rewards=group", "trainer.advantage=group_std"),
+        ("loss_type=grpo", "trainer.loss_normalisation=sequence"),
+        ("bf16=true", "model.dtype=bfloat16"),
+        ("resume_from_checkpoint=True", "run.resume=auto"),
+    ],
+)
+def test_a_key_of_another_tool_is_answered_with_our_value_where_it_is_known(word: str, ours: str) -> None:
+    assert mistake_of(word).remedy == f"Write {ours}"
+
+
+@pytest.mark.parametrize("word", ["policy_loss=x", "adv_estimator=x", "epsilon=x", "train_files=x", "kl_penalty=x"])
+def test_a_hint_quotes_only_the_beginning_of_a_keys_help(word: str) -> None:
+    assert len(mistake_of(word).allowed.split()) < 70
 
 
 def test_gpus_of_a_node_are_a_key_of_a_job() -> None:
