@@ -71,7 +71,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,10 +110,16 @@ class Run:
 
     @property
     def samples(self) -> pd.DataFrame:
-        """The responses that are kept as text, of training and of evaluations, by step from 1."""
-        from rollpacker.metrics.samples import read_samples
+        """The responses that are kept as text, of training and of evaluations, by step from 1.
 
-        return read_samples(self.dir)
+        Evaluations that cannot be read are left out, with a warning.
+        """
+        from rollpacker.metrics.samples import PROBLEM, read_samples
+
+        samples = read_samples(self.dir)
+        if problem := samples.attrs.get(PROBLEM):
+            warnings.warn(problem, stacklevel=2)
+        return samples
 
     @property
     def model(self) -> Path:
@@ -142,8 +150,11 @@ def load(run_dir: str | Path) -> Run:
     from rollpacker.metrics.samples import has_evaluations
     from rollpacker.timeline.run_tables import refuse_other_folders
 
-    if not has_evaluations(Path(run_dir)):
+    try:
         refuse_other_folders(Path(run_dir))
+    except DataError:
+        if not has_evaluations(Path(run_dir)):
+            raise
     return Run(Path(run_dir))
 
 
@@ -167,8 +178,11 @@ def train(*words: str, reward: str | Callable[..., object] | None = None, **keys
 
     given = [each for text in words for each in _split(text)]
     given += [f"{name.replace('__', '.')}={in_hydra(value)}" for name, value in keys.items()]
+    package_root = None
     if callable(reward):
-        reward = _source(reward)
+        source = _source(reward)
+        package_root = _package_root(reward)
+        reward = source
     elif not isinstance(reward, str | None):
         raise ConfigError(
             f"reward={reward!r} is no reward.",
@@ -186,7 +200,7 @@ def train(*words: str, reward: str | Callable[..., object] | None = None, **keys
     run_dir = compose(given, complete).run.dir
     if "run.dir" not in map(key_of, given):
         given.append(f"run.dir={quoted(run_dir)}")  # it has the time in its name
-    _run_process(given)
+    _run_process(given, package_root)
     return Run(run_dir)
 
 
@@ -216,6 +230,19 @@ def _source(function: Callable[..., object]) -> str:
     return f"{module.__name__}:{name}" if "." in module.__name__ else f"{Path(file).resolve()}:{name}"
 
 
+def _package_root(function: Callable[..., object]) -> Path | None:
+    """The folder from which the package of a function is imported; None where it is in no package, or an installed one.
+
+    A script finds what lies beside it, and a process of its own does not.
+    """
+    module = sys.modules[function.__module__]
+    if "." not in module.__name__:
+        return None
+    file = Path(module.__file__ or "")
+    root = file.absolute().parents[module.__name__.count(".") + (file.name == "__init__.py")]
+    return None if str(root) in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} else root
+
+
 def _refuse_to_nest() -> None:
     """Refuse to train in a process that imports a script for the function in it: it would never end."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
@@ -227,8 +254,8 @@ def _refuse_to_nest() -> None:
         )
 
 
-def _run_process(words: Sequence[str]) -> None:
-    """Start the process, print what it prints, and raise what it ends with."""
+def _run_process(words: Sequence[str], package_root: Path | None) -> None:
+    """Start the process, which also imports from a folder; print what it prints, and raise what it ends with."""
     with tempfile.TemporaryFile() as errors:  # a pipe takes 64 KiB while nobody reads it
         process = subprocess.Popen(  # noqa: S603  our own interpreter and module
             [sys.executable, "-P", "-m", __name__, str(errors.fileno()), str(os.getpid()), *words],
@@ -237,7 +264,7 @@ def _run_process(words: Sequence[str]) -> None:
             stdin=subprocess.DEVNULL,
             pass_fds=(errors.fileno(),),
             start_new_session=True,  # Ctrl-C comes here first, in a terminal as in a notebook
-            env=_environment(),
+            env=_environment(package_root),
             text=True,
             errors="replace",
         )
@@ -272,10 +299,11 @@ def _print_until_ended(process: subprocess.Popen[str]) -> None:
             return
 
 
-def _environment() -> Mapping[str, str]:
+def _environment(package_root: Path | None) -> Mapping[str, str]:
     from rollpacker.rewards.supervisor_process import path_of_package
 
-    return {**os.environ, "PYTHONPATH": path_of_package(), "PYTHONUNBUFFERED": "1"}
+    path = os.pathsep.join([path_of_package(), *([str(package_root)] if package_root else [])])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def _main(arguments: Sequence[str]) -> int:

@@ -188,6 +188,27 @@ def test_a_script_that_trains_while_it_is_imported_for_its_reward_is_refused(tmp
     assert "if __name__ == " in failure
 
 
+@pytest.mark.parametrize("package", ["pkg", "pkg.inner"])
+def test_a_function_of_a_package_beside_the_script_is_imported_by_the_run(tmp_path: Path, package: str) -> None:
+    folder = tmp_path / "scripts" / package.replace(".", "/")
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("def mine(response): return 1.0\n")
+    (folder / "rewards.py").write_text("def mine(colour): return 1.0\n")
+    script = tmp_path / "scripts" / "script.py"
+    for module in (f"{package}.rewards", *([package] if "." in package else [])):
+        script.write_text(
+            f"import rollpacker\nfrom {module} import mine\n"
+            "if __name__ == '__main__':\n"
+            "    rollpacker.train('model.path=nowhere data.path=nowhere.jsonl', reward=mine)\n"
+        )
+        ended = subprocess.run(
+            [sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=200
+        )
+        assert "nowhere.jsonl does not exist" in ended.stderr
+        assert "No module named" not in ended.stderr
+        assert ("its parameter `colour`" in ended.stderr) == module.endswith("rewards")
+
+
 def test_importing_the_package_loads_nothing_heavy() -> None:
     code = (
         "import rollpacker, sys\n"

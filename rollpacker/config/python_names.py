@@ -14,9 +14,9 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 LONGEST_TEXT = 300
@@ -62,8 +62,15 @@ def module_of(source: str, *, prepare: str = "") -> ModuleType:
     return module
 
 
-def parameters_of(function: Callable[..., object], known: Sequence[str]) -> tuple[str, ...]:
+def parameters_of(
+    function: Callable[..., object], known: Sequence[str], *, elsewhere: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, ...]:
     """The parameters of a function that are given to it by name, all of them where it takes any.
+
+    Args:
+        function: The function.
+        known: The names.
+        elsewhere: For a message: parameters of other tools' functions, and what takes their place here.
 
     Raises:
         UnusableFunction: It is no function, or has a parameter without a default that is none of the `known`.
@@ -72,18 +79,21 @@ def parameters_of(function: Callable[..., object], known: Sequence[str]) -> tupl
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise UnusableFunction(f"its parameters cannot be read: {error}") from error
-    taken = []
+    taken, unfit = [], []
     for each in parameters:
-        if each.kind is each.VAR_KEYWORD:
-            return tuple(known)
         if each.name in known and each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}:
             taken.append(each.name)
-        elif each.default is each.empty and each.kind is not each.VAR_POSITIONAL:
-            raise UnusableFunction(
-                f"its parameter `{each.name}` is none of {', '.join(known)}, which are given by name, and it has "
-                "no default"
-            )
-    return tuple(taken)
+        elif each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}:
+            unfit.append(each.name)
+    if unfit:
+        named = ", ".join(f"`{name}`" for name in unfit)
+        are, have = (f"parameters {named} are", "they have") if len(unfit) > 1 else (f"parameter {named} is", "it has")
+        hints = "".join(f"; `{name}` is {elsewhere[name]} here" for name in unfit if name in elsewhere)
+        raise UnusableFunction(
+            f"its {are} none of {', '.join(known)}, which are given by name, and {have} no default{hints}"
+        )
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    return tuple(known) if takes_any else tuple(taken)
 
 
 def in_words(error: BaseException, *callers: str) -> str:

@@ -38,6 +38,14 @@ from rollpacker.rewards.scores import CHECKER_CRASHED, FAILURES, NOT_FINITE, WRO
 
 PARAMETERS = ("prompt", "response", "ground_truth", "row", "is_truncated")
 
+_PARAMETERS_ELSEWHERE = {
+    **dict.fromkeys(("solution_str", "completions"), "`response`"),
+    "prompts": "`prompt`",
+    "labels": "`ground_truth`",
+    **dict.fromkeys(("data_source", "extra_info"), "a field of `row`"),
+}
+"""What functions of veRL and TRL, and servers of OpenRLHF, take."""
+
 SCORED = "scored"
 """The reason of a function that gives none."""
 
@@ -64,7 +72,7 @@ class RewardFunction:
             UnusableFunction: It has a parameter that no response can fill.
         """
         self._function = function
-        self._names = parameters_of(function, PARAMETERS)
+        self._names = parameters_of(function, PARAMETERS, elsewhere=_PARAMETERS_ELSEWHERE)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -94,7 +102,8 @@ def load_function(source: str) -> RewardFunction:
     function = load_named(source, prepare=_PREPARE)
     if not callable(function) or inspect.isclass(function):
         place, _, name = source.rpartition(":")
-        raise UnusableFunction(f"`{name}` of {place} is {reprlib.repr(function)}, which is no function")
+        what = "a class" if inspect.isclass(function) else reprlib.repr(function)
+        raise UnusableFunction(f"`{name}` of {place} is {what}, which is no function")
     return RewardFunction(function)
 
 

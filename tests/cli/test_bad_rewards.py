@@ -264,6 +264,7 @@ def test_a_function_that_cannot_be_imported_is_told_with_the_mistakes_of_the_pro
     [
         (["check", *RUN], "on the first prompt"),
         (["check", *RUN, "evaluation.path=nothing.jsonl"], "on the first prompt"),
+        (["check", *RUN, "evaluation.path=unseen.jsonl"], "on the first prompt"),
         (["check", RUN[0], "data.path=nothing.jsonl"], "nothing.jsonl"),
         (["evaluate", RUN[0], "evaluation.path=nothing.jsonl"], "nothing.jsonl"),
         (["evaluate", RUN[0], "evaluation.path=other.jsonl"], "ground_truth"),
@@ -277,6 +278,7 @@ def test_a_function_is_imported_once_whichever_prompts_are_wrong(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     (folder / "other.jsonl").write_text('{"id": "a", "domain": "code", "prompt": "1 + 1 ="}')
+    (folder / "unseen.jsonl").write_text('{"id": "a", "domain": "math", "prompt": "91 + 2 =", "ground_truth": "93"}')
     imports = tmp_path_factory.mktemp("counted") / "imports"
     (folder / "counted.py").write_text(
         f"with open({str(imports)!r}, 'a') as file:\n    file.write('x')\ndef fail(response):\n    return 1 / 0\n"
