@@ -31,8 +31,8 @@ class RunSection(Section):
     data until `num_steps`."""
     resume: Annotated[Literal["never", "auto"] | None, NOT_IN_FINGERPRINT] = None
     """`auto` continues from the newest whole checkpoint in `run.dir`, or starts when there is none; `never` refuses a
-    `run.dir` that has one. null is `auto` in a step of a Slurm job, and `never` elsewhere. A job that Slurm has
-    requeued continues whatever this says."""
+    `run.dir` whose run has trained. null is `auto` in a step of a Slurm job, and `never` elsewhere. A job that Slurm
+    has requeued continues whatever this says."""
     checkpoint_every_steps: Annotated[Count, NOT_IN_FINGERPRINT] = 10
     """0 writes a checkpoint only at the end."""
     keep_checkpoints: Annotated[Count, NOT_IN_FINGERPRINT] = Field(2, ge=1)
@@ -95,5 +95,5 @@ class TrackerSection(Section):
         None, pattern=r"^.+:[A-Za-z_]\w*$"
     )
     """A tracker of your own, `PACKAGE.MODULE:CLASS` or `FILE.py:CLASS`. The class is called with run_dir, run_id and
-    config by name, and has the methods log_step, log_evaluation and close of `rollpacker.runtime.run.trackers.Tracker`.
-    One that fails is told nothing more, and the run goes on."""
+    config by name, and has the methods log_step(row, domains, samples), log_evaluation(rows, samples) and close() of
+    `rollpacker.runtime.run.trackers.Tracker`. One that fails is told nothing more, and the run goes on."""

@@ -27,13 +27,14 @@ from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
+from urllib.parse import urlsplit
 
 from rollpacker.config.python_names import UnusableFunction, load_named
 from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.files import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rollpacker.config.sections.run import TrackerSection
 
@@ -45,11 +46,18 @@ API_KEY_VARIABLE = "WANDB_API_KEY"
 
 _TOKEN_FILE_VARIABLE = "WANDB_IDENTITY_TOKEN_FILE"  # noqa: S105  (the name of a variable)
 """Names the file of a short-lived token, in place of a key."""
+_SERVER_VARIABLE = "WANDB_BASE_URL"
+_SERVER = "https://api.wandb.ai"
+"""Unless the variable names another."""
 
 JSONL_FILE = "tracker.jsonl"
 """In `run.dir`."""
 
-_METHODS = ("log_step", "log_evaluation", "close")
+_METHODS = {"log_step": ("row", "domains", "samples"), "log_evaluation": ("rows", "samples"), "close": ()}
+"""Of a tracker, each with what it is called with, in this order."""
+
+_STARTED_WITH = ("run_dir", "run_id", "config")
+"""By name."""
 
 _SAMPLE_COLUMNS = (
     *("prompt", "sample", "reward", "reward_reason", "accepted", "length_tokens", "finish_reason"),
@@ -99,23 +107,23 @@ def check_trackers(section: TrackerSection) -> None:
         raise ConfigError(
             f"tracker.wandb_mode=online, but {API_KEY_VARIABLE} is not set, nor is anybody logged in",
             "The key comes from the environment or from `wandb login`, never from the configuration",
-            f"Set {API_KEY_VARIABLE} (https://wandb.ai/authorize) or run `wandb login`; or use "
-            "tracker.wandb_mode=offline and `wandb sync`",
+            f"Set {API_KEY_VARIABLE} (https://wandb.ai/authorize) or run `wandb login` (and set {_SERVER_VARIABLE}, if "
+            "the server is your own); or use tracker.wandb_mode=offline and `wandb sync`",
         )
     if section.plugin is not None:
         _load_plugin(section.plugin)
 
 
 def _has_key_of_wandb() -> bool:
-    """Look where wandb does: into the environment, and for what `wandb login` wrote, a login `user` of a netrc file."""
+    """Look where wandb does: into the environment, and for the server's entry in the netrc file of `wandb login`."""
     if os.environ.get(API_KEY_VARIABLE) or os.environ.get(_TOKEN_FILE_VARIABLE):
         return True
-    file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    server = urlsplit(os.environ.get(_SERVER_VARIABLE) or _SERVER).netloc
     try:
-        hosts = netrc.netrc(file).hosts
+        entry = netrc.netrc(os.environ.get("NETRC") or os.path.expanduser("~/.netrc")).authenticators(server)  # noqa: PTH111
     except (OSError, ValueError, netrc.NetrcParseError):
         return False
-    return any(login == "user" and key for login, _, key in hosts.values())
+    return entry is not None and bool(entry[2])
 
 
 def _load_plugin(source: str) -> Callable[..., Tracker]:
@@ -129,13 +137,41 @@ def _load_plugin(source: str) -> Callable[..., Tracker]:
             problem = "it is no class"
         elif missing := [name for name in _METHODS if not callable(getattr(found, name, None))]:
             problem = f"it has no method {' and no '.join(missing)}"
+        elif unfit := [*_calls_not_taken(found)]:
+            problem = "; ".join(unfit)
         else:
             return cast("Callable[..., Tracker]", found)
     raise ConfigError(
         f"tracker.plugin={source}: {problem}",
-        f"A class with the methods {', '.join(_METHODS)}, which is called with run_dir, run_id and config by name",
+        f"A class with the methods {', '.join(map(_call, _METHODS))}, which is called with {', '.join(_STARTED_WITH)} "
+        "by name",
         "See Tracker in rollpacker/runtime/run/trackers.py",
     )
+
+
+def _calls_not_taken(tracker: type) -> Iterator[str]:
+    """The calls that a class and its methods do not take, each with the reason, as far as their signatures tell."""
+    named = ", ".join(f"{name}=..." for name in _STARTED_WITH)
+    yield from _not_taken(f"{tracker.__name__}({named})", tracker, (), dict.fromkeys(_STARTED_WITH))
+    for name, arguments in _METHODS.items():
+        has_self = not isinstance(inspect.getattr_static(tracker, name), staticmethod | classmethod)
+        yield from _not_taken(_call(name), getattr(tracker, name), (*(["self"] if has_self else []), *arguments), {})
+
+
+def _not_taken(
+    call: str, function: Callable[..., object], arguments: Sequence[str], named: Mapping[str, None]
+) -> Iterator[str]:
+    """The call and why it is not taken; nothing where it is, or where the function, as some in C, has no signature."""
+    with suppress(ValueError):
+        signature = inspect.signature(function)
+        try:
+            signature.bind(*arguments, **named)
+        except TypeError as error:
+            yield f"it takes no {call}: {error}"
+
+
+def _call(method: str) -> str:
+    return f"{method}({', '.join(_METHODS[method])})"
 
 
 def make_trackers(

@@ -436,7 +436,8 @@ def test_wandb_online_takes_what_wandb_login_wrote(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     section, file = TrackerSection(wandb=True, wandb_mode="online"), tmp_path / "netrc"
     monkeypatch.setenv("NETRC", str(file))
-    for of_others in ("", "machine github.com\n  login somebody\n  password secret\n", "machine\n"):
+    monkeypatch.delenv("WANDB_BASE_URL", raising=False)
+    for of_others in ("", "machine github.com\n  login user\n  password secret\n", "machine\n"):
         file.write_text(of_others)
         with pytest.raises(ConfigError, match="nor is anybody logged in"):
             check_trackers(section)
@@ -444,6 +445,9 @@ def test_wandb_online_takes_what_wandb_login_wrote(monkeypatch: pytest.MonkeyPat
 
     file.unlink()
     write_netrc_auth(host="https://wandb.example.edu", api_key="0" * 40)
+    with pytest.raises(ConfigError, match="set WANDB_BASE_URL, if"):
+        check_trackers(section)
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.edu")
     check_trackers(section)
 
 
