@@ -90,17 +90,20 @@ def run(arguments: Arguments) -> None:
 
 def _chosen(run_dir: Path, wanted: Mapping[str, object]) -> pd.DataFrame:
     """Read the samples with these values, and no other steps; raises `DataError` when there is none."""
-    from rollpacker.metrics.samples import read_newest_samples, read_samples
+    from rollpacker.cli.screen import show_notes
+    from rollpacker.metrics.samples import PROBLEM, read_newest_samples, read_samples
 
     if "step" in wanted or "prompt" in wanted:
         step = wanted.get("step")
         samples = read_samples(run_dir, (step, step) if isinstance(step, int) else None)
     else:
         samples = read_newest_samples(run_dir)
-    samples = _having(samples, wanted)
-    if samples.empty:
+    chosen, problem = _having(samples, wanted), samples.attrs.get(PROBLEM)
+    if chosen.empty:
         raise _nothing(run_dir, read_samples(run_dir), wanted)
-    return samples
+    if problem and wanted.get("kind") != "training":
+        show_notes([problem])
+    return chosen
 
 
 def _having(samples: pd.DataFrame, wanted: Mapping[str, object]) -> pd.DataFrame:
@@ -116,7 +119,15 @@ _NAMES = {"group": "held-out set", "prompt": "prompt", "step": "step"}
 
 def _nothing(run_dir: Path, samples: pd.DataFrame, wanted: Mapping[str, object]) -> DataError:
     """Name the values that there are of a column: of the first in which no sample has what was asked for."""
+    from rollpacker.metrics.samples import PROBLEM
+
     kind = wanted.get("kind", "")
+    if kind != "training" and (problem := samples.attrs.get(PROBLEM)):
+        return DataError(
+            f"{run_dir} has no such text of training. {problem}",
+            "A run's tables are as it wrote them.",
+            "Copy the file again from where the run wrote it, or ask for texts of training: kind=training",
+        )
     known = _having(samples, {"kind": kind}) if kind else samples
     if known.empty:
         return DataError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow.compute as pc
 
+from rollpacker.core.errors import DataError
 from rollpacker.metrics.tables import EVALUATION_FOLDER, METRICS_FOLDER, load_manifest, read_table
 
 if TYPE_CHECKING:
@@ -25,8 +26,14 @@ COLUMNS = (
 """`kind` is training or evaluation, `group` the domain or the held-out set; `accepted` is null in an evaluation."""
 
 
+PROBLEM = "problem"
+"""In `attrs` of the table: why evaluations are left out, in a sentence. Absent where none are."""
+
+
 def read_samples(run_dir: Path, steps: tuple[int, int] | None = None) -> pd.DataFrame:
     """Read every response that has a text, by step; within one training first, then as they stand in their tables.
+
+    Evaluations that cannot be read are left out beside those of training, and `attrs` says so.
 
     Args:
         run_dir: Of the run.
@@ -35,15 +42,12 @@ def read_samples(run_dir: Path, steps: tuple[int, int] | None = None) -> pd.Data
     Raises:
         DataError: The run has no metrics, or these cannot be read.
     """
-    first, last = steps or (0, sys.maxsize)
-    return _together(run_dir, (first - 1, last - 1), (first, last))
+    return _together(run_dir, steps or (0, sys.maxsize))
 
 
 def read_newest_samples(run_dir: Path) -> pd.DataFrame:
-    """Read those of the newest step and of the newest evaluation; raises as `read_samples` does."""
-    manifests = (load_manifest(run_dir / folder) for folder in (METRICS_FOLDER, EVALUATION_FOLDER))
-    training, evaluation = (manifest.last_step or 0 if manifest else 0 for manifest in manifests)
-    return _together(run_dir, (training, training), (evaluation, evaluation))
+    """Read those of the newest step and of the newest evaluation; leaves out and raises as `read_samples` does."""
+    return _together(run_dir, None)
 
 
 def has_evaluations(run_dir: Path) -> bool:
@@ -65,18 +69,36 @@ def parts_of(sample: Mapping[Any, Any]) -> Iterator[tuple[str, bool]]:
         yield from ((turn, not number % 2) for number, turn in enumerate(turns) if turn)
 
 
-def _together(run_dir: Path, training: tuple[int, int], evaluation: tuple[int, int]) -> pd.DataFrame:
-    """Both tables, each of some steps as it counts them itself; a run that only evaluates or only trains has one."""
-    parts = []
-    has_evaluated = has_evaluations(run_dir)
-    manifest = load_manifest(run_dir / METRICS_FOLDER)
-    if (manifest and manifest.parts) or not has_evaluated:
-        parts.append(_with_texts(run_dir, "responses", training, "training", "domain"))
+def _together(run_dir: Path, steps: tuple[int, int] | None) -> pd.DataFrame:
+    """Both tables, of some steps or of the newest of each; a run that only evaluates or only trains has one."""
+    trained = load_manifest(run_dir / METRICS_FOLDER)
+    has_trained, problem, answers = trained is not None and bool(trained.parts), "", None
+    try:
+        answers = _answers(run_dir, steps)
+    except DataError as error:
+        if not has_trained:
+            raise
+        problem = f"Texts of evaluations are left out: {error.problem.rstrip('.')}."
+    parts = [] if answers is None else [answers]
+    if has_trained or not parts:
+        newest = trained.last_step or 0 if trained else 0
+        span = (steps[0] - 1, steps[1] - 1) if steps else (newest, newest)
+        parts.insert(0, _with_texts(run_dir, "responses", span, "training", "domain"))
         parts[0]["step"] += 1
-    if has_evaluated:
-        parts.append(_with_texts(run_dir, "evaluation_responses", evaluation, "evaluation", "set"))
     samples = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-    return samples.sort_values("step", kind="stable", ignore_index=True)
+    samples = samples.sort_values("step", kind="stable", ignore_index=True)
+    if problem:
+        samples.attrs[PROBLEM] = problem
+    return samples
+
+
+def _answers(run_dir: Path, steps: tuple[int, int] | None) -> pd.DataFrame | None:
+    """Those of evaluations; None of a run without any."""
+    manifest = load_manifest(run_dir / EVALUATION_FOLDER)
+    if manifest is None or not manifest.parts:
+        return None
+    newest = manifest.last_step or 0
+    return _with_texts(run_dir, "evaluation_responses", steps or (newest, newest), "evaluation", "set")
 
 
 def _with_texts(run_dir: Path, table: str, steps: tuple[int, int], kind: str, group: str) -> pd.DataFrame:

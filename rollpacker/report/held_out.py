@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.samples import has_evaluations, parts_of, read_newest_samples
+from rollpacker.metrics.samples import PROBLEM, has_evaluations, parts_of, read_newest_samples
 from rollpacker.metrics.tables import read_frame
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.report.cuts import FAILED_END, held_out_ends
@@ -52,27 +52,34 @@ class HeldOut(NamedTuple):
 
 
 def read_held_out(run_dir: Path) -> HeldOut:
-    """Read what there is; evaluations that cannot be read leave all empty."""
+    """Read what there is; evaluations that cannot be read leave all empty but texts of training."""
+    nothing = pd.DataFrame()
+    found = HeldOut(nothing, nothing, Counter(), nothing, pd.Series(dtype=float))
     try:
-        return _read(run_dir)
+        found = _scores_of(run_dir)
     except DataError as error:
-        nothing = pd.DataFrame()
-        problem = f"Held-out scores and texts are not shown: {error.problem}."
-        return HeldOut(nothing, nothing, Counter(), nothing, pd.Series(dtype=float), problem)
+        found = found._replace(problem=f"Held-out scores and texts are not shown: {error.problem}.")
+    try:
+        samples = read_newest_samples(run_dir)
+    except DataError as error:
+        return found._replace(problem=found.problem or f"Texts are not shown: {error.problem}.")
+    return found._replace(
+        texts=first_of_each(samples, NUM_TEXTS), problem=found.problem or samples.attrs.get(PROBLEM, "")
+    )
 
 
-def _read(run_dir: Path) -> HeldOut:
+def _scores_of(run_dir: Path) -> HeldOut:
+    """All but the texts."""
     scores = of_pass = pd.DataFrame()
     ends: Counter[tuple[int, str, str]] = Counter()
     if has_evaluations(run_dir):
         scores, of_pass = read_frame(run_dir, "evaluations"), read_frame(run_dir, "pass_at_k")
         ends = held_out_ends(run_dir)
-    samples = read_newest_samples(run_dir)
     alone_s = pd.Series(dtype=float)
     if len(scores):
         alone_s = scores.loc[scores["mode"] == "alone"].groupby("step")["time_s"].first()
     scores = scores.dropna(subset=["reward_mean"]) if len(scores) else scores  # a set that was cut has none
-    return HeldOut(scores, of_pass, ends, first_of_each(samples, NUM_TEXTS), alone_s)
+    return HeldOut(scores, of_pass, ends, pd.DataFrame(), alone_s)
 
 
 def first_of_each(samples: pd.DataFrame, num: int) -> pd.DataFrame:

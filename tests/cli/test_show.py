@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rollpacker.api import load
 from rollpacker.cli.main import main
 from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 from rollpacker.metrics.samples import read_samples
@@ -173,14 +174,34 @@ def test_a_run_that_only_evaluated_shows_what_it_was_answered(
     assert "has kept no text of training" in said(capsys, str(run_dir), "kind=training", code=2)
 
 
-@pytest.mark.parametrize("damage", ["garbled", "gone"])
-def test_a_damaged_table_of_evaluations_is_named_and_not_taken_for_none(
+@pytest.mark.parametrize("damage", ["garbled", "gone", "manifest"])
+def test_a_damaged_table_of_evaluations_is_named_beside_the_texts_of_training(
     run_dir: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     part = run_dir / "evaluation" / "evaluation_responses" / "step-000002.parquet"
-    part.write_bytes(b"PAR1") if damage == "garbled" else part.unlink()
-    said_of_it = " is not readable" if damage == "garbled" else " is missing, although"
-    assert f"{part}{said_of_it}" in " ".join(said(capsys, str(run_dir), code=2).split())
+    if damage == "manifest":
+        part = run_dir / "evaluation" / "manifest.json"
+    part.unlink() if damage == "gone" else part.write_bytes(b"PAR1")
+    assert main(["show", str(run_dir)]) == 0
+    printed = capsys.readouterr()
+    assert "step 2  math p1 #0  reward 1, found, 9 tokens" in printed.out
+    note = " ".join(printed.err.split())
+    assert f"note: Texts of evaluations are left out: {part}" in note
+    assert main(["show", str(run_dir), "kind=training"]) == 0
+    assert capsys.readouterr().err == ""
+    for words in (["set=aime"], ["prompt=a1"]):
+        assert str(part) in " ".join(said(capsys, str(run_dir), *words, code=2).split())
+    with pytest.warns(UserWarning, match="Texts of evaluations are left out"):
+        assert set(load(run_dir).samples["kind"]) == {"training"}
+
+
+def test_a_damaged_table_of_evaluations_is_refused_where_nothing_was_trained(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run_dir / "metrics")
+    part = run_dir / "evaluation" / "evaluation_responses" / "step-000002.parquet"
+    part.unlink()
+    assert f"{part} is missing, although" in " ".join(said(capsys, str(run_dir), code=2).split())
 
 
 def test_a_run_that_only_trained_shows_its_texts(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
