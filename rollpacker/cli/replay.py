@@ -26,11 +26,12 @@ def run(arguments: Arguments) -> None:
     """Replay one run, and print what was verified."""
     from rollpacker.cli.screen import output
     from rollpacker.cli.settings import parse_runs
+    from rollpacker.metrics.event_log import attempt_paths
     from rollpacker.runtime.rollout.replay import replay
     from rollpacker.timeline.run_tables import refuse_other_folders
 
     (run_dir,), _ = parse_runs("replay", arguments.words, (), max_runs=1)
-    if not run_dir.is_dir():
+    if not attempt_paths(run_dir):
         refuse_other_folders(run_dir)
     report = replay(run_dir)
     attempts = "1 attempt" if report.attempts == 1 else f"{report.attempts} attempts"

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting, refuse_other_format
 from rollpacker.cli.command_help import CommandHelp
+from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.protocols.reward import RewardWorker
 
@@ -15,7 +18,13 @@ if TYPE_CHECKING:
 HELP = CommandHelp(
     purpose="Score given responses with a reward: one line of id, reward and reason per response.",
     usage="reward=OPTION|reward.KEY=... data.path=FILE responses=FILE out=FILE [overwrite=true] [key=value] ...",
-    arguments=(OVERWRITE,),
+    arguments=(
+        ("reward=OPTION", "What scores, or a key of it such as reward.function=my.py:score. Default: math"),
+        ("data.path=FILE", "The prompts, with what the reward compares with. Needed."),
+        ("responses=FILE", 'JSON lines {"id": ID, "response": TEXT}, Parquet, Arrow or CSV. Needed.'),
+        ("out=FILE", "The file to write: JSON lines of id, reward and reason; - is standard output. Needed."),
+        OVERWRITE,
+    ),
     examples=(
         "rollpacker score reward=math data.path=prompts.jsonl \\\n    responses=answers.jsonl out=scores.jsonl",
         "rollpacker score reward.function=my.py:score data.path=prompts.jsonl \\\n    responses=a.jsonl out=s.jsonl",
@@ -37,6 +46,7 @@ def run(arguments: Arguments) -> None:
         "score", arguments.words, {"overwrite": ""}, example="out=FILE overwrite=true", takes_keys=True
     )
     config = compose_score(words)
+    _refuse_run(config.responses)
     refuse_other_format(config.out)
     if not is_stream(config.out):
         check_creatable("out", config.out)
@@ -60,6 +70,17 @@ def run(arguments: Arguments) -> None:
     console = output(beside=config.out)
     table = facts([(_cut(label, console.width // 2), content) for label, content in rows])
     console.print(heading(f"Reward {config.reward.name_of()}"), table, sep="\n")
+
+
+def _refuse_run(responses: Path) -> None:
+    """Refuse the folder of a run, and say how its responses become a file."""
+    if (responses / "run.json").exists():
+        raise ConfigError(
+            f"responses={responses} is a run, and no file of responses.",
+            "The responses are JSON lines, Parquet, Arrow or CSV with the columns id and response.",
+            f"In Python, `rollpacker.load({str(responses)!r}).samples` has those that the run kept: name its columns "
+            "prompt and response_text id and response, and write it by to_parquet.",
+        )
 
 
 def _cut(label: str, width: int) -> str:

@@ -38,11 +38,16 @@ def check_apart(trained: Iterable[Prompt], held_out: Mapping[str, Sequence[Promp
         shared = [prompt for prompt in prompts if not by_text.keys().isdisjoint(_questions(prompt))]
         if shared:
             twin = next(by_text[text] for text in _questions(shared[0]) if text in by_text)
+            others = f", and {len(shared) - 1} more prompts of {name} are trained on, too" if len(shared) > 1 else ""
+            problem = f"{_place(shared[0])} asks what {_place(twin)} asks{others}"
+            remedy = "Delete them from one of the two, or name another file in evaluation.path"
+            if shared[0].line is not None and twin.line is not None and shared[0].line.path == twin.line.path:
+                problem = f"data.path and evaluation.path both read {twin.line.path}"
+                remedy = "Divide it into two files, or name another one in evaluation.path"
             raise DataError(
-                f"{_place(shared[0])} asks what {_place(twin)} asks"
-                + (f", and {len(shared) - 1} more prompts of {name} are trained on, too" if len(shared) > 1 else ""),
+                problem,
                 "Allowed: a held-out set of which training sees no prompt, or its score says what was remembered",
-                "Delete them from one of the two, or name another file in evaluation.path",
+                remedy,
             )
 
 

@@ -60,7 +60,7 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
     "value that is no number": ([*RUN, "run.seed=one"], ["run.seed=one", "an integer, at least 0"]),
     "not a number": ([*RUN, "trainer.learning_rate=nan"], ["trainer.learning_rate=nan", "at least 1e-09"]),
     "infinity": ([*RUN, "trainer.learning_rate=inf"], ["trainer.learning_rate=inf", "at least 1e-09"]),
-    "a path that is empty": (["model.path=m", "data.path="], ["data.path.0.path= is not legal", "is a path"]),
+    "a path that is empty": (["model.path=m", "data.path="], ["data.path= is not legal", "is a path"]),
     "a profile that is not there": ([*RUN, "engine.profile=/no/such.parquet"], ["/no/such.parquet is no file"]),
     "a template that is a device": (
         [*RUN, "data.chat_template=/dev/zero"],
@@ -376,7 +376,7 @@ BAD_WORDS: dict[str, tuple[list[str], list[str]]] = {
     "an option of another command": (["score", "-m"], ["`-m` is not an option"]),
     "replay of nothing": (["replay"], ["was given no run"]),
     "replay of two": (["replay", "a", "b"], ["was given a b"]),
-    "replay of no run": (["replay", "model"], ["has no event log"]),
+    "replay of no run": (["replay", "model"], ["model is not a run: it has no metrics/manifest.json"]),
     "replay of nothing that is there": (["replay", "nowhere"], ["nowhere does not exist"]),
     "replay of a file": (["replay", "prompts.jsonl"], ["prompts.jsonl is a file"]),
     "score without its files": (["score", "reward=math"], ["`responses`", "`out`", "`data.path`"]),

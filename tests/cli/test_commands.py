@@ -370,6 +370,17 @@ def test_replay_says_what_it_verified(workdir: Path, capsys: pytest.CaptureFixtu
     assert "1 attempt, 2 events replayed; all 1 commands are the same" in run(["replay", "run"], capsys)
 
 
+def test_a_run_that_ended_before_its_log_began_is_no_wrong_path(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workdir / "run").mkdir()
+    (workdir / "run" / "run.json").write_text("{}")
+    assert main(["replay", "run"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "run is a run without a finished step yet" in said
+    assert "`rollpacker jobs run` says whether it runs, or why it ended" in said
+
+
 def test_a_replay_that_diverges_is_our_bug_and_exits_70(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write_log(workdir / "run", is_honest=False)
     assert main(["replay", "run"]) == 70

@@ -141,6 +141,7 @@ MISTAKES = {
         ["at=30", "out=mine"],
         "no checkpoint after 30 steps",
         "after 10, 20, 40 steps; 20 is",
+        "every run.checkpoint_every_steps steps and when it ends; older ones than the last run.keep_checkpoints are",
     ),
     "no such word": (["at=newest", "out=mine"], "at=newest", "best, last or a number of steps"),
     "no out": ([], "out=DIR", "new folder"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker.cli.main import main
 from tests.cli.conftest import run
 
 MINE = """
@@ -25,3 +26,20 @@ def test_a_reason_or_a_part_of_many_words_hides_no_number(
     printed = run(["score", "reward.function=mine.py:score", *files], capsys)
     assert "responses 1 mean reward 0.5000 mean of nnnn" in printed
     assert "nnn… 1.0000 the answer differs from the reference i… 1 (100.0%)" in printed
+
+
+def test_the_help_begins_with_the_arguments_that_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(["help", "score"], capsys)
+    own = text[text.index("Arguments") : text.index("Options")]
+    assert all(name in own for name in ("reward=OPTION", "data.path=FILE", "responses=FILE", "out=FILE"))
+    assert "overwrite" in own
+    assert "made ids" in run(["help", "score", "responses"], capsys)
+
+
+def test_a_run_in_the_place_of_responses_is_answered_with_how_they_become_a_file(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workdir / "x").mkdir()
+    (workdir / "x" / "run.json").write_text("{}")
+    assert main(["score", "reward=math", "data.path=prompts.jsonl", "responses=x", "out=scores.jsonl"]) == 2
+    assert "`rollpacker.load('x').samples`" in " ".join(capsys.readouterr().err.split())

@@ -93,8 +93,14 @@ def test_sets_that_are_asked_without_the_suffix_of_training_are_noted() -> None:
 
 
 def test_how_many_more_are_shared_is_said(tmp_path: Path) -> None:
+    trained, held_out = (write(tmp_path / f"{name}.jsonl", "a", "b", "c") for name in ("train", "test"))
+    with pytest.raises(DataError, match="and 2 more prompts of test are trained on"):
+        check_apart(load_prompts([PromptFile(path=trained)]), load_held_out(section(held_out)))
+
+
+def test_one_file_for_both_is_named_once(tmp_path: Path) -> None:
     trained = write(tmp_path / "train.jsonl", "a", "b", "c")
-    with pytest.raises(DataError, match="and 2 more prompts of train are trained on"):
+    with pytest.raises(DataError, match=r"data\.path and evaluation\.path both read \S*/train\.jsonl"):
         check_apart(load_prompts([PromptFile(path=trained)]), load_held_out(section(trained)))
 
 

@@ -112,7 +112,10 @@ def checkpoint_of(run_dir: Path, at: str) -> int:
         why = "A run with run.keep_best=true and evaluation.path keeps it, once a score is better than the first."
         raise CheckpointError(f"No checkpoint of {run_dir} is marked as the best. {there}", why, f"Add at={steps[-1]}.")
     if at.isascii() and at.isdigit():
-        why = "Older ones than the last run.keep_checkpoints are removed."
+        why = (
+            "A run writes one every run.checkpoint_every_steps steps and when it ends; older ones than the last "
+            "run.keep_checkpoints are removed."
+        )
         raise CheckpointError(f"{run_dir} has no checkpoint after {at} steps. {there}", why, f"Add at={steps[-1]}.")
     raise ConfigError(
         f"at={at} names no checkpoint. {there}", "`at` is best, last or a number of steps.", "Add at=last."

@@ -91,6 +91,8 @@ class RealRunFacts:
         self._config = config
         self.has_tried_functions = False
         """Whether those of the rewards were called on prompts, also where that found a mistake."""
+        self._has_trial_failed = False
+        """A function, a server or an environment was tried and has a mistake: further prompts would tell it again."""
         self._notes_on_answers: list[str] = []
 
     def model(self) -> ModelFacts:
@@ -125,11 +127,16 @@ class RealRunFacts:
         check_references(self._config.reward, prompts)
         check_rubrics(self._config.reward, prompts, can_ask=_runs_in_this_environment(self._config))
         check_chat(self._config.data, self._config.model.directory, prompts)
-        if _runs_in_this_environment(self._config):
-            self.has_tried_functions = True
+        if not _runs_in_this_environment(self._config) or self._has_trial_failed:
+            return
+        self.has_tried_functions = True
+        try:
             self._notes_on_answers += try_checks(self._config.reward, prompts, can_reach=self.is_here)
             if self._config.environment and prompts:
                 self._notes_on_answers += try_environment(self._config, prompts[0])
+        except UserError:
+            self._has_trial_failed = True
+            raise
 
     def check_order(self, order: Mapping[str, object]) -> None:
         config = self._config

@@ -391,7 +391,7 @@ def test_a_domain_that_only_a_held_out_set_has_gets_a_reward_of_its_own(inputs: 
         (["evaluation.path=nowhere.jsonl"], "nowhere.jsonl does not exist"),
         (["EVALUATION", "evaluation.max_response_tokens=1025"], "evaluation.max_response_tokens=1025 add up to 2049"),
         (["EVALUATION", "evaluation.num_samples=1000000"], "An evaluation has 2,000,000 responses"),
-        (["TRAINED"], "asks what"),
+        (["TRAINED"], "both read"),
     ],
 )
 def test_held_out_sets_that_cannot_be_evaluated_are_refused_before_the_start(
