@@ -21,21 +21,24 @@ _NOT_COMPARED: Final = re.compile(
     r"tracker\..*|run\.(seed|dir|resume|progress|callbacks|samples_per_step|best_by|keep_.*|checkpoint_.*)"
     r"|backend\.(deadlines\..*|object_store_mb)|elastic\.job\..*|cluster\.(?!num_nodes|gpu).*"
     r"|trainer\.surprisal_.*|model\.(download|export_dtype)|weight_sync\.timeout_s"
+    r"|(engine|reward\.judge)\.(max_restarts|restart_pause_s)|evaluation\.(at_.*|num_texts|pass_.*)"
 )
 """Keys that repetitions may differ in: what is trained is the same, and what is generated but for the seed. A cluster
 is its nodes and GPUs; partition, time limit and account change no result."""
 
-_OF_EVALUATIONS_ALONE: Final = re.compile(r"evaluation\.(path|every_steps|at_.*|grace_s|num_.*|pass_.*|seed)")
+_OF_EVALUATIONS_ALONE: Final = re.compile(r"evaluation\.(path|every_steps|grace_s|num_samples|seed)")
 """Keys that repetitions may differ in while evaluations have rounds of their own, which are part of no step; scores are
-compared by set. How held-out responses are sampled changes what a score means."""
+compared by set. How held-out responses are sampled changes what a score means. Evaluations that fill rounds lengthen
+steps: `evaluation.when` and what they generate are part of the task."""
 
 _OF_SYSTEM: Final = re.compile(
     r"(system|placement|weight_sync)\..*|.*\.resources\..*"
-    r"|engine\.(num_engines|tensor_parallel|degrees|switch|vllm\.draft.*)"
+    r"|engine\.(num_engines|tensor_parallel|degrees|switch|profile|vllm\.draft.*)"
+    r"|(engine|engine\.vllm|trainer|reward\.judge)\.(num_threads|memory_share|kv_cache_mb)"
     r"|trainer\.(loss.*|clip_.*|dual_clip|topr_weights|entropy_coefficient|kl_.*|advantage|turn_.*|mismatch.*"
     r"|mask_truncated|.*_parallel.*|shard_.*|recompute_activations|max_tokens_per_microbatch|logits_chunk_tokens)"
 )
-"""A system's own: its policy and loss, and how it divides the GPUs. Systems are compared on all else, the task."""
+"""A system's own: its policy and loss, and how it divides GPUs and CPUs. Systems are compared on all else, the task."""
 
 MOST_KEYS: Final = 3
 """That a sentence or a name has."""

@@ -9,7 +9,7 @@ from rollpacker.analysis.exhibits import EXHIBITS, fig06, fig11, fig12, fig13, l
 from rollpacker.analysis.numbers import Source
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from rollpacker.config.words import in_hydra
-from tests.analysis.written_runs import numbers_of, write_run
+from tests.analysis.written_runs import numbers_of, runs_below, write_run
 
 
 def test_of_two_runs_of_a_seed_the_one_that_got_farthest_is_drawn_and_the_other_is_named(tmp_path):
@@ -103,15 +103,69 @@ def test_a_system_has_its_own_loss_and_layout(key, other, tmp_path):
     ],
 )
 def test_systems_whose_rewards_engine_or_optimizer_differ_are_no_pair(key, other, tmp_path):
-    *sections, name = key.split(".")
-    config = {name: other}
-    for section in reversed(sections):
-        config = {section: config}
     write_run(tmp_path / "base", "verl", [4.0])
-    write_run(tmp_path / "odd", "tail", [2.0], config=config)
+    write_run(tmp_path / "odd", "tail", [2.0], config=_nested(key, other))
     runs = Runs(runs=read_runs(list(find_runs(tmp_path)))[0])
     assert [len(runs.of(system=system)) for system in ("verl", "tail")] == [1, 0]
     assert key in next(sentence for sentence in runs.missing if "differs" in sentence)
+
+
+def _nested(key, value):
+    """The sections of a configuration that has this key."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("engine.vllm.memory_share", 0.5),
+        ("engine.vllm.kv_cache_mb", 512),
+        ("engine.num_threads", 4),
+        ("engine.profile", "profile.json"),
+        ("trainer.num_threads", 4),
+        ("reward.judge.memory_share", 0.2),
+    ],
+)
+def test_a_system_divides_gpus_and_cpus_in_its_own_way_and_its_seeds_in_one(key, other, tmp_path):
+    write_run(tmp_path / "a", "verl", [4.0])
+    write_run(tmp_path / "b", "tail", [2.0], config=_nested(key, other))
+    write_run(tmp_path / "c", "tail", [2.0], seed=1)
+    runs = runs_below(tmp_path)
+    assert [run.folder.name for system in ("verl", "tail") for run in runs.of(system=system)] == ["a", "b"]
+    assert f"{tmp_path}/c is left out: it differs from {tmp_path}/b in {key}" in "".join(runs.missing)
+
+
+@pytest.mark.parametrize("when", ["alone", "fill"])
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("engine.max_restarts", 0),
+        ("engine.restart_pause_s", 9.0),
+        ("reward.judge.max_restarts", 0),
+        ("evaluation.at_end", False),
+        ("evaluation.num_texts", 0),
+        ("evaluation.pass_at", [1]),
+    ],
+)
+def test_runs_may_differ_in_restarts_and_in_what_is_kept_of_evaluations(key, other, when, tmp_path):
+    config = {"evaluation": {"when": when}}
+    section, keys = next(iter(_nested(key, other).items()))
+    write_run(tmp_path / "a", "verl", [4.0], config=config)
+    write_run(tmp_path / "b", "verl", [4.0], seed=1, config=config | {section: config.get(section, {}) | keys})
+    runs = runs_below(tmp_path)
+    assert len(runs.of(system="verl")) == 2
+    assert runs.missing == []
+
+
+@pytest.mark.parametrize(("key", "other"), [("evaluation.when", "alone"), ("evaluation.num_samples", 8)])
+def test_evaluations_that_fill_rounds_are_part_of_the_task(key, other, tmp_path):
+    config = {"when": "fill", "num_samples": 1}
+    write_run(tmp_path / "a", "verl", [4.0], config={"evaluation": config})
+    write_run(tmp_path / "b", "tail", [4.0], config={"evaluation": config | {key.partition(".")[2]: other}})
+    runs = runs_below(tmp_path)
+    assert [len(runs.of(system=system)) for system in ("verl", "tail")] == [1, 0]
 
 
 def test_seeds_may_have_other_partitions_time_limits_and_deadlines(tmp_path):
