@@ -36,10 +36,11 @@ HELP = CommandHelp(
     purpose=(
         "Show the runs below some folders: which run, wait, failed, died or were requeued, the step of each and the "
         "mean reward of its last 10 steps, and why it waits or stopped. `held out` is the score of the first held-out "
-        "set in the newest evaluation; +1 says that there is another set. `time` is how long the last attempt of its "
-        "job ran; of a run without a job, how long all attempts took until its last step's end, with evaluations and "
-        "checkpoints before that, and without their start and what was done again. Asks Slurm about runs that have a "
-        "job. A run whose status is `running` although its job is over is shown as died. Changes nothing."
+        "set that has one in the newest evaluation; +1 says that there is another set. `time` is how long the last "
+        "attempt of its job ran; of a run without a job, how long all attempts took until its last step's end, with "
+        "evaluations and checkpoints before that, and without their start and what was done again. Asks Slurm about "
+        "runs that have a job. A run whose status is `running` although its job is over is shown as died. Changes "
+        "nothing."
     ),
     usage="[DIR ...] [watch]",
     arguments=(
@@ -62,7 +63,8 @@ def run(arguments: Arguments) -> None:
         _watch(console, folders)
     else:
         shown, _ = _draw(folders)
-        console.print(shown, crop=False, soft_wrap=isinstance(shown, Text))
+        for part in shown:
+            console.print(part, crop=False, soft_wrap=isinstance(part, Text))
 
 
 def _refuse_unknown(folders: list[Path]) -> None:
@@ -93,24 +95,24 @@ def _watch(console: Terminal, folders: list[Path]) -> None:
         while True:
             _refuse_unknown(folders)  # one may have been removed meanwhile
             shown, is_active = _draw(folders)
-            live.update(shown, refresh=True)
+            live.update(Group(*shown), refresh=True)
             if not is_active:
                 return
             time.sleep(_POLL_INTERVAL_S)
 
 
-def _draw(folders: list[Path]) -> tuple[RenderableType, bool]:
-    """Draw the runs below the folders, and say whether one of them is active."""
+def _draw(folders: list[Path]) -> tuple[list[RenderableType], bool]:
+    """Draw the runs below the folders, with sentences as `Text`, and say whether one of the runs is active."""
     from rollpacker.launch.collect_status import collect_status, find_runs
     from rollpacker.launch.job_table import job_table
 
     found = (run_dir for folder in folders or _default() for run_dir in find_runs(folder))
     collected = collect_status(list(dict.fromkeys(found)))
     if not collected.views:
-        return Text(_nothing(folders)), False
+        return [Text(_nothing(folders))], False
     table = job_table(collected.views, now=time.time(), complaint=collected.complaint)
-    shown = [table, *map(Text, ["", *_first(collected.unread)])] if collected.unread else [table]
-    return Group(*shown), any(view.state in _ACTIVE for view in collected.views)
+    sentences = ["", *_first(collected.unread)] if collected.unread else []
+    return [table, *map(Text, sentences)], any(view.state in _ACTIVE for view in collected.views)
 
 
 def _first(sentences: Sequence[str]) -> list[str]:

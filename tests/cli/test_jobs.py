@@ -78,13 +78,13 @@ def test_the_last_held_out_score_of_a_run_is_shown_with_its_set(
     assert main(["jobs"]) == 0
 
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    expected = "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)."
     assert lines[2:] == [
         "run state host step reward held out time",
         "a finished far 3/10 aime24 0.750 +1",
         "b finished far 3/10",
         "",
-        "runs/b/evaluation/manifest.json is not readable as a manifest: Expecting property name enclosed in",
-        "double quotes: line 1 column 2 (char 1).",
+        f"runs/b/evaluation/manifest.json is not readable as a manifest: {expected}",
     ]
 
 
@@ -119,6 +119,20 @@ def test_the_path_of_a_run_that_failed_stays_whole_however_long_it_is(
     assert f"interrupted {run_dir.relative_to(workdir)}\n" in printed
     remedy = "run.resume=auto goes on from its last checkpoint, or begins anew where it has none."
     assert remedy in " ".join(printed.split())
+
+
+def test_the_path_of_a_table_that_cannot_be_read_stays_whole_however_long_it_is(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = workdir / "runs" / ("x" * 60) / ("y" * 60) / "metrics" / "manifest.json"
+    _write_run(manifest.parents[1], "finished")
+    manifest.parent.mkdir()
+    manifest.write_text('{"schema_version": 1, "parts": [], "num_truncations": 0}')
+
+    assert main(["jobs", "runs"]) == 0
+
+    said = f"{manifest.relative_to(workdir)} was written with schema version 1."
+    assert capsys.readouterr().out.splitlines()[-1] == said
 
 
 def test_a_run_below_two_of_the_folders_is_shown_once(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +185,7 @@ def test_help_says_of_what_a_time_and_a_reward_are(capsys: pytest.CaptureFixture
     )
     assert "until its last step's end, with evaluations and checkpoints before that, and without their start" in said
     assert "without their start and what was done again" in said
-    assert "`held out` is the score of the first held-out set" in said
+    assert "`held out` is the score of the first held-out set that has one in the newest evaluation" in said
     assert f"mean reward of its last {NUM_STEPS_OF_REWARD} steps" in said
 
 
