@@ -344,15 +344,19 @@ def _schema_mistake(root: Root[BaseModel], tree: Any, details: ErrorDetails) -> 
             f"They are {', '.join(own)}." if own else "",
             f"Set single keys, such as {own[0]}=..." if own else KEYS_LISTED.format(command=root.command),
         )
+    beyond = path[len(place) :]
+    is_name = beyond[-1:] == ["[key]"]  # pydantic's mark of a name in a mapping
+    if is_name:
+        given = f"`{shown(details['input'])}`, a name in {key.name},"
     is_out_of_bounds = _fault(details["type"]) == "out of bounds"
     exceeds_type = is_out_of_bounds and set(details.get("ctx", {}).values()) <= _LIMITS_OF_TYPES
     # pydantic's words are of one type where others are legal, too, and of `model_type` they name a class of ours
-    is_all = path[len(place) :] in ([], ["[key]"])
-    says_more = key.name != name and is_all and details["type"] != "model_type"
+    says_more = is_name or (key.name != name and not beyond and details["type"] != "model_type")
+    as_text = f"Write {key.name}.NAME=... on the command line, or the name in quotes in a YAML file."
     return ConfigError(
         f"{given} is {_fault(details['type'])}" + (f": {details['msg'].lower()}." if says_more else "."),
         f"`{key.name}` is {key.legal if exceeds_type else key.described}.",
-        remedy_of_value(key, shown(details["input"])),
+        as_text if is_name and details["type"] == "string_type" else remedy_of_value(key, shown(details["input"])),
     )
 
 

@@ -43,8 +43,9 @@ def test_every_key_of_the_schema_can_be_set_without_a_plus() -> None:
 
 
 def test_a_plus_before_a_key_changes_nothing() -> None:
-    assert compose([*INPUTS, "+run.seed=3", "++rollout.num_prompts=7"]) == compose(
-        [*INPUTS, "run.seed=3", "rollout.num_prompts=7"]
+    words = [*INPUTS, "run.dir=x"]
+    assert compose([*words, "+run.seed=3", "++rollout.num_prompts=7"]) == compose(
+        [*words, "run.seed=3", "rollout.num_prompts=7"]
     )
 
 
@@ -200,13 +201,35 @@ def test_null_is_no_way_to_lose_a_section_by_one_of_its_keys(word: str) -> None:
         ("data.template_arguments.x=1.5", "data.template_arguments.x=1.5 is not legal."),
         ("data.path=''", "data.path= is not legal."),
         ("data.path=[{path: ''}]", "data.path.0.path= is not legal: input should be a path."),
-        ("data.domain_weights={1: 2}", "data.domain_weights.1=1 is not legal: input should be a valid string."),
+        (
+            "data.domain_weights={a: b}",
+            "data.domain_weights.a=b is not legal: input should be a valid number, unable to parse string as a number.",
+        ),
     ],
 )
 def test_a_wrong_value_is_one_mistake_in_the_place_where_it_was_given(word: str, problem: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose([*INPUTS, word])
     assert error.value.problem == problem
+
+
+@pytest.mark.parametrize("name", ["1", "1.5", "true"])
+def test_a_name_in_a_mapping_that_is_no_text_is_told_from_a_value(name: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose([*INPUTS, f"data.domain_weights={{{name}: 2}}"])
+    problem, remedy = error.value.problem, error.value.remedy
+    assert problem == f"`{name}`, a name in data.domain_weights, is not legal: input should be a valid string."
+    assert remedy == "Write data.domain_weights.NAME=... on the command line, or the name in quotes in a YAML file."
+    assert compose([*INPUTS, "data.domain_weights.1=2"]).data.domain_weights == {"1": 2}
+
+
+def test_a_name_in_a_mapping_that_is_no_number_is_not_to_be_quoted() -> None:
+    with pytest.raises(ConfigError) as error:
+        compose(["backend=sim", "model=qwen2.5-7b", "run.dir=x", "workload.drift_by_step={a: 2}"])
+    assert error.value.problem.startswith(
+        "`a`, a name in workload.drift_by_step, is not legal: input should be a valid "
+    )
+    assert error.value.remedy == ""
 
 
 def test_threads_compose_one_after_the_other() -> None:

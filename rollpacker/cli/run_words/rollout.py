@@ -41,7 +41,7 @@ def rollout_words(config: RunConfig, settings: SchedulerSettings) -> str:
         f"a step launches at most {at_most:,} prompts"
     )
     if settings.dynamic_sampling.max_active_requests is not None:
-        text += f", with {settings.dynamic_sampling.max_active_requests:,} responses at a time"
+        text += f", with {plural(settings.dynamic_sampling.max_active_requests, 'response')} at a time"
     if config.workload is not None and config.backend.name == "sim":
         share = share_without_variance(
             config.workload.solve_rate, config.workload.solve_rate_rho, settings.num_responses
@@ -62,7 +62,7 @@ def _rounds(config: RunConfig, settings: SchedulerSettings) -> str:
     num_launched = scale_up(num_prompts, settings.eta_prompts)
     num_samples = scale_up(num_responses, settings.eta_responses)
     short = (
-        f"short rounds launch {num_launched} prompts x {num_samples} responses "
+        f"short rounds launch {plural(num_launched, 'prompt')} x {plural(num_samples, 'response')} "
         f"and take the first {num_prompts} x {num_responses}"
     )
     num_deferred = num_launched - num_prompts
@@ -74,8 +74,8 @@ def _rounds(config: RunConfig, settings: SchedulerSettings) -> str:
     slower = "slowest prompt is" if num_deferred == 1 else f"{num_deferred} slower prompts are"
     return (
         f"{config.system.name}: {short}; the {slower} deferred\n"
-        f"long rounds run {num_prompts} deferred prompts x {num_responses} responses to their end\n"
-        f"expected: {_number(ratio)} short rounds per long round"
+        f"long rounds run {plural(num_prompts, 'deferred prompt')} x {plural(num_responses, 'response')} to their end\n"
+        f"expected: {_number(ratio, 'short round')} per long round"
     )
 
 
@@ -105,17 +105,18 @@ def _rounds_by_history(
     )
     if history.races_at_first:
         at_first = (
-            f"launch {scale_up(num_prompts, history.first_eta_prompts)} prompts x "
-            f"{scale_up(num_responses, history.first_eta_responses)} responses"
+            f"launch {plural(scale_up(num_prompts, history.first_eta_prompts), 'prompt')} x "
+            f"{plural(scale_up(num_responses, history.first_eta_responses), 'response')}"
         )
     else:
         at_first = "wait for every response"
     text = (
         f"{config.system.name}: {short}\n"
         f"{num_drawn} prompts are drawn for one, and the {waiting} for a long round at once\n"
-        f"long rounds run {num_prompts} prompts x {num_responses} responses to their end\n"
+        f"long rounds run {plural(num_prompts, 'prompt')} x {plural(num_responses, 'response')} to their end\n"
         f"rounds whose prompts are not all known, as in the first epoch, {at_first} (system.first_epoch)\n"
-        f"expected: {_number(Fraction(num_prompts, num_drawn - num_prompts))} short rounds per long round once they are"
+        f"expected: {_number(Fraction(num_prompts, num_drawn - num_prompts), 'short round')} per long round once they "
+        "are"
     )
     return text + "\nsystem.length_history has no effect in one epoch" if config.run.num_epochs == 1 else text
 
@@ -133,10 +134,10 @@ def step_words(config: RunConfig, resolved: ResolvedRun) -> str:
     if config.run.num_epochs is not None:
         num_steps = num_steps_of(config, resolved)
         limit = "run.num_epochs" if num_steps < config.run.num_steps else "run.num_steps"
-        text = f"about {num_steps:,}, limited by {limit}; an epoch is {_number(per_epoch)} steps"
+        text = f"about {num_steps:,}, limited by {limit}; an epoch is {_number(per_epoch, 'step')}"
         return text + (_schedule_beyond(config, num_steps) if num_steps < config.run.num_steps else "")
     epochs = Fraction(config.run.num_steps) / per_epoch
-    return f"{config.run.num_steps:,}, which is {_number(epochs)} epochs of {_number(per_epoch)} steps"
+    return f"{config.run.num_steps:,}, which is {_number(epochs, 'epoch')} of {_number(per_epoch, 'step')}"
 
 
 def _schedule_beyond(config: RunConfig, num_steps: int) -> str:
@@ -159,5 +160,5 @@ def _steps_per_epoch(config: RunConfig, resolved: ResolvedRun) -> Fraction:
     return Fraction(sum(resolved.num_prompts_by_domain.values()), config.rollout.num_prompts)
 
 
-def _number(value: Fraction) -> str:
-    return "less than 0.1" if 0 < value < Fraction("0.05") else f"{float(value):,.1f}".removesuffix(".0")
+def _number(value: Fraction, noun: str) -> str:
+    return f"less than 0.1 {noun}s" if 0 < value < Fraction("0.05") else plural(round(float(value), 1), noun)
