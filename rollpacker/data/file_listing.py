@@ -216,8 +216,11 @@ def _choose(path: Path, splits: Sequence[str], file: PromptFile) -> str:
 
 
 def _no_split(path: Path, file: PromptFile, splits: Sequence[str]) -> DataError:
+    may_be_parts = len({_NUMBER.sub("", split) for split in splits}) < len(splits)
+    all_of_them = "; to read all, list them in place of the folder, or number the files from 0 or 1 without a gap"
     return DataError(
         f"{path} has no split {file.split}" if file.split else f"{path} has several splits, and none is chosen",
         f"Its splits: {', '.join(splits) or 'none that has a name'}",
-        f"Write {file.split_choice.format(splits[0])}" if splits else "Leave out the split",
+        (f"Write {file.split_choice.format(splits[0])}" if splits else "Leave out the split")
+        + (all_of_them if may_be_parts else ""),
     )

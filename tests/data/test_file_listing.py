@@ -76,6 +76,23 @@ def test_files_of_a_name_that_are_not_numbered_as_parts_are_splits_of_their_own(
     assert names_of(path, splits[1]) == [f"{splits[1]}.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("names", "may_be_parts"),
+    [
+        (["gsm8k-00000", "gsm8k-00002"], True),
+        (["gsm8k-2", "gsm8k-3"], True),
+        (["test-2024-06", "test-2024-07", "train"], True),
+        (["test", "train"], False),
+        (["deepscaler-1.0", "deepscaler-1.1"], False),
+    ],
+)
+def test_splits_that_differ_by_a_number_may_be_parts_and_the_error_says_how_all_are_read(folder, names, may_be_parts):
+    path = folder(*(f"{name}.jsonl" for name in names))
+    all_of_them = "; to read all, list them in place of the folder, or number the files from 0 or 1 without a gap"
+    for split in (None, "gsm8k"):
+        assert error_of(path, split).endswith(f"Write data.split={names[0]}{all_of_them if may_be_parts else ''}")
+
+
 def test_numbered_files_beside_a_named_one_are_a_split_called_as_their_folder(folder):
     path = folder("0000.jsonl", "1.jsonl", "more.jsonl")
     assert "Its splits: more, set\n" in error_of(path)
