@@ -65,8 +65,9 @@ _log = logging.getLogger(__name__)
 
 
 def longest_request_s(section: RewardSection) -> float:
-    """How long a server may take for a request; 0 where none scores."""
-    return MOST_AT_ONCE * section.timeout_s if "url" in section.names else 0.0
+    """How long a server may take for a request and for all parts of it, should it refuse them; 0 where none scores."""
+    num_levels = MOST_AT_ONCE.bit_length()  # the whole, its halves, theirs, to each text alone
+    return num_levels * MOST_AT_ONCE * section.timeout_s if "url" in section.names else 0.0
 
 
 class ServerUnreachable(Exception):
@@ -95,6 +96,8 @@ class UrlRewardWorker(QueueRewardWorker):
     async def _score(self, task: int, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:  # noqa: ARG002
         began = time.perf_counter()
         outcomes = await self._ask(requests)
+        if problem := next((each.problem for each in outcomes if each.problem), ""):
+            _log.warning("%s: %s", self._url, problem)
         time_s = (time.perf_counter() - began) / len(requests)
         return [
             verdict_of(request, outcome.score, time_s, outcome.parts)
@@ -113,14 +116,10 @@ class UrlRewardWorker(QueueRewardWorker):
         for pause_s in (0.0, *self._pauses_s):
             await asyncio.sleep(pause_s)
             try:
-                outcomes = await in_daemon_thread(lambda: ask(self._url, batch, self._timeout_s))
+                return await in_daemon_thread(lambda: ask(self._url, batch, self._timeout_s))
             except ServerUnreachable as error:
                 problem = str(error)
                 _log.warning("%s: %s", self._url, problem)
-                continue
-            if problem := next((each.problem for each in outcomes if each.problem), ""):
-                _log.warning("%s: %s", self._url, problem)
-            return outcomes
         raise EngineFailed(
             f"The reward server {self._url} cannot be used: {problem}",
             f"It was asked {1 + len(self._pauses_s)} times, with {sum(self._pauses_s):.0f} s of pauses in all.",
