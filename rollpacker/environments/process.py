@@ -40,8 +40,8 @@ from rollpacker.rewards.processes import fork_under_keeper, limit_resource, send
 
 MEMORY_BYTES = 16 << 30
 """Private writable memory of each process of an environment, those that it starts too: one that wants more should fail
-alone, not take the node's memory. RLIMIT_DATA, since Linux 4.7, counts neither mapped files nor address space that is
-only reserved: browsers, WebAssembly and Java reserve far more than they use."""
+alone, not take the node's memory. RLIMIT_DATA, since Linux 4.7, counts neither files mapped to be read or shared nor
+address space that is only reserved: browsers, WebAssembly and Java reserve far more than they use."""
 
 _AS_TEXT = " (of gymnasium's, those with a render_mode `ansi` give texts: name it in environment.arguments)"
 
@@ -143,7 +143,7 @@ def _in_texts(source: str, env: Any) -> Environment:
 def _require_turn(source: str, step: Callable[..., Any]) -> None:
     """Refuse a `step` that cannot be called with a turn alone; one whose parameters cannot be read is not refused."""
     try:
-        signature = inspect.signature(step)
+        signature = inspect.signature(step, follow_wrapped=False)  # as it is called, not what a decorator wraps
     except ValueError:
         return
     try:

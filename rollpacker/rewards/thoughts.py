@@ -1,8 +1,11 @@
-"""Separates what a response says from the thoughts before it.
+"""Separates what a response says from its thoughts.
 
-Thoughts end with the last `</think>` that begins or ends a line; elsewhere a program or an explanation may speak of it.
-Where a line begins with `<think>` and no such end follows, they end with the next `</think>` wherever it stands, and
-without one the response has said nothing. The first `<think>` may stand in the prompt, as some chat templates write it.
+It says what stands behind the last `</think>` that begins or ends a line, or behind an earlier one where nothing
+follows the last; elsewhere a program or an explanation may speak of it. The first `<think>` may stand in the prompt, as
+some chat templates write it.
+
+Of that, what stands from a `<think>` at the beginning of a line to the next `</think>`, or to the end without one, are
+thoughts, too; but not within a fenced block, which may be a program that writes one.
 """
 
 from __future__ import annotations
@@ -10,12 +13,12 @@ from __future__ import annotations
 import re
 
 _END = re.compile(r"^[ \t]*</think>|</think>[ \t\r]*$", re.MULTILINE)
-_BEGIN = re.compile(r"^[ \t]*<think>", re.MULTILINE)
+_THOUGHTS = re.compile(r"(^[ \t]*```[^\n]*\n.*?^[ \t]*```)|^[ \t]*<think>.*?(?:</think>|\Z)", re.MULTILINE | re.DOTALL)
+"""A fenced block, which stays, or thoughts."""
 
 
 def without_thoughts(response_text: str) -> str:
-    """Give what stands behind the thoughts: all of a response without any, nothing where they do not end."""
-    ends = list(_END.finditer(response_text))
-    said = response_text[ends[-1].end() :] if ends else response_text
-    begin = _BEGIN.search(said)
-    return said[begin.end() :].partition("</think>")[2] if begin else said
+    """Give what a response says: all of one without thoughts, nothing where they begin it and do not end."""
+    before, *behind = _END.split(response_text)
+    said = (_THOUGHTS.sub(r"\1", part) for part in reversed(behind or [before]))
+    return next((part for part in said if part.strip()), "")

@@ -43,6 +43,8 @@ _MORE_MEMORY = (
     f"A call may take {SCORER_MEMORY_BYTES >> 30} GiB of address space beyond that of the import and of "
     "prepare_scoring(): load there what is larger, or have a server score (reward.url)."
 )
+_MEMORY_REFUSED = re.compile(r"raised (_Array)?MemoryError|([Cc]annot|can't) allocate memory")
+"""As Python, NumPy, the system and PyTorch say it; that of a GPU is another."""
 
 
 def try_checks(section: RewardSection, prompts: Sequence[Prompt], *, can_reach: bool = True) -> tuple[str, ...]:
@@ -141,7 +143,7 @@ def _refuse(check: Check, prompt: Prompt, reason: str, problem: str, allowed: st
 def _remedy(reason: str, problem: str) -> str:
     if reason == TIMEOUT.reason:
         return "Make it faster, or raise reward.timeout_s."
-    if reason == CHECKER_CRASHED.reason and re.search("MemoryError|allocate", problem):
+    if reason == CHECKER_CRASHED.reason and _MEMORY_REFUSED.search(problem):
         return _MORE_MEMORY
     return "Correct it."
 

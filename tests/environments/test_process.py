@@ -24,6 +24,7 @@ from tests.environments.answers import answers_of
 from tests.environments.test_pool import START, closing, pids, request, turn
 
 OWN = """
+import functools
 import mmap
 import os
 import time
@@ -137,6 +138,20 @@ class BuiltInStep(Busy):
     step = max
 
 
+def counted(step):
+    @functools.wraps(step)
+    def with_index(self, action):
+        return step(self, action, 0)
+
+    return with_index
+
+
+class DecoratedStep(Busy):
+    @counted
+    def step(self, action, index):
+        return action, 0.0, False, False, {}
+
+
 class FailsToClose(Busy):
     def close(self):
         raise OSError("no port")
@@ -198,8 +213,9 @@ def test_a_class_whose_parts_cannot_be_looked_at_is_the_users_mistake(own: str, 
         make(f"{own}:{name}", {})
 
 
-def test_a_step_whose_parameters_cannot_be_read_is_not_refused_for_them(own: str):
-    assert make(f"{own}:BuiltInStep", {})
+@pytest.mark.parametrize("name", ["BuiltInStep", "DecoratedStep"])
+def test_a_step_is_not_refused_where_its_parameters_cannot_be_read_or_a_decorator_gives_them(own: str, name: str):
+    assert make(f"{own}:{name}", {})
 
 
 def test_an_environment_may_map_and_reserve_more_than_the_memory_that_it_may_have_and_the_limit_is_told(

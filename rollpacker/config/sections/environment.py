@@ -87,8 +87,8 @@ class EnvironmentSection(Section):
     working directory, what environment.env, tools, loop and arguments name, and Hugging Face's caches, to which nothing
     can be downloaded; none of these may be all of the home or of /tmp. `rlimits`, the default, does not isolate:
     much that environments start, such as browsers and containers, and services that they call would not work isolated,
-    and not every machine has user namespaces. With either, each process may have 16 GiB of memory; mapped files and
-    address space that is only reserved, as by browsers, are not counted."""
+    and not every machine has user namespaces. With either, each process may have 16 GiB of memory; files mapped to be
+    read or shared, and address space that is only reserved, as by browsers, are not counted."""
     network: Annotated[Flag, OnlyWith("environment.isolation", "bubblewrap"), NOT_IN_FINGERPRINT] = False
     """Whether isolated environments may use the network, this machine's services too. Their own address 127.0.0.1 works
     without it."""

@@ -4,9 +4,10 @@ It is the last fenced block of Markdown that is not blank: of those marked as Py
 there is one, so that the output shown behind a program is not run in its place; else of all, however they are marked.
 Without a fence it is the whole text. Thoughts hold no program (see `thoughts`).
 
-A fence that is marked as Python may follow words on its line; a closing one may follow the last line of the program,
-and precede tags such as `</answer>`. A block loses the indentation of its fence, as that of a list has one, and lines
-may end with `\r\n`. A fence with a mark begins a block also where the one before it has no end.
+A fence that is marked as Python may follow words on its line, if its block ends and no block whose fence begins a line
+stands before it: behind a program, words may lead to a call of it. A closing fence may touch the last line of the
+program, and precede tags such as `</answer>`. A block loses the indentation of its fence, as that of a list has one,
+and lines may end with `\r\n`. A fence with a mark begins a block also where the one before it has no end.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _FENCE = re.compile(
     ^([ \t]*|[^\n]*?(?<![`~])(?=[`~]{3,}+[ \t]*(?i:py(?:thon)?)[\d.]*[ \t]*\n))
     (`{3,}+|~{3,}+)([^\n`]*)\n
     (.*?)
-    (?: ^((?:(?!\2)[^\n])*)(\2)[`~]*(?:[ \t]*<[^\s<>]+>)*[ \t]*$
+    (?: ^([ \t]*|(?:(?!\2)[^\n])*(?<=\S))(\2)[`~]*(?:[ \t]*<[^\s<>]+>)*[ \t]*$
       | (?=^[ \t]*\2[ \t]*[\w{][^\n`]*$)
       | \Z )
     """,
@@ -57,10 +58,15 @@ def is_cut_off(response_text: str) -> bool:
 
 def _candidates(response_text: str) -> list[_Block]:
     """The blocks of which the last one is the program."""
-    blocks = [
-        _Block(_without_indentation(body + last.rstrip(), len(before)), _PYTHON.match(mark) is not None, bool(closing))
-        for before, _, mark, body, last, closing in _FENCE.findall(_LINE_END.sub("\n", without_thoughts(response_text)))
-    ]
+    blocks: list[_Block] = []
+    may_follow_words = True
+    for before, _, mark, body, last, closing in _FENCE.findall(_LINE_END.sub("\n", without_thoughts(response_text))):
+        if not before.strip():
+            may_follow_words = False
+        elif not (may_follow_words and closing):
+            continue
+        program = _without_indentation(body + last.rstrip(), len(before))
+        blocks.append(_Block(program, _PYTHON.match(mark) is not None, bool(closing)))
     python = [block for block in blocks if block.is_python]
     return python if any(block.body.strip() for block in python) else blocks
 

@@ -53,6 +53,10 @@ WRITTEN = {
     "a number before it": "1. ```python\n" + indented(PROGRAM, "   ") + "   ```\n2. Run",
     "a number alone before it": f"1. ```python\n{PROGRAM}```\n",
     "a blank block that is marked": f"```python\n```\n```\n{PROGRAM}```",
+    "a call behind it": f"```\n{PROGRAM}```\nTest it with ```python\nprint(f(1))\n```\n",
+    "a call behind it that never ends": f"Here: ```python\n{PROGRAM}```\nTest it with ```python\nprint(f(1))\n",
+    "numbers before it and another program": f"1. ```python\nprint(1)\n```\n2. ```python\n{PROGRAM}```\n",
+    "output behind its closing fence, behind its last line": f"```python\n{PROGRAM.rstrip()}```\n{OUTPUT}",
 }
 
 
@@ -63,8 +67,9 @@ def test_a_program_is_found_however_it_is_written(name):
     assert program.strip("\n") == PROGRAM.strip("\n")
 
 
-def test_code_within_a_line_of_a_program_does_not_end_it():
-    program = f"# in place of ```len```\n{PROGRAM}"
+@pytest.mark.parametrize("comment", ["# in place of ```len```", "# print it in ```"])
+def test_a_fence_within_a_comment_of_a_program_does_not_end_it(comment):
+    program = f"{comment}\n{PROGRAM}"
     assert find_program(f"```python\n{program}```\nDone.") == program
 
 
@@ -103,6 +108,7 @@ def test_what_holds_no_program_has_none(response):
         ("```python\nprint(1)\nBetter:\n```python\nprint(", True),
         ("```python\nprint(1)```\nIt pri", False),
         ("Here: ```python\nprint(1", True),
+        ("```python\nprint(1)\n```\nIt needs no ```python\nIt pri", False),
         ("<think>\n```python\nprint(1)\n```\nNo, tha", True),
     ],
 )
