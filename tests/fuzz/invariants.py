@@ -177,8 +177,10 @@ class InvariantChecker(WorkerObserver):
     def end_attempt(self) -> None:
         """Keep how things stand if a checkpoint may have been taken of it."""
         history = self.history
-        is_evaluating = history is not None and history.reference.evaluation.is_open
-        if history is not None and history.reference.step + 1 == len(history.batches) and not is_evaluating:
+        if history is None or history.reference.evaluation.is_open:
+            return
+        num_begun = history.reference.step + 1
+        if len(history.batches) == num_begun - history.reference.has_ended:  # the step that ends a run has no batch
             self._keep(history, len(history.batches))
 
     def _keep(self, history: History, step: int) -> None:
