@@ -287,7 +287,7 @@ def test_requests_that_move_by_choice_go_on_from_their_last_token_and_a_killed_e
     moved = [row for row in rows(tmp_path / "run", "intervals") if row["activity"] == "evicted" and row["num_tokens"]]
     assert len(moved) >= Moves.NUM
     assert len({row["actor"] for row in moved}) == 2
-    assert sum(step["num_requests_moved"] for step in steps) >= len(moved)
+    assert sum(step["num_requests_moved"] for step in steps) >= Moves.NUM  # one that is evicted may come back
     assert all(step["logprob_mismatch_max"] < 1e-4 for step in steps)
     responses = rows(tmp_path / "run", "responses")
     assert all(row["policy_version"] == row["step"] for row in responses)

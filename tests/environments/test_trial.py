@@ -30,8 +30,8 @@ def prompt(answer: str = "3 20") -> Prompt:
     return Prompt(key="p", domain=Domain("walk"), messages=(), text="3 20 :", reference=AnswerReference(text=answer))
 
 
-def try_it(env: str, arguments: dict[str, Any], answer: str = "3 20") -> tuple[str, ...]:
-    words = ["environment=gym", f"environment.env={env}", "environment.max_restarts=1"]
+def try_it(env: str, arguments: dict[str, Any], *more_words: str, answer: str = "3 20") -> tuple[str, ...]:
+    words = ["environment=gym", f"environment.env={env}", "environment.max_restarts=1", *more_words]
     given = ", ".join(f"{name}: {value!r}" for name, value in arguments.items())
     return try_environment(config_of(*words, f"environment.arguments={{{given}}}"), prompt(answer))
 
@@ -66,14 +66,13 @@ def test_a_step_that_returns_no_step_is_refused_and_one_that_raises_may_be_for_t
     (tmp_path / "strict.py").write_text(own.format("raise ValueError(action)"))
     (note,) = try_it(f"{tmp_path}/strict.py:Env", {})
     assert "strict.py:Env: a step on the turn '0', which no model wrote, failed: it raised ValueError: 0 (str" in note
+    (tmp_path / "still.py").write_text(own.format("__import__('time').sleep(1000)"))
+    (note,) = try_it(f"{tmp_path}/still.py:Env", {}, "environment.turn_timeout_s=1")
+    assert "its process died, or took longer than environment.turn_timeout_s=1. Correct" in note
 
 
 def test_a_reset_that_hangs_is_told_from_one_that_dies():
     words = ("environment=gym", f"environment.env={DELAYED}", "environment.max_restarts=0")
-    hanging = f"environment.arguments={{env: '{WALK}', p_hang: 1.0}}"
-    config = config_of(*words, hanging, "environment.reset_timeout_s=1", "environment.turn_timeout_s=1")
-    (note,) = try_environment(config, prompt())
-    assert "its process died, or took longer than environment.turn_timeout_s=1. Correct" in note
     sleeping = config_of(
         *words, f"environment.arguments={{env: '{WALK}', median_s: 100}}", "environment.reset_timeout_s=1"
     )
