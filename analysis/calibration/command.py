@@ -106,10 +106,13 @@ def _parse(words: tuple[str, ...]) -> _Question:
             "It names the hardware file to write.",
             "Add out=hardware/fitted.yaml.",
         )
+    out = Path(settings["out"])
+    if out.suffix != ".yaml":
+        raise ConfigError(f"out={out} does not end in .yaml.", "A hardware option is a YAML file.", "Rename it.")
     return _Question(
         reference=Path(settings["reference"]) if settings["reference"] else None,
         num_rounds=whole_number(settings, "rounds", least=0),
         num_jobs=whole_number(settings, "jobs"),
-        out=Path(settings["out"]),
+        out=out,
         can_replace=is_overwriting(settings),
     )

@@ -14,11 +14,9 @@ from typing import NamedTuple
 import yaml
 
 from rollpacker.analysis.calibration.reference import Row
+from rollpacker.config.chosen_options import FITTED_FROM
 from rollpacker.config.roots import conf_dir
 from rollpacker.metrics.outputs import open_output
-
-FITTED_FROM = "# fitted"
-"""Begins what a calibration writes; above it stands what data sheets say."""
 
 FITTED_TO = "what the paper reports of its 7B and 14B runs on H800"
 

@@ -249,8 +249,9 @@ def _cost_model(base: RunConfig, num_gpus: int) -> str:
     fitted, changed = changed_hardware(hardware)
     if changed:
         return (
-            f"{name}: {', '.join(changed)} as you set them; the rest is of hardware={fitted}, with overheads fitted to "
-            f"{hardware.fitted_to}. These need not hold on other GPUs: step times and speedups may both be far off."
+            f"{name}: from data sheets, with overheads fitted to {hardware.fitted_to}, but with other values of "
+            f"{', '.join(changed)} (hardware={fitted}). They need not hold on other GPUs: step times and speedups may "
+            "both be far off."
         )
     if hardware.fitted_to:
         return (

@@ -151,8 +151,8 @@ def trainer_degree(config: RunConfig, num_gpus: int) -> int:
     model = transformer_of(config.model)
     num_bytes = model.num_parameters * TRAINED_BYTES_PER_PARAMETER
     room = TRAINED_MEMORY_SHARE * config.hardware.memory_gb * 1e9
-    degree = 1
-    while num_bytes / degree > room and degree < config.hardware.gpus_per_node:
+    degree, per_node = 1, config.hardware.gpus_per_node
+    while num_bytes / degree > room and per_node % (2 * degree) == 0:
         doubled = config.trainer.model_copy(update={"tensor_parallel": 2 * degree})
         if list(trainer_degree_mistakes(doubled, model.shape)):
             break

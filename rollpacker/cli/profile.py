@@ -167,14 +167,14 @@ def _facts(config: RunConfig) -> ProfileFacts:
 
 def _show(profile: Profile, out: Path) -> None:
     from rollpacker.cli.screen import facts, heading, output
-    from rollpacker.sim.profile import NO_ENDINGS
+    from rollpacker.sim.profile import note_on_endings
 
     rows = []
     for kv in profile.of("kv_cache"):
         label = f"KV cache, TP {kv.tensor_parallel}" if _has_degrees(profile, "kv_cache") else "KV cache"
         rows.append((label, f"{kv.num_tokens:,.0f} tokens of {kv.num_bytes:,} bytes per engine"))
-    if not profile.of("ending"):
-        rows.append(("note", NO_ENDINGS))
+    if note := note_on_endings(profile):
+        rows.append(("note", note))
     rows.append(("written to", f"{out}   (give it to a modelled run: hardware.profile={out})"))
     console = output()
     console.print(heading(f"Measured on {profile.facts.hardware}, {profile.facts.measured_on}"))

@@ -20,7 +20,10 @@ _RECIPE = "experiment"
 _SEARCH_PATH = "hydra.searchpath"
 """The folders with further options, which stand beside the options that are chosen."""
 
-_OF_A_RUN = {"num_nodes", "profile"}
+FITTED_FROM = "# fitted"
+"""In an option of the hardware, begins what `rollpacker calibrate` writes; above it stands what data sheets say."""
+
+_NOT_COMPARED = {"name", "fitted_to", "num_nodes", "profile"}
 """Keys of the hardware that say nothing of a GPU or a node."""
 
 
@@ -52,13 +55,18 @@ def values_of(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def changed_hardware(hardware: HardwareSection) -> tuple[str, list[str]]:
-    """The packaged option whose fitted overheads modelled hardware has, and the keys that differ from it.
+    """The packaged option with whose GPUs the overheads of modelled hardware were fitted, and the keys that differ.
 
-    Both are empty where the overheads are fitted to nothing, or to something else than an option's.
+    Both are empty where the overheads are fitted to nothing, or to something else than an option's. Fitted values may
+    differ where the name does, as in a file of `rollpacker calibrate`.
     """
     for file in sorted((conf_dir() / "hardware").glob("*.yaml")):
-        option = HardwareSection.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
-        if option.fitted_to and option.fitted_to == hardware.fitted_to:
-            compared = (key for key in HardwareSection.model_fields if key not in _OF_A_RUN)
+        text = file.read_text(encoding="utf-8")
+        option = HardwareSection.model_validate(yaml.safe_load(text))
+        if option.fitted_to and (hardware.fitted_to or "").startswith(option.fitted_to):
+            left_out = set(_NOT_COMPARED)
+            if hardware.name != option.name:
+                left_out |= option.model_fields_set - yaml.safe_load(text.partition(FITTED_FROM)[0]).keys()
+            compared = (key for key in HardwareSection.model_fields if key not in left_out)
             return file.stem, [key for key in compared if getattr(hardware, key) != getattr(option, key)]
     return "", []

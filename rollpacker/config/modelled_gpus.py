@@ -144,13 +144,13 @@ def _check_engines(config: RunConfig, num_gpus: int, named: str) -> None:
 def _check_replicas(config: RunConfig, num_gpus: int, named: str) -> None:
     """Refuse GPUs that do not hold whole replicas, and nodes that do not hold whole tensor-parallel groups.
 
-    `named` is the trainer's own map, if it has one.
+    `named` is the trainer's own map, if it has one: each node holds whole groups of it, which `_pool` has checked.
     """
     assert config.hardware is not None
     engine, trainer, per_node = config.engine, config.trainer, config.hardware.gpus_per_node
     num_sharing = trainer.tensor_parallel * trainer.pipeline_parallel * trainer.context_parallel
     if num_gpus and num_gpus % num_sharing == 0:
-        if per_node % trainer.tensor_parallel:
+        if not named and per_node % trainer.tensor_parallel:
             raise ValueError(
                 f"trainer.tensor_parallel={trainer.tensor_parallel} with hardware.gpus_per_node={per_node}.\n"
                 "The GPUs of a tensor-parallel group lie in one node, and such groups fill nodes.\n"

@@ -41,8 +41,8 @@ those of `ProfileFacts` and `Point`. What a point's `num_items` and `num_tokens`
     kv_cache         nothing: it is a size            0                               tokens that fit
 
 `sandbox_start` and `program` are there if responses had programs that a sandbox ran. Those of an engine alone
-(`ENGINE_MEASUREMENTS`) are there for each degree of tensor parallelism; only `ending` is missing where all
-responses had one length, or no two fitted into an engine: their ends then take no time in the model.
+(`ENGINE_MEASUREMENTS`) are there for each degree of tensor parallelism; only `ending` may be missing, where no two
+sequences were seen to end apart: an end then takes no time in the model.
 """
 
 from __future__ import annotations

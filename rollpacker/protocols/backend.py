@@ -164,8 +164,10 @@ class ModelledCluster:
     """Data-parallel replicas of the trainer."""
     num_trainer_gpus: int | None = None
     """GPUs of its own that the trainer has; None: it takes turns with the engines."""
-    degrees: tuple[int, ...] = ()
-    """Of tensor parallelism that engines can have; the configured one first."""
+    trainer_parts: tuple[tuple[int, ...], ...] = ()
+    """As `Workers.trainer_parts`."""
+    engine_gpus: Mapping[int, Mapping[EngineId, tuple[int, ...]]]
+    """Of each engine, by the degree of tensor parallelism that engines can have; the configured one first."""
     evaluation: EvaluationCost | None = None
     """None where nothing is held out."""
 

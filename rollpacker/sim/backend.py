@@ -142,16 +142,11 @@ class ModelledBackend:
         return ModelledMembers(elastic, make)
 
     def _fleet(self, plan: ClusterPlan, degree: int, workload: Workload, members: ModelledMembers | None) -> Fleet:
-        """The engines of one tensor-parallel degree, side by side on the GPUs that are theirs."""
-        gpus = plan.gpus.of_engines
-        is_configured = degree == self._config.engine.tensor_parallel
-        names = [
-            EngineId(f"engine-{index}" if is_configured else f"engine-tp{degree}-{index}")
-            for index in range(len(gpus) // degree)
-        ]
+        """The engines of one tensor-parallel degree."""
+        gpus = plan.engine_gpus(degree)
         return Fleet(
-            engines={name: self._engine(plan, degree, workload, name, members) for name in names},
-            gpus={name: tuple(gpus[index * degree : (index + 1) * degree]) for index, name in enumerate(names)},
+            engines={name: self._engine(plan, degree, workload, name, members) for name in gpus},
+            gpus=gpus,
             costs=plan.degree_costs(degree, self._config.engine.max_num_seqs, typical_tokens(self._config)),
         )
 

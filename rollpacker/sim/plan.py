@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.modelled_gpus import ModelledGpus, modelled_gpus
 from rollpacker.core.errors import ConfigError
+from rollpacker.core.ids import EngineId
 from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.data.degrees import engine_degree_mistakes, trainer_degree_mistakes
 from rollpacker.data.shapes import Transformer, transformer_of
@@ -105,6 +106,15 @@ class ClusterPlan:
         if self.gpus.has_pools:
             return ()
         return tuple(tuple(gpus[first : first + size]) for first in range(0, len(gpus), size))
+
+    def engine_gpus(self, degree: int) -> dict[EngineId, tuple[int, ...]]:
+        """The GPUs of each engine of a degree: side by side on those that are the engines'."""
+        gpus, first = self.gpus.of_engines, next(iter(self.engines))
+        name = "engine" if degree == first else f"engine-tp{degree}"
+        return {
+            EngineId(f"{name}-{index}"): tuple(gpus[index * degree : (index + 1) * degree])
+            for index in range(len(gpus) // degree)
+        }
 
     @property
     def num_reward_cores(self) -> int:

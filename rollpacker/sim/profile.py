@@ -18,18 +18,13 @@ from rollpacker.metrics.profile_fits import (
     fit_items_and_tokens,
     fit_prefill,
 )
-from rollpacker.metrics.profiles import ENGINE_MEASUREMENTS, Point, read_profile
+from rollpacker.metrics.profiles import ENGINE_MEASUREMENTS, Point, Profile, read_profile
 from rollpacker.sim.costs import KV_BLOCK_TOKENS
 from rollpacker.sim.lengths import Quantiles
 
 A_PROFILE_LENDS_NOTHING = (
     "A profile measures the trainer as a whole, so in the model it is a single replica on all GPUs, and no engines are "
     "lent to it."
-)
-
-NO_ENDINGS = (
-    "No passes were measured in which a batch shrinks, since all responses were of one length or no two fitted into "
-    "an engine: the end of a response takes no time in the model."
 )
 
 
@@ -258,18 +253,30 @@ class ProfiledCluster:
 
     def describe_fit(self) -> str:
         """Say how far the fitted forms are from what was measured."""
-        engine, trainer = self.engine(self.degrees[0]), self.trainer(1)
+        engines = [self.engine(degree) for degree in self.degrees]
         shares = {
-            "decoding": engine.decode.residual,
-            "prefill": engine.prefill.residual,
-            "training": trainer.train.residual,
+            "decoding": max(engine.decode.residual for engine in engines),
+            "prefill": max(engine.prefill.residual for engine in engines),
+            "training": self.trainer(1).train.residual,
         }
         parts = (f"{name} {share:.0%}" for name, share in shares.items())
         text = f"At measured points the fit is off by at most: {', '.join(parts)}."
-        return f"{text} {NO_ENDINGS}" if not self._profile.of("ending", self.degrees[0]) else text
+        return f"{text} {note_on_endings(self._profile)}".rstrip()
 
     def _points(self, measurement: str, tensor_parallel: int | None = None) -> tuple[Point, ...]:
         """Of a measurement; those of the first degree that has it when none is given."""
         points = self._profile.of(measurement, tensor_parallel)
         first = min(point.tensor_parallel for point in points)
         return tuple(point for point in points if point.tensor_parallel == first)
+
+
+def note_on_endings(profile: Profile) -> str:
+    """Say of which degrees of tensor parallelism the end of a response was not measured; empty where it was of all."""
+    degrees = sorted({point.tensor_parallel for point in profile.of("decode")})
+    lacking = [str(degree) for degree in degrees if not profile.of("ending", degree)]
+    if not lacking:
+        return ""
+    return (
+        f"With tensor parallelism {', '.join(lacking)} no passes were measured in which a batch shrinks: the end of a "
+        "response takes no time in the model."
+    )

@@ -54,7 +54,8 @@ class ModelledRunFacts:
             kv_tokens_per_engine=plan.engine.num_kv_tokens,
             num_replicas=plan.trainer.num_replicas,
             num_trainer_gpus=len(plan.gpus.of_trainer) if plan.gpus.has_pools else None,
-            degrees=tuple(plan.engines),
+            trainer_parts=plan.replicas,
+            engine_gpus={degree: plan.engine_gpus(degree) for degree in plan.engines},
             evaluation=evaluation_cost(self._config, workload, plan) if has_cost else None,
         )
 

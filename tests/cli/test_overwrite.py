@@ -25,14 +25,15 @@ from tests.cli.inputs import tree_of
 def test_a_file_that_exists_is_refused_without_overwrite(
     words: list[str], workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (workdir / "old.yaml").write_text("old")
     before = tree_of(workdir)
     for overwrite, problem in (
-        ([], "out=model/model.safetensors exists.\n"),
-        (["overwrite=false"], "out=model/model.safetensors exists.\n"),
+        ([], "out=old.yaml exists.\n"),
+        (["overwrite=false"], "out=old.yaml exists.\n"),
         (["overwrite=perhaps"], "overwrite=perhaps is not legal"),
         (["overwrite=true"], "nowhere"),
     ):
-        assert main([*words, "out=model/model.safetensors", *overwrite]) == 2
+        assert main([*words, "out=old.yaml", *overwrite]) == 2
         assert problem in capsys.readouterr().err
     assert tree_of(workdir) == before
     assert main([words[0], "--help", "overwrite"]) == 0

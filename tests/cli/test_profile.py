@@ -82,6 +82,13 @@ def test_what_was_measured_of_several_degrees_is_shown_of_each(tmp_path, capsys)
         assert ("KV cache, TP 2 " in text) == (" TP " in lines[2]) == (measured != one)
 
 
+def test_the_degrees_whose_endings_were_not_measured_are_named(tmp_path, capsys):
+    one = profile()
+    doubled = [replace(each, tensor_parallel=2) for each in one.points if each.measurement in {"decode", "prefill"}]
+    _show(replace(one, points=(*one.points, *doubled)), tmp_path / "p.json")
+    assert "With tensor parallelism 2 no passes were measured" in " ".join(capsys.readouterr().out.split())
+
+
 def test_help_says_what_it_takes_and_what_for(capsys):
     assert main(["profile", "--help"]) == 0
     text = capsys.readouterr().out

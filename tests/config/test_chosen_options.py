@@ -3,10 +3,15 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
+from rollpacker.analysis.calibration.fit import PARAMETERS
+from rollpacker.analysis.calibration.reference import Row
+from rollpacker.analysis.calibration.report import FITTED_TO, Compared, write_hardware
 from rollpacker.config.chosen_options import changed_hardware, chosen_options, values_of
 from rollpacker.config.compose import compose
 from rollpacker.config.roots import conf_dir
+from rollpacker.config.sections.modelled import HardwareSection
 from rollpacker.core.errors import ConfigError
 
 RUN = ["backend=sim", "model=qwen2.5-7b", "run.dir=x"]
@@ -31,7 +36,8 @@ def test_an_option_of_a_folder_of_one_s_own_is_found_where_the_words_say(tmp_pat
         (["hardware=h100", "hardware.memory_gb=24"], ("", [])),
         (["hardware.num_nodes=1", "engine.num_engines=8"], ("h800", [])),
         (["hardware.memory_gb=24", "hardware.step_overhead_s=0.01"], ("h800", ["memory_gb", "step_overhead_s"])),
-        (["hardware.name=mine", "hardware.memory_gb=24"], ("h800", ["name", "memory_gb"])),
+        (["hardware.name=mine", "hardware.memory_gb=24"], ("h800", ["memory_gb"])),
+        (["hardware.name=mine", "hardware.pcie_gb_per_s=32"], ("h800", ["pcie_gb_per_s"])),
         (["hardware.fitted_to=ours", "hardware.memory_gb=24"], ("", [])),
     ],
     ids=str,
@@ -42,3 +48,15 @@ def test_keys_of_the_hardware_are_compared_with_the_option_whose_fit_it_has(
     hardware = compose([*RUN, *words]).hardware
     assert hardware is not None
     assert changed_hardware(hardware) == changed
+
+
+@pytest.mark.parametrize("fitted_to", [FITTED_TO, FITTED_TO.removesuffix(" on H800")])
+def test_of_a_file_that_a_calibration_wrote_only_what_data_sheets_say_is_compared(
+    fitted_to: str, tmp_path: Path
+) -> None:
+    option, out = (conf_dir() / "hardware/h800.yaml").read_text(), tmp_path / "fitted.yaml"
+    compared = [Compared(Row("Fig 10c", "7B", "verl", "mix", "plain", "weight_sync", 5.0), 5.2)]
+    write_hardware(out, option, {each.key: each.high for each in PARAMETERS}, compared, origin="on a day")
+    hardware = HardwareSection.model_validate(yaml.safe_load(out.read_text()) | {"fitted_to": fitted_to})
+    assert changed_hardware(hardware) == ("h800", [])
+    assert changed_hardware(hardware.model_copy(update={"memory_gb": 24})) == ("h800", ["memory_gb"])

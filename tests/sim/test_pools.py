@@ -67,6 +67,11 @@ def test_each_role_has_its_gpus_and_the_run_holds_both():
     assert modelled_gpus(config).number == 32
 
 
+def test_tensor_parallel_groups_on_gpus_of_the_trainer_s_own_need_not_fill_nodes():
+    words = ("hardware.gpus_per_node=10", "hardware.num_nodes=1", "engine.num_engines=2", "trainer.tensor_parallel=4")
+    assert plan(*words, "placement.engine=0-1", "placement.trainer=2-9").trainer.num_replicas == 2
+
+
 def test_weights_come_over_the_network_where_the_trainer_is_on_other_nodes():
     words = ("hardware.num_nodes=2", "engine.num_engines=null", "placement.engine=rest")
     on_each, on_one = (plan(*words, f"placement.trainer={text}") for text in ("4-7", "all@1"))

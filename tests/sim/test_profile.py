@@ -1,6 +1,7 @@
 """Costs from a profile: what was measured comes back, more work never takes less, and a profile that does not fit is
 refused."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -260,6 +261,22 @@ def test_where_no_endings_were_measured_they_take_no_time_and_that_is_said(tmp_p
     cluster = ProfiledCluster(path, SMALL, "bfloat16")
     assert (cluster.degrees, cluster.engine(1).ending_s) == ((1,), 0)
     assert "the end of a response takes no time in the model" in cluster.describe_fit()
+
+
+def test_the_fit_that_is_described_is_that_of_all_degrees(tmp_path):
+    one, path = profile(), tmp_path / "profile.json"
+    seconds = itertools.cycle((1.0, 2.0))
+    others = set(ENGINE_MEASUREMENTS) - {"ending"}
+    doubled = [
+        replace(each, tensor_parallel=2, seconds=each.seconds * (next(seconds) if each.measurement == "decode" else 1))
+        for each in one.points
+        if each.measurement in others
+    ]
+    write_profile(path, replace(one, points=(*one.points, *doubled)))
+    cluster = ProfiledCluster(path, SMALL, "bfloat16")
+    assert f"decoding {cluster.engine(2).decode.residual:.0%}" in cluster.describe_fit()
+    assert cluster.engine(2).decode.residual > 0.1
+    assert "With tensor parallelism 2 no passes were measured in which a batch shrinks" in cluster.describe_fit()
 
 
 @pytest.mark.parametrize("measurement", sorted({*ENGINE_MEASUREMENTS} - {"ending"}))

@@ -47,7 +47,8 @@ def _basis(config: RunConfig) -> str:
         return ""
     if hardware.fitted_to:
         fitted, changed = changed_hardware(hardware)
-        return f"all but {', '.join(changed)} is of hardware={fitted}, whose overheads were fitted\n" if changed else ""
+        text = f"its overheads were fitted with other values of {', '.join(changed)} (hardware={fitted})\n"
+        return text if changed else ""
     return "its overheads are not fitted: compare neither times nor speedups with those of fitted hardware (h800)\n"
 
 

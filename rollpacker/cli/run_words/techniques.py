@@ -66,7 +66,7 @@ def draft_words(config: RunConfig) -> str:
 def _planner(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
     """The degrees among which the planner chooses, and what a change does to the engines."""
     configured = config.engine.tensor_parallel
-    degrees = cluster.degrees if isinstance(cluster, ModelledCluster) else degrees_of(config)
+    degrees = cluster.engine_gpus if isinstance(cluster, ModelledCluster) else degrees_of(config)
     others = sorted(set(degrees) - {configured})
     if not others:
         is_named = bool(config.engine.degrees) or not isinstance(cluster, ModelledCluster)
@@ -90,12 +90,11 @@ def _stream(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
         when += f", if the round lasts so long (a short one needs {needed:.0%})"
     lending = f"up to half of the engines are lent to the trainer {when}: groups train on their GPUs"
     if isinstance(cluster, ModelledCluster):
-        if cluster.num_trainer_gpus is not None:
-            return _OWN_GPUS
-        return lending if cluster.num_replicas > 1 else f"nothing streams to the trainer: {NOTHING_TO_LEND}"
-    placed = placed_actors(config, cluster)
-    parts = trainer_parts(config, placed, cluster.num_gpus)
-    sets = [engine_gpus(placed, cluster.num_gpus, degree) for degree in degrees_of(config)]
+        parts, sets = cluster.trainer_parts, list(cluster.engine_gpus.values())
+    else:
+        placed = placed_actors(config, cluster)
+        parts = trainer_parts(config, placed, cluster.num_gpus)
+        sets = [engine_gpus(placed, cluster.num_gpus, degree) for degree in degrees_of(config)]
     if not any(can_stream(config, parts, engines) for engines in sets):
         return f"nothing streams to the trainer: {NOTHING_TO_LEND}"
     return lending if parts else _OWN_GPUS

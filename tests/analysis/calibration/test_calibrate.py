@@ -89,6 +89,7 @@ def test_a_campaign_models_its_runs_and_compares_them_with_the_paper():
         (["out=x.yaml", "reference=nowhere"], ["nowhere", "left out, it is the one that is installed"]),
         (["out=x.yaml", "hardware=h100"], ["hardware=h100", "It takes reference=..., rounds=..., jobs=..., out=..."]),
         (["out=no/such/x.yaml"], ["no/such", "Create the folder"]),
+        (["out=fitted", "reference=nowhere"], ["out=fitted does not end in .yaml"]),
     ],
 )
 def test_bad_input_is_told_before_anything_runs_from_any_folder(words, parts, tmp_path, capsys, monkeypatch):

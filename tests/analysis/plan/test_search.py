@@ -129,6 +129,11 @@ def test_the_trainers_own_degree_is_one_that_the_model_divides_by_however_small_
     assert degrees == [1, 2, 4, 4]  # it has four key-value heads
 
 
+def test_the_trainers_own_degree_is_one_that_nodes_divide_by():
+    config = compose([*WORDS, "hardware.memory_gb=10", "hardware.gpus_per_node=10"])
+    assert trainer_degree(config, 20) == 2
+
+
 def test_the_nearest_degree_is_the_fewest_doublings_away():
     assert nearest_degree((1, 2), 8) == 2
     assert nearest_degree((2, 8), 4) == 8

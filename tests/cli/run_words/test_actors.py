@@ -17,3 +17,11 @@ def test_hardware_without_fitted_overheads_and_memory_that_is_not_checked_are_to
     text = " ".join(capsys.readouterr().out.split())
     assert ("its overheads are not fitted" in text) is not is_fitted
     assert "whether training fits into the memory of a GPU is not checked" in text
+
+
+def test_with_keys_that_differ_from_those_of_the_fit_they_are_named(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "backend=sim", "model=qwen2.5-7b", "hardware.name=mine", "hardware.tflops=165"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "its overheads were fitted with other values of tflops (hardware=h800)" in text
