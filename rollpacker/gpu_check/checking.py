@@ -88,7 +88,7 @@ def _lacks(row: Row, machine: Machine) -> Iterator[str]:
 
 def in_use(row: Row) -> str:
     """Say which of a row's GPUs others use now; empty if none is used."""
-    for gpu, memory in enumerate(gpu_memory_now(os.environ)[: row.num_gpus]):
+    for gpu, memory in enumerate(gpu_memory_now(os.environ)[: row.most_gpus or row.num_gpus]):
         if memory and memory.free < FREE_SHARE * memory.total:
             return f"GPU {gpu} has {memory.free / 1e9:.0f} GB free of {memory.total / 1e9:.0f}, others use it"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ class Row:
     arguments: Mapping[str, str] = field(default_factory=dict)
     num_gpus: int = 1
     """At least."""
+    most_gpus: int | None = None
+    """At most, where there are so many; None: no more than `num_gpus`."""
     packages: tuple[str, ...] = ()
     """Importable names beside torch and transformers."""
     programs: tuple[str, ...] = ()
@@ -30,6 +33,7 @@ _ENGINES, _WEIGHTS, _TRAINERS, _JUDGES, _RUNS = (
     f"rollpacker.gpu_check.{module}" for module in ("engines", "weights", "trainers", "judges", "runs")
 )
 _VLLM, _RUN = ("vllm",), ("ray", "hydra")
+_ALL_GPUS = sys.maxsize
 _PACKAGES = {"vllm": _VLLM, "megatron": ("megatron.core",)}
 """What an engine or a trainer needs, by its name."""
 
@@ -72,13 +76,16 @@ def _of_engine(engine: str, name: str = "{}", deadline_s: float = 120.0) -> tupl
     )
 
 
-def _of_trainer(trainer: str, function: str, name: str, shows: str, deadline_s: float) -> Row:
+def _of_trainer(
+    trainer: str, function: str, name: str, shows: str, *, deadline_s: float, most_gpus: int | None = None
+) -> Row:
     """A row that several trainers have."""
     return Row(
         name=name if trainer == "torch" else f"{name}-{trainer}",
         shows=shows.format(f"trainer={trainer}"),
         function=f"{_TRAINERS}:{function}",
         arguments={"trainer": trainer},
+        most_gpus=most_gpus,
         packages=_PACKAGES.get(trainer, ()),
         deadline_s=deadline_s,
     )
@@ -95,6 +102,7 @@ ROWS = (
         shows="FSDP2 trains as the plain trainer: loss, gradient norm and entropy of two steps, float32 and bfloat16",
         function=f"{_TRAINERS}:against_torch",
         arguments={"trainer": "fsdp"},
+        most_gpus=2,
         deadline_s=240,
     ),
     Row(
@@ -102,6 +110,7 @@ ROWS = (
         shows="Megatron-core does so, too, tensor parallel where there are two GPUs",
         function=f"{_TRAINERS}:against_torch",
         arguments={"trainer": "megatron"},
+        most_gpus=2,
         packages=_PACKAGES["megatron"],
         deadline_s=240,
     ),
@@ -112,14 +121,19 @@ ROWS = (
     ),
     *_of_engine("torch"),
     *(
-        _of_trainer(trainer, "speed", "mfu", "what share of the matrix units' speed {} reaches", 120)
+        _of_trainer(trainer, "speed", "mfu", "what share of the matrix units' speed {} reaches", deadline_s=120)
         for trainer in ("torch", "fsdp", "megatron")
     ),
     *(
         _of_trainer(
-            trainer, "sequence_cost", "sequence-cost", "what {} takes for a sequence beside its tokens", deadline_s
+            trainer,
+            "sequence_cost",
+            "sequence-cost",
+            "what {} takes for a sequence beside its tokens",
+            deadline_s=deadline_s,
+            most_gpus=most_gpus,
         )
-        for trainer, deadline_s in (("torch", 400), ("fsdp", 400), ("megatron", 900))
+        for trainer, deadline_s, most_gpus in (("torch", 400, None), ("fsdp", 400, None), ("megatron", 900, 2))
     ),
     Row(
         name="judge-overlap",
@@ -138,6 +152,7 @@ ROWS = (
         shows="an engine of vLLM on as many GPUs as divide the key-value heads answers as the trainer does",
         function=f"{_ENGINES}:tensor_parallel",
         num_gpus=2,
+        most_gpus=8,
         packages=_VLLM,
         deadline_s=400,
     ),
@@ -161,6 +176,7 @@ ROWS = (
         name="run-learns",
         shows="a whole run with engines and trainer in turns scores better on prompts that it never saw",
         function=f"{_RUNS}:learns",
+        most_gpus=_ALL_GPUS,
         packages=_RUN,
         deadline_s=480,
     ),
@@ -168,6 +184,7 @@ ROWS = (
         name="run-loses-engine",
         shows="a run whose engine is killed by SIGKILL replaces it on the same GPU and ends well",
         function=f"{_RUNS}:lost_engine",
+        most_gpus=_ALL_GPUS,
         packages=_RUN,
         deadline_s=480,
     ),

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,8 +159,19 @@ def test_a_row_does_not_run_on_a_gpu_that_others_use(tmp_path, monkeypatch):
     [(_, outcome)] = checking.run([two])
     assert (outcome.status, outcome.why) == ("not possible", "GPU 1 has 30 GB free of 80, others use it")
     assert in_use(one) == ""
+    assert in_use(replace(one, most_gpus=8)) == outcome.why
     memory[:] = [None]
     assert in_use(two) == ""
+
+
+def test_rows_that_work_on_all_gpus_look_at_each_of_them(monkeypatch):
+    memory = [*[MemoryNow(free=79e9, total=80e9)] * 7, MemoryNow(free=30e9, total=80e9)]
+    monkeypatch.setattr("rollpacker.gpu_check.checking.gpu_memory_now", lambda _: memory)
+    found = {row.name for row in ROWS if in_use(row)}
+    assert found == {"vllm-tensor-parallel", "run-learns", "run-loses-engine"}
+    memory[1] = memory[7]
+    found = {row.name for row in ROWS if in_use(row)} - found
+    assert found == {"weights-nccl", "vllm-weights-nccl", "fsdp", "megatron", "sequence-cost-megatron"}
 
 
 def test_the_small_model_s_key_value_heads_are_divided_by_as_many_gpus_as_rows_are_for():
