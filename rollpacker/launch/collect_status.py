@@ -6,6 +6,7 @@ not answer, the runs' own files are used alone.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import statistics
@@ -73,6 +74,9 @@ def _runs_below(folder: Path, top: Path, linked: set[Path]) -> Iterator[Path]:
             yield from _runs_below(below, top, linked)
         except (PermissionError, FileNotFoundError, NotADirectoryError):
             continue
+        except OSError as error:
+            if error.errno != errno.ESTALE:  # what NFS says of a folder that has vanished
+                raise
 
 
 def _is_run(folder: Path) -> bool:

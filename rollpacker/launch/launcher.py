@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,28 +127,40 @@ def _launch_jobs(
     with held_lock(batch_folder(folder) / _LOCK_FILE, refusal):
         queued, ending = points_in_queue(points)
         late = [point for point in points if point.number in ending]
-        at_once = [point for point in points if point.number not in ending]
-        _submit_points(at_once, task, settings, folder, console, queued=queued)
+        submitted = [point for point in points if point.number not in ending]
+        _submit_points(submitted, task, settings, folder, console, queued=queued)
         if late:
             console.print(f"Waiting until jobs that are ending have left the queue: {', '.join(ending.values())}")
-            queued, ending = _wait_for_ends(late, ending, settings.poll_interval_s)
+            with _saying_that_jobs_stay(submitted, folder):
+                queued, ending = _wait_for_ends(late, ending, settings.poll_interval_s)
             over = [point for point in _unfinished(late, console) if point.number not in ending]
             _submit_points(over, task, settings, folder, console, queued=queued)
+            submitted += over
     if ending:
+        if submitted:
+            console.print(_what_next(submitted, folder))
         raise WorldError(
             f"Jobs are still ending: {', '.join(ending.values())}.",
-            "A run is submitted again when its job is over, which may be saving a checkpoint now; the other points are "
-            "submitted.",
+            "A run is submitted again when its job is over, which may be saving a checkpoint now"
+            f"{'; the other points are submitted' if submitted else ''}.",
             f"Launch again when `squeue --jobs={','.join(ending.values())}` lists none.",
         )
     if settings.detach or not has_slurm():
         console.print(_what_next(points, folder))
         return
-    try:
+    with _saying_that_jobs_stay(points, folder):
         wait_for(points, settings.poll_interval_s, console)
+
+
+@contextlib.contextmanager
+def _saying_that_jobs_stay(points: Sequence[Point], folder: Path) -> Iterator[None]:
+    """After Ctrl-C in a wait, tell how to follow and cancel the jobs of these points, if there are any."""
+    try:
+        yield
     except KeyboardInterrupt:
-        goodbye = f"No longer waiting; the jobs stay.\n{_what_next(points, folder)}"
-        Terminal(soft_wrap=True).print(goodbye)  # an interrupted print of rich's leaves its console holding back lines
+        if points:
+            goodbye = f"No longer waiting; the jobs stay.\n{_what_next(points, folder)}"
+            Terminal(soft_wrap=True).print(goodbye)  # rich's console holds back lines after an interrupted print
         raise
 
 

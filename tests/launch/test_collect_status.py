@@ -72,7 +72,7 @@ def test_a_run_is_found_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
-def test_a_folder_that_may_not_be_read_is_skipped_and_one_that_cannot_be_is_an_error(
+def test_a_folder_below_that_may_not_be_read_or_vanished_is_skipped_and_one_that_cannot_be_read_is_an_error(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
@@ -84,8 +84,10 @@ def test_a_folder_that_may_not_be_read_is_skipped_and_one_that_cannot_be_is_an_e
         return scandir(folder)
 
     monkeypatch.setattr(os, "scandir", scan_or_fail)
-    with nullcontext() if number == errno.EACCES else pytest.raises(OSError, match=os.strerror(number)):
+    with pytest.raises(OSError, match=os.strerror(number)) if number == errno.EIO else nullcontext():
         assert list(find_runs(tmp_path)) == []
+    with pytest.raises(OSError, match=os.strerror(number)):
+        list(find_runs(tmp_path / "a"))
 
 
 def test_a_folder_that_vanishes_while_runs_are_listed_is_skipped(tmp_path: Path) -> None:

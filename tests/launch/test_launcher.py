@@ -189,15 +189,33 @@ def test_a_job_that_slurm_requeues_after_its_end_is_not_submitted_again(
 
 
 def test_a_launch_does_not_wait_without_end_for_a_job_that_is_ending(
-    sbatch: Path, monkeypatch: pytest.MonkeyPatch
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _launch("run.seed=0")
-    _end_slowly("1", ":", sbatch, monkeypatch)
     monkeypatch.setattr(launcher, "_END_WAIT_S", 0.0)
-    with pytest.raises(WorldError, match=r"^Jobs are still ending: 1\.") as error:
-        _launch("run.seed=0,1", "hydra.launcher.detach=true")
-    assert error.value.remedy == "Launch again when `squeue --jobs=1` lists none."
+    for seeds, has_others in (("0", False), ("0,1", True)):
+        _end_slowly("1", ":", sbatch, monkeypatch)
+        Path("asked").unlink(missing_ok=True)
+        capsys.readouterr()
+        with pytest.raises(WorldError, match=r"^Jobs are still ending: 1\.") as error:
+            _launch(f"run.seed={seeds}", "hydra.launcher.detach=true")
+        assert error.value.remedy == "Launch again when `squeue --jobs=1` lists none."
+        assert ("the other points are submitted" in error.value.allowed) == has_others
+        assert ("Cancel them:  scancel 2\n" in capsys.readouterr().out) == has_others
     assert len(Path("calls").read_text().split()) == 2  # the other point's job is the second
+
+
+@pytest.mark.parametrize(("seeds", "is_told"), [("0", False), ("0,1", True)])
+def test_ctrl_c_while_jobs_are_ending_tells_of_those_that_were_submitted(
+    seeds: str, is_told: bool, sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _launch("run.seed=0")
+    _end_slowly("1", "kill -INT $PPID", sbatch, monkeypatch)
+    capsys.readouterr()
+    with pytest.raises(KeyboardInterrupt):
+        _launch(f"run.seed={seeds}", "hydra.launcher.poll_interval_s=0.01")
+    said = capsys.readouterr().out
+    assert ("the jobs stay" in said) == ("Cancel them:  scancel 2\n" in said) == is_told
 
 
 def test_a_run_that_has_finished_is_not_submitted_again_while_its_job_is_ending(
