@@ -50,7 +50,8 @@ _ANNOUNCED = (
 _VERDICTS = ("yes", "no", "true", "false")
 """As formulas these are products of letters, so that `no` would equal `on`: they are compared as words only."""
 _LONG_WORD = re.compile(r"[^\W\d_]{4}")
-"""Two such are compared as words, too: `seat` is not `east`. Shorter ones are factors: `lwh` is `hlw`."""
+"""Two such are compared as words, too: `seat` is not `east`. Shorter ones are factors: `lwh` is `hlw`, and so `cat` is
+`act`."""
 _CHOICES = tuple("ABCDEFGHIJ")
 """As many as MMLU-Pro has."""
 _SPELLINGS = (*_CHOICES, *(spelling for word in _VERDICTS for spelling in (word, word.capitalize(), word.upper())))

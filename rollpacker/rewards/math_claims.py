@@ -54,7 +54,7 @@ def is_one_claim(truth: list[Any], answer: list[Any]) -> bool:
 
 
 def gives_bounds(truth: list[Any], answer: list[Any]) -> bool:
-    """Whether the truth is an interval, and the answer compares a letter with a number, once or in a chain.
+    """Whether the truth is an interval, and the answer compares a letter, or `f(x)`, with a number, once or in a chain.
 
     math-verify would solve any other inequality, too, so that one copied from the prompt would be right.
     """
@@ -68,7 +68,8 @@ def _relations(formula: Any) -> tuple[Any, ...]:
 def _is_bound(relation: Any) -> bool:
     if not isinstance(relation, Ge | Gt | Le | Lt):
         return False
-    return any(isinstance(one, Symbol) and other.is_number for one, other in (relation.args, relation.args[::-1]))
+    pairs = (relation.args, relation.args[::-1])
+    return any(isinstance(one, Symbol | AppliedUndef) and other.is_number for one, other in pairs)
 
 
 def _takes_set_for_point(truth: list[Any], answer: list[Any]) -> bool:

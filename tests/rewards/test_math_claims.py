@@ -102,6 +102,8 @@ def test_without_braces_a_list_may_be_a_point(truth, response):
         (r"-\infty < x < \sqrt{2}", r"(-\infty, \sqrt{2})"),
         (r"0 \le \theta \le 2\pi", r"[0, 2\pi]"),
         (r"(-\infty, 3]", r"x \le 3"),
+        ("1 < f(x) < 3", "(1, 3)"),
+        (r"f(x) \ge -4", r"[-4, \infty)"),
     ],
 )
 @pytest.mark.parametrize("words", [r"\boxed{%s}", "The answer is $%s$.", "<answer>%s</answer>"])
@@ -121,7 +123,6 @@ def test_an_interval_may_be_given_by_its_bounds(bounds, truth, words):
         ("2^x > 8", r"(3, \infty)"),
         (r"\log_2(x-1) < 3", "(1, 9)"),
         (r"\sqrt{x+3} > 2", r"(1, \infty)"),
-        ("1 < f(x) < 3", "(1, 3)"),
         ("x > -x", r"(0, \infty)"),
         ("x^2 > 9", r"(-\infty, -3) \cup (3, \infty)"),
         (r"\frac{x-1}{x+2} \ge 0", r"(-\infty, -2) \cup [1, \infty)"),

@@ -21,6 +21,14 @@ from rollpacker.rewards.thoughts import without_thoughts
         ("<think>1</think>\n2\n</think>\n<think>3", "\n2\n"),
         ("```python\nprint(4)\n```\n<think>ok ", "```python\nprint(4)\n```\n"),
         ("```python\ns = '''\n<think>'''\n```\n", "```python\ns = '''\n<think>'''\n```\n"),
+        ("Here: ```py\nprint(4)\n```\n<think>\n```\n5\n```\n", "Here: ```py\nprint(4)\n```\n"),
+        ("Input: ```\n3\n```\n<think>\n```\n5\n```\n", "Input: ```\n3\n```\n"),
+        ("```py\r\nprint(4)```\r\n<think>\n```\n5\n```\n", "```py\r\nprint(4)```\r\n"),
+        ("~~~py\ns = '''\n<think>'''\n~~~\n<think> ok", "~~~py\ns = '''\n<think>'''\n~~~\n"),
+        ("Here: ```py\ns = '''\n<think>'''\n```\n", "Here: ```py\ns = '''\n<think>'''\n```\n"),
+        ("```py\ns = '''\n<think>'''\n", "```py\ns = '''\n<think>'''\n"),
+        ("It is ```4```\n<think>5\n```\n6\n```\n", "It is ```4```\n"),
+        ("4\n<think>It is ```py\nprint(5)\n```\n", "4\n"),
         ("It is 4, as my </think> part says.", "It is 4, as my </think> part says."),
         ("It is 4, as my <think> part says.", "It is 4, as my <think> part says."),
     ],
@@ -37,6 +45,21 @@ def test_where_thoughts_begin_a_response_and_do_not_end_nothing_is_said(response
 
 
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize("line", ["```", "```;", " <think>", "x</think>", "</think> x", "```\n<think>", "\n"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "```",
+        "```;",
+        "x ```py",
+        "x ```y`",
+        "x ~~~y",
+        "~~~\n```",
+        " <think>",
+        "x</think>",
+        "</think> x",
+        "```\n<think>",
+        "\n",
+    ],
+)
 def test_many_marks_are_read_in_time_that_grows_with_their_number(line):
     without_thoughts(f"{line}\n" * 50_000)

@@ -4,10 +4,11 @@ It is the last fenced block of Markdown that is not blank: of those marked as Py
 there is one, so that the output shown behind a program is not run in its place; else of all, however they are marked.
 Without a fence it is the whole text. Thoughts hold no program (see `thoughts`).
 
-A fence that is marked as Python may follow words on its line, if its block ends and no block whose fence begins a line
-stands before it: behind a program, words may lead to a call of it. A closing fence may touch the last line of the
-program, and precede tags such as `</answer>`. A block loses the indentation of its fence, as that of a list has one,
-and lines may end with `\r\n`. A fence with a mark begins a block also where the one before it has no end.
+A fence that is marked as Python may follow words on its line, if its block ends and no block that is marked so, and
+whose fence begins a line, stands before it: behind a program, words may lead to a call of it. A closing fence may stand
+behind the last line of the program, and precede tags such as `</answer>`. A block loses the indentation of its fence,
+as that of a list has one, and lines may end with `\r\n`. A fence with a mark begins a block also where the one before
+it has no end.
 """
 
 from __future__ import annotations
@@ -15,22 +16,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from rollpacker.rewards.thoughts import without_thoughts
+from rollpacker.rewards.thoughts import FENCED_BLOCK, without_thoughts
 
 _LINE_END = re.compile(r"\r\n?")
-_FENCE = re.compile(
-    r"""
-    ^([ \t]*|[^\n]*?(?<![`~])(?=[`~]{3,}+[ \t]*(?i:py(?:thon)?)[\d.]*[ \t]*\n))
-    (`{3,}+|~{3,}+)([^\n`]*)\n
-    (.*?)
-    (?: ^([ \t]*|(?:(?!\2)[^\n])*(?<=\S))(\2)[`~]*(?:[ \t]*<[^\s<>]+>)*[ \t]*$
-      | (?=^[ \t]*\2[ \t]*[\w{][^\n`]*$)
-      | \Z )
-    """,
-    re.DOTALL | re.MULTILINE | re.VERBOSE,
-)
-"""What stands before the fence, the fence, its mark, the body, what stands before the closing fence, and that one; the
-last two are empty where another block begins or the text ends."""
+_BLOCK = re.compile(FENCED_BLOCK, re.DOTALL | re.MULTILINE | re.VERBOSE)
 _PYTHON = re.compile(r"\s*(\{\s*\.?)?py(?!con|tb)", re.IGNORECASE)
 """The mark of a program, also `{.python}`; `pycon` is that of a session with Python, `pytb` that of a traceback."""
 
@@ -60,13 +49,14 @@ def _candidates(response_text: str) -> list[_Block]:
     """The blocks of which the last one is the program."""
     blocks: list[_Block] = []
     may_follow_words = True
-    for before, _, mark, body, last, closing in _FENCE.findall(_LINE_END.sub("\n", without_thoughts(response_text))):
-        if not before.strip():
-            may_follow_words = False
-        elif not (may_follow_words and closing):
+    for before, _, mark, body, last, closing in _BLOCK.findall(_LINE_END.sub("\n", without_thoughts(response_text))):
+        is_python, is_behind_words = _PYTHON.match(mark) is not None, bool(before.strip())
+        if is_behind_words and not (is_python and may_follow_words and closing):
             continue
         program = _without_indentation(body + last.rstrip(), len(before))
-        blocks.append(_Block(program, _PYTHON.match(mark) is not None, bool(closing)))
+        blocks.append(_Block(program, is_python, bool(closing)))
+        if is_python and program.strip() and not is_behind_words:
+            may_follow_words = False
     python = [block for block in blocks if block.is_python]
     return python if any(block.body.strip() for block in python) else blocks
 

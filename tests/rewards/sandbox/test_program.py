@@ -53,9 +53,16 @@ WRITTEN = {
     "a number before it": "1. ```python\n" + indented(PROGRAM, "   ") + "   ```\n2. Run",
     "a number alone before it": f"1. ```python\n{PROGRAM}```\n",
     "a blank block that is marked": f"```python\n```\n```\n{PROGRAM}```",
-    "a call behind it": f"```\n{PROGRAM}```\nTest it with ```python\nprint(f(1))\n```\n",
+    "a call behind it": f"```python\n{PROGRAM}```\nTest it with ```python\nprint(f(1))\n```\n",
     "a call behind it that never ends": f"Here: ```python\n{PROGRAM}```\nTest it with ```python\nprint(f(1))\n",
     "numbers before it and another program": f"1. ```python\nprint(1)\n```\n2. ```python\n{PROGRAM}```\n",
+    "a command before it and words": f"Install:\n```bash\npip install x\n```\n**Solution**:```python\n{PROGRAM}```\n",
+    "an example before it and a tag": f"Input:\n```\n3 4\n```\n<answer>```python\n{PROGRAM}```</answer>",
+    "a blank block before it and words": f"```python\n```\nHere: ```python\n{PROGRAM}```\n",
+    "a command behind words before it": f"1. ```bash\n   pip install x\n   ```\n2. ```python\n{PROGRAM}```\n",
+    "an example behind words before it": f"Input: ```\n3 4\n```\nSolution: ```python\n{PROGRAM}```\n",
+    "a command behind words behind it": f"```\n{PROGRAM}```\nRun it: ```bash\npython a.py\n```\n",
+    "a closing fence behind a blank": f"```python\n{PROGRAM.rstrip()} ```\nDone.",
     "output behind its closing fence, behind its last line": f"```python\n{PROGRAM.rstrip()}```\n{OUTPUT}",
 }
 
@@ -74,9 +81,9 @@ def test_a_fence_within_a_comment_of_a_program_does_not_end_it(comment):
 
 
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize("sign", ["`", "~", "`~"])
-def test_a_line_of_many_fences_is_read_in_time_that_grows_with_its_length(sign):
-    response = sign * 200_000 + "x"
+@pytest.mark.parametrize(("beginning", "sign"), [("", "`"), ("", "~"), ("", "`~"), ("```", " ")])
+def test_a_line_of_many_fences_or_blanks_is_read_in_time_that_grows_with_its_length(beginning, sign):
+    response = beginning + sign * 200_000 + "x"
     assert find_program(response) == response
 
 
@@ -108,6 +115,8 @@ def test_what_holds_no_program_has_none(response):
         ("```python\nprint(1)\nBetter:\n```python\nprint(", True),
         ("```python\nprint(1)```\nIt pri", False),
         ("Here: ```python\nprint(1", True),
+        ("```python\nprint(1) ```\nIt pri", False),
+        ("```\nprint(1)\n```\nRun it: ```bash\npython", False),
         ("```python\nprint(1)\n```\nIt needs no ```python\nIt pri", False),
         ("<think>\n```python\nprint(1)\n```\nNo, tha", True),
     ],
