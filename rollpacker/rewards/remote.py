@@ -11,8 +11,8 @@ number, a pair of a number and a reason, or an object with `score`. Other fields
 A request may take `reward.timeout_s` for each of its responses: a server that scores one after the other has as long
 for each as a function has.
 
-Where it refuses several texts with a status of `_OF_TEXTS`, each half of them is sent by itself: a text is
-`http_error` only if it is refused alone.
+Where it refuses several texts with a status of `_OF_TEXTS`, each half of them is sent by itself, and has its verdicts
+as soon as it is answered: a text is `http_error` only if it is refused alone.
 
 A server that cannot be reached, or answers with another status, is asked again after each of `PAUSES_S`. After the last
 one the run ends, or every further response would silently be worth nothing; it resumes from its last checkpoint.
@@ -43,7 +43,7 @@ from rollpacker.rewards.scores import HTTP_ERROR, TIMEOUT, WRONG_RESULT, verdict
 from rollpacker.rewards.worker import QueueRewardWorker, ground_truth_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from rollpacker.config.sections.reward import RewardSection
     from rollpacker.protocols.reward import ScoringRequest
@@ -65,9 +65,8 @@ _log = logging.getLogger(__name__)
 
 
 def longest_request_s(section: RewardSection) -> float:
-    """How long a server may take for a request and for all parts of it, should it refuse them; 0 where none scores."""
-    num_levels = MOST_AT_ONCE.bit_length()  # the whole, its halves, theirs, to each text alone
-    return num_levels * MOST_AT_ONCE * section.timeout_s if "url" in section.names else 0.0
+    """How long a server may take for a request; 0 where none scores."""
+    return MOST_AT_ONCE * section.timeout_s if "url" in section.names else 0.0
 
 
 class ServerUnreachable(Exception):
@@ -94,22 +93,32 @@ class UrlRewardWorker(QueueRewardWorker):
         self._pauses_s = pauses_s
 
     async def _score(self, task: int, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:  # noqa: ARG002
-        began = time.perf_counter()
-        outcomes = await self._ask(requests)
-        if problem := next((each.problem for each in outcomes if each.problem), ""):
+        problem, num_forgotten, began = "", self._num_forgotten, time.perf_counter()
+        async for part, outcomes in self._ask(requests):
+            problem = problem or next((each.problem for each in outcomes if each.problem), "")
+            ended = time.perf_counter()
+            time_s, began = (ended - began) / len(part), ended
+            if num_forgotten == self._num_forgotten:
+                self._outbox.put(
+                    verdict_of(request, outcome.score, time_s, outcome.parts)
+                    for request, outcome in zip(part, outcomes, strict=True)
+                )
+        if problem:
             _log.warning("%s: %s", self._url, problem)
-        time_s = (time.perf_counter() - began) / len(requests)
-        return [
-            verdict_of(request, outcome.score, time_s, outcome.parts)
-            for request, outcome in zip(requests, outcomes, strict=True)
-        ]
+        return ()
 
-    async def _ask(self, batch: Sequence[ScoringRequest]) -> Sequence[Outcome]:
+    async def _ask(
+        self, batch: Sequence[ScoringRequest]
+    ) -> AsyncIterator[tuple[Sequence[ScoringRequest], Sequence[Outcome]]]:
+        """Give the outcomes of a batch, or of each part of it that the server takes."""
         outcomes = await self._ask_whole(batch)
         if len(batch) == 1 or outcomes[0].score != HTTP_ERROR:
-            return outcomes
+            yield batch, outcomes
+            return
         middle = len(batch) // 2
-        return [*await self._ask(batch[:middle]), *await self._ask(batch[middle:])]
+        for half in (batch[:middle], batch[middle:]):
+            async for part in self._ask(half):
+                yield part
 
     async def _ask_whole(self, batch: Sequence[ScoringRequest]) -> Sequence[Outcome]:
         problem = ""

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.config.sections.reward import RewardSection
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ScoringRequest
-from rollpacker.rewards.remote import MOST_AT_ONCE, UrlRewardWorker, ask, longest_request_s
+from rollpacker.rewards.remote import MOST_AT_ONCE, UrlRewardWorker, ask
 from tests.rewards.servers import lengths, raw_server, reward_server
 
 
@@ -106,12 +105,30 @@ async def test_a_server_that_takes_fewer_texts_at_once_scores_all_of_them():
     assert [len(question["query"]) for question in questions] == [50, 25, 12, 13, 25, 12, 13]
 
 
-async def test_a_server_that_refuses_every_text_has_the_time_of_all_parts_of_a_request_and_is_logged_once(caplog):
-    with reward_server(lambda _question: (413, {})) as (url, questions):
+async def test_a_server_that_refuses_every_text_of_a_request_is_logged_once(caplog):
+    with reward_server(lambda _question: (413, {})) as (url, _):
         assert await score(url, ["x"] * MOST_AT_ONCE) == [(0.0, "http_error")] * MOST_AT_ONCE
-    num_texts = sum(len(question["query"]) for question in questions)
-    assert longest_request_s(RewardSection(url=url, timeout_s=2.0)) == 2.0 * num_texts
     assert [record.getMessage() for record in caplog.records] == [f"{url}: it answered with status 413"]
+
+
+async def test_a_part_of_a_refused_request_has_its_verdict_before_the_next_one_is_answered():
+    may_answer = threading.Event()
+
+    def answer(question):
+        if question["query"] == ["Rhyme.xx"]:
+            may_answer.wait()
+        return lengths(question) if len(question["query"]) == 1 else (413, {})
+
+    with reward_server(answer) as (url, _):
+        worker = UrlRewardWorker(url, 1, 30.0, ())
+        try:
+            await worker.score([request_of(0, "x"), request_of(1, "xx")])
+            assert [verdict.request.sample for verdict in await asyncio.wait_for(worker.collect(), 20)] == [0]
+            may_answer.set()
+            assert [verdict.request.sample for verdict in await worker.collect()] == [1]
+        finally:
+            may_answer.set()
+            await worker.close()
 
 
 async def test_a_server_that_takes_too_long_is_a_timeout():
