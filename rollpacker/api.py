@@ -71,7 +71,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -240,7 +239,7 @@ def _package_root(function: Callable[..., object]) -> Path | None:
         return None
     file = Path(module.__file__ or "")
     root = file.absolute().parents[module.__name__.count(".") + (file.name == "__init__.py")]
-    return None if str(root) in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} else root
+    return None if {"site-packages", "dist-packages"} & {*root.parts} else root
 
 
 def _refuse_to_nest() -> None:

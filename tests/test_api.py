@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import signal
 import subprocess
 import sys
@@ -207,6 +208,21 @@ def test_a_function_of_a_package_beside_the_script_is_imported_by_the_run(tmp_pa
         assert "nowhere.jsonl does not exist" in ended.stderr
         assert "No module named" not in ended.stderr
         assert ("its parameter `colour`" in ended.stderr) == module.endswith("rewards")
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_named"), [("scripts", True), ("site-packages", False), ("dist-packages", False)]
+)
+def test_the_folder_of_a_package_is_named_unless_an_installer_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, is_named: bool
+) -> None:
+    package = f"own_{folder[:4]}"
+    file = tmp_path / folder / package / "rewards.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def mine(response): return 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    mine = importlib.import_module(f"{package}.rewards").mine
+    assert api._package_root(mine) == (tmp_path / folder if is_named else None)
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -306,7 +306,10 @@ def _check_sets(
         )
 
 
-_NO_PART_OF_A_SCORE = ("reward.max_open", "reward.overlong_buffer_tokens", "reward.overlong_penalty")
+_NO_PART_OF_A_SCORE = (
+    *("reward.max_open", "reward.overlong_buffer_tokens", "reward.overlong_penalty"),
+    *("reward.judge.max_restarts", "reward.judge.restart_pause_s"),
+)
 """Keys of the reward that change no held-out score: shaping is of training."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "max_response_tokens")

@@ -60,6 +60,14 @@ def test_only_what_changes_a_score_is_named(other: Path, words: list[str], named
     assert (named in notes[0]) if named else not notes
 
 
+def test_how_a_judge_is_restarted_changes_no_score(other: Path) -> None:
+    judged = [*MODEL, "data.path=prompts.jsonl", "reward=judge", "reward.judge.model.path=model", SET]
+    (other / "config.yaml").write_text(to_yaml(compose(judged)))
+    restarts = ["reward.judge.max_restarts=0", "reward.judge.restart_pause_s=9"]
+    assert not notes_of_other_settings(compose([*judged, *restarts]), other)
+    assert notes_of_other_settings(compose([*judged, "reward.judge.threshold=0.9"]), other)
+
+
 def test_a_run_whose_configuration_cannot_be_read_is_not_said_to_be_scored_alike(other: Path) -> None:
     (other / "config.yaml").write_text("model: {path: m, colour: red}\n")
     (note,) = notes_of_other_settings(compose([*MODEL, "data.path=prompts.jsonl", SET]), other)

@@ -15,6 +15,7 @@ that are kept as text, as the tables `samples/training` and `samples/evaluation`
 
 from __future__ import annotations
 
+import configparser
 import inspect
 import json
 import math
@@ -48,7 +49,7 @@ _TOKEN_FILE_VARIABLE = "WANDB_IDENTITY_TOKEN_FILE"  # noqa: S105  (the name of a
 """Names the file of a short-lived token, in place of a key."""
 _SERVER_VARIABLE = "WANDB_BASE_URL"
 _SERVER = "https://api.wandb.ai"
-"""Unless the variable names another."""
+"""Unless the variable, or the settings file that `wandb login --host` writes, names another."""
 
 JSONL_FILE = "tracker.jsonl"
 """In `run.dir`."""
@@ -107,8 +108,8 @@ def check_trackers(section: TrackerSection) -> None:
         raise ConfigError(
             f"tracker.wandb_mode=online, but {API_KEY_VARIABLE} is not set, nor is anybody logged in",
             "The key comes from the environment or from `wandb login`, never from the configuration",
-            f"Set {API_KEY_VARIABLE} (https://wandb.ai/authorize) or run `wandb login` (and set {_SERVER_VARIABLE}, if "
-            "the server is your own); or use tracker.wandb_mode=offline and `wandb sync`",
+            f"Set {API_KEY_VARIABLE} (https://wandb.ai/authorize) or run `wandb login` (for a server of your own, with "
+            "--host=URL); or use tracker.wandb_mode=offline and `wandb sync`",
         )
     if section.plugin is not None:
         _load_plugin(section.plugin)
@@ -118,12 +119,25 @@ def _has_key_of_wandb() -> bool:
     """Look where wandb does: into the environment, and for the server's entry in the netrc file of `wandb login`."""
     if os.environ.get(API_KEY_VARIABLE) or os.environ.get(_TOKEN_FILE_VARIABLE):
         return True
-    server = urlsplit(os.environ.get(_SERVER_VARIABLE) or _SERVER).netloc
     try:
-        entry = netrc.netrc(os.environ.get("NETRC") or os.path.expanduser("~/.netrc")).authenticators(server)  # noqa: PTH111
+        keys = netrc.netrc(_expanded(os.environ.get("NETRC") or "~/.netrc"))
+        entry = keys.authenticators(urlsplit(_server_of_wandb()).netloc)
     except (OSError, ValueError, netrc.NetrcParseError):
         return False
     return entry is not None and bool(entry[2])
+
+
+def _server_of_wandb() -> str:
+    """The address of the server that wandb logs to."""
+    settings = configparser.RawConfigParser()
+    with suppress(ValueError, configparser.Error):
+        settings.read(_expanded(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb") / "settings")
+    return os.environ.get(_SERVER_VARIABLE) or settings.get("default", "base_url", fallback="") or _SERVER
+
+
+def _expanded(path: str) -> Path:
+    """With the home folder in the place of `~`, which stays where there is none."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  pathlib's raises without a home folder
 
 
 def _load_plugin(source: str) -> Callable[..., Tracker]:
@@ -163,7 +177,7 @@ def _not_taken(
 ) -> Iterator[str]:
     """The call and why it is not taken; nothing where it is, or where the function, as some in C, has no signature."""
     with suppress(ValueError):
-        signature = inspect.signature(function)
+        signature = inspect.signature(function, follow_wrapped=False)
         try:
             signature.bind(*arguments, **named)
         except TypeError as error:

@@ -11,6 +11,17 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.run.trackers import check_trackers
 
 CLASSES = """
+import functools
+
+
+def with_a_reason(method):
+    @functools.wraps(method)
+    def call(self):
+        return method(self, "the run ended")
+
+    return call
+
+
 class Fit:
     def __init__(self, run_dir, run_id, config): ...
     def log_step(self, row, domains=(), samples=()): ...
@@ -25,6 +36,11 @@ class Loose(Fit):
     def log_evaluation(rows, samples): ...
     @classmethod
     def close(cls): ...
+
+
+class Decorated(Fit):
+    @with_a_reason
+    def close(self, reason): ...
 
 
 class FewArguments(Fit):
@@ -65,6 +81,6 @@ def test_a_class_that_does_not_take_what_it_will_be_given_is_refused(source: str
     assert "log_step(row, domains, samples), log_evaluation(rows, samples), close()" in caught.value.allowed
 
 
-@pytest.mark.parametrize("name", ["Fit", "Loose"])
+@pytest.mark.parametrize("name", ["Fit", "Loose", "Decorated"])
 def test_a_class_that_takes_it_in_any_way_is_not(source: str, name: str) -> None:
     check_trackers(TrackerSection(plugin=f"{source}:{name}"))

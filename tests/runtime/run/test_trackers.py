@@ -420,37 +420,6 @@ def test_a_missing_package_is_a_configuration_error_with_the_install_command(
     assert "pip install 'rollpacker[trackers]'" in raised.value.remedy
 
 
-def test_wandb_online_needs_its_key_before_the_run_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    section = TrackerSection(wandb=True, wandb_mode="online")
-    with pytest.raises(ConfigError, match="WANDB_API_KEY is not set") as raised:
-        make_trackers(section, tmp_path / "run", "run-1", {})
-    assert "wandb sync" in raised.value.remedy
-    assert not (tmp_path / "run").exists()
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    check_trackers(section)
-
-
-def test_wandb_online_takes_what_wandb_login_wrote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    section, file = TrackerSection(wandb=True, wandb_mode="online"), tmp_path / "netrc"
-    monkeypatch.setenv("NETRC", str(file))
-    monkeypatch.delenv("WANDB_BASE_URL", raising=False)
-    for of_others in ("", "machine github.com\n  login user\n  password secret\n", "machine\n"):
-        file.write_text(of_others)
-        with pytest.raises(ConfigError, match="nor is anybody logged in"):
-            check_trackers(section)
-    from wandb.sdk.lib.wbauth.wbnetrc import write_netrc_auth
-
-    file.unlink()
-    write_netrc_auth(host="https://wandb.example.edu", api_key="0" * 40)
-    with pytest.raises(ConfigError, match="set WANDB_BASE_URL, if"):
-        check_trackers(section)
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.edu")
-    check_trackers(section)
-
-
 def test_neither_package_is_loaded_unless_asked_for() -> None:
     heavy = "{'wandb', 'tensorboard', 'torch', 'ray'}"
     script = f"import sys, rollpacker.runtime.run.trackers; print({heavy} & set(sys.modules))"
