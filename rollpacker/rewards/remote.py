@@ -65,8 +65,11 @@ _log = logging.getLogger(__name__)
 
 
 def longest_request_s(section: RewardSection) -> float:
-    """How long a server may take for a request; 0 where none scores."""
-    return MOST_AT_ONCE * section.timeout_s if "url" in section.names else 0.0
+    """How long a server may take until a request has its first verdict; 0 where none scores.
+
+    It may refuse the whole, a half, and so on down to one text.
+    """
+    return (2 * MOST_AT_ONCE - 1) * section.timeout_s if "url" in section.names else 0.0
 
 
 class ServerUnreachable(Exception):
@@ -91,41 +94,43 @@ class UrlRewardWorker(QueueRewardWorker):
         self._url = url
         self._timeout_s = timeout_s
         self._pauses_s = pauses_s
+        self._last_problem = ""
+        """Of the last verdicts, empty where they had none: parts of a batch that share one are logged once."""
+
+    async def _score_parts(self, task: int, requests: Sequence[ScoringRequest]) -> AsyncIterator[Sequence[Verdict]]:
+        """Score a batch; of one that is refused give no verdict, and score each half by itself."""
+        parts = [requests]
+        while parts:
+            part = parts.pop()
+            verdicts = await self._score(task, part)
+            if not verdicts:
+                middle = len(part) // 2
+                parts += part[middle:], part[:middle]
+            yield verdicts
 
     async def _score(self, task: int, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:  # noqa: ARG002
-        problem, num_forgotten, began = "", self._num_forgotten, time.perf_counter()
-        async for part, outcomes in self._ask(requests):
-            problem = problem or next((each.problem for each in outcomes if each.problem), "")
-            ended = time.perf_counter()
-            time_s, began = (ended - began) / len(part), ended
-            if num_forgotten == self._num_forgotten:
-                self._outbox.put(
-                    verdict_of(request, outcome.score, time_s, outcome.parts)
-                    for request, outcome in zip(part, outcomes, strict=True)
-                )
-        if problem:
+        """Score a batch; give no verdict where the server refuses several texts."""
+        outcomes, time_s = await self._ask(requests)
+        if len(requests) > 1 and outcomes[0].score == HTTP_ERROR:
+            return ()
+        problem = next((each.problem for each in outcomes if each.problem), "")
+        if problem and problem != self._last_problem:
             _log.warning("%s: %s", self._url, problem)
-        return ()
+        self._last_problem = problem
+        return [
+            verdict_of(request, outcome.score, time_s / len(requests), outcome.parts)
+            for request, outcome in zip(requests, outcomes, strict=True)
+        ]
 
-    async def _ask(
-        self, batch: Sequence[ScoringRequest]
-    ) -> AsyncIterator[tuple[Sequence[ScoringRequest], Sequence[Outcome]]]:
-        """Give the outcomes of a batch, or of each part of it that the server takes."""
-        outcomes = await self._ask_whole(batch)
-        if len(batch) == 1 or outcomes[0].score != HTTP_ERROR:
-            yield batch, outcomes
-            return
-        middle = len(batch) // 2
-        for half in (batch[:middle], batch[middle:]):
-            async for part in self._ask(half):
-                yield part
-
-    async def _ask_whole(self, batch: Sequence[ScoringRequest]) -> Sequence[Outcome]:
+    async def _ask(self, batch: Sequence[ScoringRequest]) -> tuple[Sequence[Outcome], float]:
+        """Give the outcomes of a batch, and the time that the request took, without those before it."""
         problem = ""
         for pause_s in (0.0, *self._pauses_s):
             await asyncio.sleep(pause_s)
+            began = time.perf_counter()
             try:
-                return await in_daemon_thread(lambda: ask(self._url, batch, self._timeout_s))
+                outcomes = await in_daemon_thread(lambda: ask(self._url, batch, self._timeout_s))
+                return outcomes, time.perf_counter() - began
             except ServerUnreachable as error:
                 problem = str(error)
                 _log.warning("%s: %s", self._url, problem)

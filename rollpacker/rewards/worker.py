@@ -21,7 +21,7 @@ from rollpacker.rewards.scores import CHECKER_CRASHED, TIMEOUT, Score, verdict_o
 from rollpacker.rewards.supervisor_process import ProcessDied, SupervisorProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from rollpacker.protocols.references import Reference
     from rollpacker.protocols.reward import ScoringRequest
@@ -89,7 +89,7 @@ class QueueRewardWorker(ABC):
             self._tasks = [asyncio.create_task(self._serve(task)) for task in range(self._num_tasks)]
 
     async def forget(self) -> None:
-        """Drop what waits; verdicts of what a task has taken are dropped when they come."""
+        """Drop what waits; of what a task has taken no other part is scored, and verdicts that come are dropped."""
         self._num_forgotten += 1
         self._waiting.clear()
 
@@ -117,6 +117,10 @@ class QueueRewardWorker(ABC):
     async def _score(self, task: int, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
         """Score some requests in the task of this number."""
 
+    async def _score_parts(self, task: int, requests: Sequence[ScoringRequest]) -> AsyncIterator[Sequence[Verdict]]:
+        """Score some requests one part after the other: here all of them at once."""
+        yield await self._score(task, requests)
+
     async def _serve(self, task: int) -> None:
         try:
             while True:
@@ -124,8 +128,9 @@ class QueueRewardWorker(ABC):
                     await self._has_news.wait_for(lambda: self._waiting)
                     taken = self._take()
                 num_forgotten = self._num_forgotten
-                verdicts = await self._score(task, taken)
-                if num_forgotten == self._num_forgotten:
+                async for verdicts in self._score_parts(task, taken):
+                    if num_forgotten != self._num_forgotten:
+                        break
                     self._outbox.put(verdicts)
         except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or it would be lost
             self._outbox.fail(error)

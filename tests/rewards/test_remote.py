@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker.config.sections.reward import RewardSection
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ScoringRequest
-from rollpacker.rewards.remote import MOST_AT_ONCE, UrlRewardWorker, ask
+from rollpacker.rewards.remote import MOST_AT_ONCE, UrlRewardWorker, ask, longest_request_s
 from tests.rewards.servers import lengths, raw_server, reward_server
 
 
@@ -129,6 +130,31 @@ async def test_a_part_of_a_refused_request_has_its_verdict_before_the_next_one_i
         finally:
             may_answer.set()
             await worker.close()
+
+
+async def test_each_part_of_a_refused_request_has_its_own_time_and_the_first_one_is_within_the_limit(monkeypatch):
+    """By a clock that the server moves, by all that it may take for each text."""
+    now_s = 0.0
+
+    def answer(question):
+        nonlocal now_s
+        now_s += 2.0 * len(question["query"])
+        return lengths(question) if len(question["query"]) == 1 else (413, {})
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+    with reward_server(answer) as (url, questions):
+        worker = UrlRewardWorker(url, 1, 30.0, ())
+        try:
+            await worker.score([request_of(sample, "x") for sample in range(MOST_AT_ONCE)])
+            verdicts = []
+            while len(verdicts) < MOST_AT_ONCE:
+                verdicts += await worker.collect()
+        finally:
+            await worker.close()
+    assert {verdict.time_s for verdict in verdicts} == {2.0}
+    sizes = [len(question["query"]) for question in questions]
+    until_the_first = sizes[: sizes.index(1) + 1]
+    assert longest_request_s(RewardSection(url=url, timeout_s=2.0)) == 2.0 * sum(until_the_first)
 
 
 async def test_a_server_that_takes_too_long_is_a_timeout():
@@ -274,24 +300,26 @@ def test_a_process_ends_although_a_server_that_hangs_owes_it_an_answer():
                 may_end.set()
 
 
-async def test_what_was_forgotten_has_no_verdict():
+@pytest.mark.parametrize("most_texts", [1, MOST_AT_ONCE], ids=["refused", "taken"])
+async def test_what_was_forgotten_has_no_verdict_and_no_part_of_it_is_asked_for(most_texts):
     came, may_answer = threading.Event(), threading.Event()
 
     def answer(question):
         came.set()
         may_answer.wait()
-        return lengths(question)
+        return lengths(question) if len(question["query"]) <= most_texts else (413, {})
 
-    with reward_server(answer) as (url, _):
+    with reward_server(answer) as (url, questions):
         worker = UrlRewardWorker(url, 1, 30.0, ())
         try:
-            await worker.score([request_of(0, "x")])
+            await worker.score([request_of(0, "x"), request_of(1, "x")])
             await asyncio.to_thread(came.wait)
-            await worker.score([request_of(1, "xx")])
+            await worker.score([request_of(2, "xx")])
             await worker.forget()
-            await worker.score([request_of(2, "xxx")])
+            await worker.score([request_of(3, "xxx")])
             may_answer.set()
-            assert [verdict.request.sample for verdict in await worker.collect()] == [2]
+            assert [verdict.request.sample for verdict in await worker.collect()] == [3]
         finally:
             may_answer.set()
             await worker.close()
+    assert [len(question["query"]) for question in questions] == [2, 1]
