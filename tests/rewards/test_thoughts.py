@@ -50,6 +50,8 @@ def test_where_thoughts_begin_a_response_and_do_not_end_nothing_is_said(response
     [
         "```",
         "```;",
+        "x ```",
+        "x ```\ny:",
         "x ```py",
         "x ```y`",
         "x ~~~y",

@@ -64,6 +64,13 @@ WRITTEN = {
     "a command behind words behind it": f"```\n{PROGRAM}```\nRun it: ```bash\npython a.py\n```\n",
     "a closing fence behind a blank": f"```python\n{PROGRAM.rstrip()} ```\nDone.",
     "output behind its closing fence, behind its last line": f"```python\n{PROGRAM.rstrip()}```\n{OUTPUT}",
+    "output behind its closing fence, behind a blank": f"```py\n{PROGRAM.rstrip()} ```\nOutput:\n```\n0\n```\n",
+    "output in bold behind its closing fence": f"```py\n{PROGRAM.rstrip()} ```\n**Output**\n\n```\n0\n```\n",
+    "words on a fence before it": f"Between lines of ```\nas shown above. Solution:\n\n```\n{PROGRAM}```\n",
+    "words on a fence before it and words behind it": f"It is in ```\nSolution:\n```\n{PROGRAM}```\nDone.",
+    "words on a fence and bold words before it": f"It is in ```\n**Solution**\n```\n{PROGRAM}```\n",
+    "code in two lines before it": f"`a` is ```3 4\n5 6```\n\nSolution:\n```\n{PROGRAM}```\nIt works.",
+    "code in two lines and a heading before it": f"It is ```3 4\n5 6```\n# Solution\n```\n{PROGRAM}```\nIt works.",
 }
 
 
@@ -116,6 +123,7 @@ def test_what_holds_no_program_has_none(response):
         ("```python\nprint(1)```\nIt pri", False),
         ("Here: ```python\nprint(1", True),
         ("```python\nprint(1) ```\nIt pri", False),
+        ("The input is in ```\nSolution:\n```\nprint(1)\n```\nIt pri", False),
         ("```\nprint(1)\n```\nRun it: ```bash\npython", False),
         ("```python\nprint(1)\n```\nIt needs no ```python\nIt pri", False),
         ("<think>\n```python\nprint(1)\n```\nNo, tha", True),
