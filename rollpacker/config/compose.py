@@ -317,7 +317,7 @@ def _schema_mistake(root: Root[BaseModel], tree: Any, details: ErrorDetails) -> 
     match details["type"]:
         case "extra_forbidden":
             return unknown_key(root, name)
-        case "missing":
+        case "missing" if not isinstance(details["loc"][-1], int):  # an index is of a list that is too short
             group = name.removesuffix(".name")
             if group in groups(root):
                 options = groups(root)[group].options

@@ -200,6 +200,8 @@ def test_null_is_no_way_to_lose_a_section_by_one_of_its_keys(word: str) -> None:
     [
         ("data.template_arguments.x=1.5", "data.template_arguments.x=1.5 is not legal."),
         ("data.path=''", "data.path= is not legal."),
+        ("data.keep_solve_rate=[0.5]", "data.keep_solve_rate=[0.5] is not legal."),
+        ("trainer.adam_betas=[]", "trainer.adam_betas=[] is not legal."),
         ("data.path=[{path: ''}]", "data.path.0.path= is not legal: input should be a path."),
         (
             "data.domain_weights={a: b}",
