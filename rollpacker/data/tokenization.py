@@ -139,8 +139,7 @@ class PromptTokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """Give the tokens of a text that goes on, without special tokens beside those that it spells."""
-        whole = text.encode(errors="replace").decode()  # half a pair of UTF-16, which JSON can spell, is no text
-        ids: list[int] = self._tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"]
+        ids: list[int] = self._tokenizer(_whole(text), add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
     def token_texts(self, token_ids: Sequence[int]) -> str:
@@ -204,7 +203,12 @@ class PromptTokenizer:
                 "Allowed: what the template accepts",
                 "Change the messages, for example move a system message into the user's, or change the template",
             ) from error
-        return str(text)
+        return _whole(str(text))
+
+
+def _whole(text: str) -> str:
+    """Replace halves of surrogate pairs, which JSON can spell, and which are no text."""
+    return text.encode(errors="replace").decode()
 
 
 def _with_read_calls(message: Mapping[str, Any]) -> dict[str, Any]:

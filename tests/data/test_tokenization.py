@@ -201,6 +201,14 @@ def test_a_template_gets_the_arguments_of_calls_as_objects_also_where_they_are_j
     assert prompt == calling(arguments)
 
 
+def test_half_of_a_surrogate_pair_that_the_json_of_arguments_spells_is_replaced(tmp_path):
+    (tmp_path / "mine.jinja").write_text(CALLS)
+    tokenizer = tokenizer_with(tmp_path, chat_template=tmp_path / "mine.jinja")
+    prompt = calling('{"a": "\\ud83d"}')
+    assert tokenizer.text(prompt) == "add a=?"
+    assert tokenizer.encode(prompt).tolist() == [3, 3, 3]  # add, a=, ?
+
+
 @pytest.mark.parametrize(
     ("template", "says"),
     [
