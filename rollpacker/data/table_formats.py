@@ -1,9 +1,9 @@
 """Reads the rows of tables: Parquet, Arrow (as `datasets` saves it) and CSV.
 
 Invariant: a row is an object of JSON values, so that prompts and rewards see the same whatever the file was. Times and
-decimals become texts; bytes, such as images, become null; 0.1 is 0.1 in a column of float32, too, also in lists, maps
-and objects (but not in dictionary-encoded columns and list views). Every failure is a `DataError` that names the file,
-and the row where there is one.
+decimals become texts; bytes become text where they are UTF-8, and null where not, as images are; 0.1 is 0.1 in a column
+of float32, too, also in lists, maps and objects (but not in dictionary-encoded columns and list views). Every failure
+is a `DataError` that names the file, and the row where there is one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +49,8 @@ def read_table(path: Path, *, kind: str) -> Iterator[JsonLine]:
         try:
             for number, row in enumerate(_csv_rows(path) if form == "CSV" else _arrow_rows(path, form), start=1):
                 yield JsonLine(TableRow(path=path, number=number), row)
-        except (ValueError, csv.Error, NotImplementedError) as error:  # pyarrow's own errors are of ValueError
-            if str(error).startswith("field larger than field limit"):
-                raise DataError(
-                    f"{TableRow(path=path, number=number + 1)}: a field has more than {_MAX_FIELD_CHARS:,} characters",
-                    "Allowed: shorter ones, since each is held as a whole",
-                    "Shorten it; or close its quotation mark, if one is left open",
-                ) from error
-            if isinstance(error, csv.Error):
-                raise _ragged(TableRow(path=path, number=number + 1), str(error)) from error
-            problem = f"cannot be read as {form}{f' after row {number}' if number else ''}: {error}"
-            if form == "CSV" and isinstance(error, UnicodeDecodeError):
-                raise DataError(f"The {kind} {path} {problem}", "Allowed: text in UTF-8", remedy_of(error)) from error
-            raise _broken(path, kind, problem) from error
+        except (ValueError, csv.Error, NotImplementedError) as error:
+            raise _unreadable(error, path, kind, form, number) from error
         except OverflowError as error:
             raise DataError(
                 f"The {kind} {path} has a time that Python cannot hold" + (f", after row {number}" if number else ""),
@@ -73,6 +63,29 @@ def read_table(path: Path, *, kind: str) -> Iterator[JsonLine]:
             raise _broken(path, kind, f"cannot be read as {form}: {error}") from error  # pyarrow's, of damaged data
     if not number:
         raise DataError(f"The {kind} {path} is empty", "Allowed: at least one row", "Name another file")
+
+
+def _unreadable(error: Exception, path: Path, kind: str, form: str | None, number: int) -> DataError:
+    """Make the error of a table by what csv, Python or pyarrow, whose errors are of ValueError, says after a row."""
+    row = TableRow(path=path, number=number + 1)
+    if str(error).startswith("field larger than field limit"):
+        return DataError(
+            f"{row}: a field has more than {_MAX_FIELD_CHARS:,} characters",
+            "Allowed: shorter ones, since each is held as a whole",
+            "Shorten it; or close its quotation mark, if one is left open",
+        )
+    if isinstance(error, csv.Error):
+        return _ragged(row, str(error))
+    if "zoneinfo" in str(error):
+        return DataError(
+            f"The {kind} {path} has a time zone that Python does not find",
+            "Allowed: those of the tz database, such as UTC or Europe/Rome",
+            "Install the database (`pip install tzdata`), or convert the column to UTC",
+        )
+    problem = f"cannot be read as {form}{f' after row {number}' if number else ''}: {error}"
+    if form == "CSV" and isinstance(error, UnicodeDecodeError):
+        return DataError(f"The {kind} {path} {problem}", "Allowed: text in UTF-8", remedy_of(error))
+    return _broken(path, kind, problem)
 
 
 def _broken(path: Path, kind: str, problem: str) -> DataError:
@@ -197,6 +210,8 @@ def _plain(value: Any) -> Any:
         case None | bool() | int() | float() | str():
             return value
         case bytes():
+            with suppress(UnicodeDecodeError):
+                return value.decode()
             return None
         case dict():
             return {str(name): _plain(each) for name, each in value.items()}

@@ -36,6 +36,18 @@ def test_a_null_that_a_schema_has_as_json_in_a_table_stays(tmp_path):
     assert prompt.row["tools"] == [{"name": "f", "default": None}]
 
 
+def test_bytes_that_are_utf_8_are_text(tmp_path):
+    row = {"domain": b"d", "prompt": "6 \u00d7 7".encode(), "ground_truth": b"42", "image": b"\x89PNG"}
+    [prompt] = load_prompts([PromptFile(path=write_parquet(tmp_path / "x.parquet", [row]))])
+    assert (prompt.text, prompt.reference.text, prompt.row) == ("6 \u00d7 7", "42", {"image": None})
+
+
+def test_a_time_zone_that_is_not_found_is_no_damage_of_the_file(tmp_path):
+    path = write_arrow(tmp_path / "x.arrow", pa.table({"when": pa.array([0], pa.timestamp("us", "Mars/Phobos"))}))
+    with pytest.raises(DataError, match="has a time zone that Python does not find"):
+        load_prompts([PromptFile(path=path)])
+
+
 @pytest.mark.parametrize("name", ["x.csv", "x.parquet"])
 def test_columns_of_the_same_name_are_refused(tmp_path, name):
     path = tmp_path / name
