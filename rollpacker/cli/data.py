@@ -38,6 +38,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.config.keys import nearest
     from rollpacker.config.words import in_hydra
     from rollpacker.data.converters import CONVERTERS, Converted, convert_rows, files_read
+    from rollpacker.data.jsonl import MAX_LINE_BYTES
     from rollpacker.metrics.outputs import check_output, is_stream, open_output
     from rollpacker.paths import real_path
     from rollpacker.runtime.run.folder_checks import check_creatable
@@ -79,6 +80,7 @@ def run(arguments: Arguments) -> None:
     skipped = [
         (counts.num_repeated, "left out, the same as an earlier row"),
         (counts.num_contradicted, "left out, the question of an earlier row with another answer"),
+        (counts.num_too_long, f"left out, longer than the {MAX_LINE_BYTES >> 20} MB that are read of a line"),
     ]
     prompts = shlex.quote(f"data.path={in_hydra(str(out))}")
     following = f"rollpacker check model.path=DIR {prompts} reward={converter.reward}"

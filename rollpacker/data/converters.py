@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.errors import DataError
 from rollpacker.data.file_listing import data_files
-from rollpacker.data.jsonl import JsonLine, shown
+from rollpacker.data.jsonl import MAX_LINE_BYTES, JsonLine, shown
 from rollpacker.data.prompts import as_given
 from rollpacker.data.rows import read_rows
 from rollpacker.data.test_cases import is_filled
@@ -43,7 +43,7 @@ _BEFORE_DAPO = (
 _AFTER_DAPO = '\n\nRemember to put your answer on its own line after "Answer:".'
 """What DAPO's prompts have around the question: another form of answer than `\\boxed{}`."""
 _MOST_BYTES = 1 << 30
-"""Of one problem's unpacked test cases; the largest of LiveCodeBench take some hundred MB."""
+"""Of one problem's unpacked test cases, which zlib may expand a thousandfold."""
 
 
 class _DataSet(PromptFile):
@@ -255,6 +255,8 @@ class Converted:
     """Rows whose question, and answer, an earlier one has; left out."""
     num_contradicted: int = 0
     """Rows whose question an earlier one has with another answer; left out."""
+    num_too_long: int = 0
+    """Rows that are too long to be read as a line; left out."""
 
 
 def convert_rows(converter: Converter, path: Path, split: str | None, counts: Converted) -> Iterator[bytes]:
@@ -281,8 +283,12 @@ def convert_rows(converter: Converter, path: Path, split: str | None, counts: Co
                 continue
             answers[question] = answer
             fields = {"id": f"{converter.name}-{number}", "domain": converter.domain, **fields}
+        line = _line(row, fields)
+        if len(line) > MAX_LINE_BYTES:
+            counts.num_too_long += 1
+            continue
         counts.num_rows += 1
-        yield _line(row, fields)
+        yield line
 
 
 def files_read(converter: Converter, path: Path, split: str | None) -> tuple[Path, ...]:
@@ -294,7 +300,7 @@ def _given(converter: Converter, path: Path, split: str | None) -> _DataSet:
     given = _DataSet(path=path)
     folder = given.location / converter.inside
     if converter.inside and folder.is_dir():
-        given = _DataSet(path=folder)
+        given = _DataSet(path=given.path / converter.inside)
     if given.location.is_dir():
         given = given.model_copy(update={"split": split or converter.split})
     elif split is not None and given.location.exists():
@@ -303,27 +309,17 @@ def _given(converter: Converter, path: Path, split: str | None) -> _DataSet:
 
 
 def _line(row: JsonLine, fields: Fields) -> bytes:
+    texts = list[str]()
     for name, value in fields.items():
-        if not _is_finite(value):
+        try:
+            texts.append(json.dumps({name: value}, ensure_ascii=False, allow_nan=False)[1:-1])
+        except ValueError:
             raise row.error(
                 f"`{name}` holds NaN or an infinite number, which JSON does not have",
                 "Allowed: finite numbers, and null where there is none",
                 "Write null in its place, or leave out the column",
-            )
-    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
-
-
-def _is_finite(value: object) -> bool:
-    """False of NaN, of an infinite number, and of what has one inside."""
-    match value:
-        case float():
-            return math.isfinite(value)
-        case dict():
-            return all(map(_is_finite, value.values()))
-        case list():
-            return all(map(_is_finite, value))
-        case _:
-            return True
+            ) from None
+    return f"{{{', '.join(texts)}}}\n".encode()
 
 
 def _digest(value: object) -> bytes:

@@ -12,25 +12,27 @@ A number is that of a part in `-of-`, behind a name that splits and parts usuall
 are numbered from 0 or 1 without a gap; that of math-500.jsonl or aime_2025.jsonl is part of the name.
 
 Invariant: no file of data is left out unsaid, and no row is read twice. A packed file (.gz) or one of tabs (.tsv)
-belongs to a split as others do, and is refused with it; so are files of two formats. A .json file is of data, as JSON
-lines, where it is called as splits usually are, or as another file of data: others describe the data, such as
-dataset_infos.json.
+belongs to a split as others do, and is refused with it; so are files of two formats, parts in `-of-` of which some are
+missing, and parts beside a whole file. A .json file is of data, as JSON lines, where it is called as splits usually
+are, or as another file of data: others describe the data, such as dataset_infos.json. Links are followed: a folder of
+several names is read once, and a link to nothing is refused by who reads it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config.hub_names import SCHEME
 from rollpacker.core.errors import DataError
-from rollpacker.paths import read_text
+from rollpacker.paths import read_text, real_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from rollpacker.config.hub_names import HubName
     from rollpacker.config.sections.data import PromptFile
@@ -39,7 +41,7 @@ _SUFFIXES = frozenset({".parquet", ".arrow", ".csv", ".jsonl", ".ndjson", ".json
 _READ = f"Allowed: files whose names end with {', '.join(sorted(_SUFFIXES))}"
 _TABS = ".tsv"
 _PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip"})
-_SHARD = re.compile(r"[-_.]?\d*-of-\d+(-[0-9a-f]{16})?$")
+_SHARD = re.compile(r"[-_.]?(\d+)-of-(\d+)(-[0-9a-f]{16})?$")
 """What the name of one of a known number of files ends with."""
 _NUMBER = re.compile(r"(?:[-_]|(?<!\d)\.)(\d+)$")
 """What may be the number of a part; 1.5 is a version."""
@@ -57,8 +59,8 @@ def data_files(file: PromptFile) -> tuple[Path, ...]:
 
     Raises:
         DataError: The cache lacks the data set, or the Hub has no such names; the folder has no file, or several splits
-            or data sets of which none is chosen; the split has packed files, or several formats; or a file has tabs
-            between its values.
+            or data sets of which none is chosen; the split has packed files, several formats, or not all of its parts;
+            or a file has tabs between its values.
     """
     path, name = file.location, file.hub_name
     if name is not None and name.snapshot is None:
@@ -72,7 +74,7 @@ def data_files(file: PromptFile) -> tuple[Path, ...]:
     if not path.is_dir():
         if file.split is not None and path.exists():
             raise DataError(
-                f"{file.split_choice.format(file.split)}, and {path} is one file",
+                f"{file.split_choice.format(file.split)}, and {file.written} is one file",
                 "Allowed: a split of a folder that has several",
                 "Leave out the split, or give the folder its own: [{path: DIR, split: NAME}, FILE]",
             )
@@ -81,13 +83,13 @@ def data_files(file: PromptFile) -> tuple[Path, ...]:
         return (path,)
     if (path / "dataset_dict.json").is_file():
         splits = _list_of(path / "dataset_dict.json", "splits", str)
-        return _saved_files(path / _choose(path, splits, file))
+        return _saved_files(path / _choose(splits, file))
     if (path / "state.json").is_file():
         own = _content(path / "state.json").get("_split")
         if file.split is not None and own != file.split:
-            raise _no_split(path, file, [own] if own else [])
+            raise _no_split(file, [own] if own else [])
         return _saved_files(path)
-    return _found_files(path, file)
+    return _found_files(file)
 
 
 def not_cached(name: HubName, key: str = "") -> DataError:
@@ -124,12 +126,11 @@ def _list_of(file: Path, key: str, kind: type) -> list[Any]:
     )
 
 
-def _found_files(path: Path, file: PromptFile) -> tuple[Path, ...]:
-    unpacked: dict[Path, Path] = {}
-    for found in sorted(path.rglob("*")):
-        hidden = any(part.startswith(".") for part in found.relative_to(path).parts)
+def _found_files(file: PromptFile) -> tuple[Path, ...]:
+    path, unpacked = file.location, dict[Path, Path]()
+    for found in sorted(_files_below(path)):
         bare = found.with_suffix("") if _suffix(found) in _PACKED else found
-        if _suffix(bare) in {*_SUFFIXES, _TABS} and found.is_file() and not hidden:
+        if _suffix(bare) in {*_SUFFIXES, _TABS}:
             unpacked[found] = bare
     in_parts = _in_parts(unpacked.values())
     by_place: dict[tuple[Path, str], list[Path]] = {}
@@ -142,7 +143,7 @@ def _found_files(path: Path, file: PromptFile) -> tuple[Path, ...]:
     by_place = {place: files for place, files in by_place.items() if place in of_data}
     if not by_place:
         raise DataError(
-            f"The folder {path} holds no data",
+            f"The folder {file.written} holds no data",
             "Allowed: files of Parquet, Arrow, CSV or JSON lines (.jsonl), or a folder of `datasets` (save_to_disk)",
             "Check the path; a data set that was cloned from the Hub without its large files is downloaded again",
         )
@@ -150,14 +151,30 @@ def _found_files(path: Path, file: PromptFile) -> tuple[Path, ...]:
     if len(folders) > 1:
         names = sorted(str(folder.relative_to(path)) for folder in folders)
         raise DataError(
-            f"The folder {path} holds several data sets: {', '.join(names)}",
+            f"The folder {file.written} holds several data sets: {', '.join(names)}",
             "Allowed: one of them",
-            f"Name its folder: {path / next(name for name in names if name != '.')}",
+            f"Name its folder: {file.written}/{next(name for name in names if name != '.')}",
         )
-    chosen = _choose(path, sorted({name for _, name in by_place}), file)
+    chosen = _choose(sorted({name for _, name in by_place}), file)
     files = tuple(found for (_, name), files in by_place.items() if name == chosen for found in files)
-    _check_formats(files)
+    _check_formats(file, files)
+    _check_parts(file, files)
     return files
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield the paths of what is neither a folder nor hidden. A folder of several names has one that is no link."""
+    walked = set[Path]()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        here = Path(parent)
+        if (real := real_path(here)) in walked:
+            folders.clear()
+            continue
+        walked.add(real)
+        folders[:] = sorted(
+            (name for name in folders if not name.startswith(".")), key=lambda name: (here / name).is_symlink()
+        )
+        yield from (here / name for name in names if not name.startswith("."))
 
 
 def _suffix(found: Path) -> str:
@@ -187,7 +204,7 @@ def _place(path: Path, found: Path, in_parts: Collection[tuple[Path, str]]) -> t
     return found.parent, bare if bare.lower() in _NUMBERED else name
 
 
-def _check_formats(files: Sequence[Path]) -> None:
+def _check_formats(file: PromptFile, files: Sequence[Path]) -> None:
     for found in files:
         if _suffix(found) == _TABS:
             raise _with_tabs(found, "move it out of the folder")
@@ -197,29 +214,63 @@ def _check_formats(files: Sequence[Path]) -> None:
     if len(kinds) > 1:
         first, second = list(kinds.values())[:2]
         raise DataError(
-            f"{first} and {second.name} are one split in two formats, and may have the same rows",
+            f"{_written(file, first)} and {second.name} are one split in two formats, and may have the same rows",
             "Allowed: files of one format",
-            f"Name the file that is meant: {first}",
+            f"Name the file that is meant: {_written(file, first)}",
         )
+
+
+def _check_parts(file: PromptFile, files: Iterable[Path]) -> None:
+    """Refuse parts of a known number where some are missing, and beside other files of the name.
+
+    Parts are counted from 0 or 1.
+    """
+    parts: dict[tuple[Path, str], dict[int, dict[int, Path]]] = {}
+    for found in files:
+        shard = _SHARD.search(found.stem)
+        number, total = (int(shard[1]), int(shard[2])) if shard else (0, 0)
+        of_name = parts.setdefault((found.parent, _SHARD.sub("", found.stem)), {})
+        of_name.setdefault(total, {})[number] = found
+    for of_name in parts.values():
+        first, *others = (next(iter(numbered.values())) for numbered in of_name.values())
+        if others:
+            raise DataError(
+                f"{_written(file, first)} and {others[0].name} are one split, and may have the same rows",
+                "Allowed: one file, or parts of the same number of them",
+                "Move the others out of the folder, or list the files that are meant in place of it",
+            )
+        total, numbered = of_name.popitem()
+        if len(numbered) < total:
+            raise DataError(
+                f"{_written(file, first)} is one of {total:,} parts, of which {len(numbered):,} are there",
+                "Allowed: all parts of a split",
+                "Copy or download the others, or list the files that are meant in place of the folder",
+            )
+
+
+def _written(file: PromptFile, found: Path) -> str:
+    return f"{file.written}/{found.relative_to(file.location)}"
 
 
 def _with_tabs(found: Path, otherwise: str) -> DataError:
     return DataError(f"{found} has tabs between its values", _READ, f"Convert it, or {otherwise}")
 
 
-def _choose(path: Path, splits: Sequence[str], file: PromptFile) -> str:
+def _choose(splits: Sequence[str], file: PromptFile) -> str:
     if file.split is None and len(splits) == 1:
         return splits[0]
     if file.split in splits:
         return str(file.split)
-    raise _no_split(path, file, splits)
+    raise _no_split(file, splits)
 
 
-def _no_split(path: Path, file: PromptFile, splits: Sequence[str]) -> DataError:
+def _no_split(file: PromptFile, splits: Sequence[str]) -> DataError:
     may_be_parts = len({_NUMBER.sub("", split) for split in splits}) < len(splits)
     all_of_them = "; to read all, list them in place of the folder, or number the files from 0 or 1 without a gap"
     return DataError(
-        f"{path} has no split {file.split}" if file.split else f"{path} has several splits, and none is chosen",
+        f"{file.written} has no split {file.split}"
+        if file.split
+        else f"{file.written} has several splits, and none is chosen",
         f"Its splits: {', '.join(splits) or 'none that has a name'}",
         (f"Write {file.split_choice.format(splits[0])}" if splits else "Leave out the split")
         + (all_of_them if may_be_parts else ""),

@@ -14,6 +14,7 @@ import json
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -124,7 +125,8 @@ class JsonLine:
                 "Allowed: a dot that leads into an object",
                 f"Write `{above}` as an object, or name another column",
             )
-        close = nearest(column.removeprefix(f"{above}."), found)
+        usual = None if above else usual_column(name, found)
+        close = [usual] if usual else nearest(column.removeprefix(f"{above}."), found)
         path = f"{above}.{close[0]}" if above and close else "".join(close)
         return self.error(
             f"{problem}{f': `{above}` has no such field' if above else ''}",
@@ -244,10 +246,10 @@ class JsonLine:
     def refuse_lone_surrogates(self, name: str, value: object) -> None:
         """Half of a surrogate pair is legal JSON, but no text: it could not be tokenized or written later."""
         try:
-            json.dumps(value, ensure_ascii=False).encode()
+            json.dumps({name: value}, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise self.error(
-                f"the field `{name}` holds half of a surrogate pair",
+                f"the field `{name.encode(errors='replace').decode()}` holds half of a surrogate pair",
                 "Allowed: complete Unicode characters",
                 "Write the file again with whole characters",
             ) from None
@@ -374,6 +376,8 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 
 
 def _nearest_name(path: Path) -> str:
+    if path.is_symlink():
+        return f"It is a link to {path.readlink()}, which is not there: copy or download that again"
     if of_hub := re.match(r"https?:/+huggingface\.co/datasets/([\w.-]+/[\w.-]+)", str(path)):
         return f"Name a data set of the Hub by hf://{of_hub[1]}, or by the folder to which it was downloaded"
     if not path.parent.is_dir():
@@ -383,9 +387,21 @@ def _nearest_name(path: Path) -> str:
     return f"Did you mean {meant}?" if meant else f"Check the path; {path.parent} has no such name"
 
 
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Refuse a repeated name: of its values one would count."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = Counter(name for name, _ in pairs)
+        raise ValueError(f"an object has {names.most_common(1)[0][0]!r} several times")
+    return fields
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
 def _parse_line(raw_line: bytes, line: FileLine) -> JsonLine:
     try:
-        value = json.loads(raw_line.decode())
+        value = _DECODER.decode(raw_line.decode())
     except UnicodeDecodeError as error:
         raise DataError(
             f"{line}: byte {error.start + 1} (0x{raw_line[error.start]:02x}) is not UTF-8",
@@ -399,7 +415,7 @@ def _parse_line(raw_line: bytes, line: FileLine) -> JsonLine:
             "Repair the line; a file with one large JSON array has to be rewritten as lines",
         ) from None
     except (ValueError, RecursionError) as error:
-        # Legal JSON that Python refuses: an integer of thousands of digits, or thousands of nested brackets.
+        # Legal JSON: an integer of thousands of digits, thousands of nested brackets, or a repeated name.
         raise DataError(
             f"{line}: the JSON cannot be read: {error}", "Allowed: one JSON object per line", "Repair the line"
         ) from None

@@ -35,6 +35,7 @@ def write_lines(path, *rows):
             ["`info.q`, which is to be `prompt`: `info` is", "Write `info` as an object, or name another column"],
         ),
         ({"question": "1", "answer": "2"}, "questoin", ["Columns: `question`, `answer`", "Write {prompt: question}"]),
+        ({"problem": "1", "solution": "2", "answer": "3"}, "question", ["Write {prompt: problem}"]),
         ({f"c{number}": 1 for number in range(5000)}, "x", ["`c19` and 4,980 more", "Correct `columns`"]),
     ],
 )

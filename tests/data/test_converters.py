@@ -5,18 +5,20 @@ import json
 import os
 import pickle
 import zlib
+from pathlib import Path
 
 import pytest
 
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.core.errors import DataError
+from rollpacker.data import converters
 from rollpacker.data.converters import CONVERTERS, INSTRUCTION, Converted, convert_rows
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.test_cases import load_test_cases
 from rollpacker.protocols.references import CallCase, StdinCase
 from rollpacker.rewards.factory import check_references
-from tests.data.files import write_parquet
+from tests.data.files import write_cached, write_parquet
 
 DAPO_PROMPT = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
@@ -239,6 +241,28 @@ def test_what_is_no_text_and_no_number_is_refused_with_its_row(tmp_path, name, r
         convert(name, tmp_path / "set")
     assert words in caught.value.problem
     assert "line 1" in caught.value.problem
+
+
+def test_a_row_that_is_too_long_to_be_read_as_a_line_is_left_out_and_counted(tmp_path, monkeypatch):
+    write_lines(tmp_path / "rows.jsonl", {"id": "a", "prompt": "x" * 100}, {"id": "b", "prompt": "x" * 101})
+    lines = list(convert_rows(CONVERTERS["rows"], tmp_path / "rows.jsonl", None, Converted()))
+    monkeypatch.setattr(converters, "MAX_LINE_BYTES", len(lines[0]))
+    counts = Converted()
+    assert list(convert_rows(CONVERTERS["rows"], tmp_path / "rows.jsonl", None, counts)) == lines[:1]
+    assert (counts.num_rows, counts.num_too_long) == (1, 1)
+
+
+def test_a_row_that_is_nested_as_deep_as_it_can_be_read_is_written(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(f'{{"x": {"[" * 800}{"]" * 800}}}\n')
+    (line,) = convert_rows(CONVERTERS["rows"], tmp_path / "rows.jsonl", None, Converted())
+    assert line == (tmp_path / "rows.jsonl").read_bytes()
+
+
+def test_the_split_of_a_cached_set_is_asked_for_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    write_cached(tmp_path, "dataset", "openai/gsm8k", {"main/train.csv": "", "main/test.csv": ""})
+    with pytest.raises(DataError, match="hf://openai/gsm8k/main has several splits"):
+        list(convert_rows(CONVERTERS["gsm8k"], Path("hf://openai/gsm8k"), None, Converted()))
 
 
 def test_nulls_with_which_a_table_fills_tools_and_messages_are_not_written(tmp_path):

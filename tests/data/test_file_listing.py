@@ -36,6 +36,7 @@ def error_of(folder, split=None):
         ["test.jsonl", "test2.jsonl", "test6.jsonl"],
         ["part-1.csv", "part-2.csv", "part3.csv"],
         ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
+        ["train-00001-of-00002-0123456789abcdef.csv", "train-00002-of-00002-fedcba9876543210.csv"],
         ["math00000-of-00002.parquet", "math00001-of-00002.parquet"],
         ["train/0000.parquet", "train/0001.parquet"],
         ["0.jsonl", "1.jsonl"],
@@ -66,6 +67,7 @@ def test_numbers_behind_a_name_of_its_own_are_part_of_it(folder):
         ["aime_2024", "aime_2025"],
         ["deepscaler-1.0", "deepscaler-1.1"],
         ["math-0", "math-2"],
+        ["best-of-4", "best-of-8"],
         ["math", "math-1", "math-2"],
     ],
     ids=" ".join,
@@ -117,6 +119,42 @@ def test_a_packed_file_is_of_a_split_and_refused_with_it(folder):
 def test_two_formats_of_one_split_are_refused_since_their_rows_may_be_the_same(folder):
     path = folder("train.csv", "train.jsonl", "test.jsonl")
     assert "train.csv and train.jsonl are one split in two formats" in error_of(path, "train")
+    assert names_of(path, "test") == ["test.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["train-00000-of-00003.csv", "train-00002-of-00003.csv"], "is one of 3 parts, of which 2 are there"),
+        (["train/00001-of-00002.csv"], "is one of 2 parts, of which 1 are there"),
+        (["train-00000-of-00001.csv", "train.csv"], "and train.csv are one split, and may have the same rows"),
+        (["train-0-of-2.csv", "train-0-of-1.csv", "train-1-of-2.csv"], "and train-0-of-2.csv are one split"),
+    ],
+)
+def test_some_parts_of_a_split_and_parts_beside_the_whole_are_refused(folder, names, words):
+    path = folder(*names, "test.csv")
+    assert f"{path}/{min(names)} {words}" in error_of(path, "train")
+    assert names_of(path, "test") == ["test.csv"]
+
+
+def test_folders_that_are_links_are_read_once_each(folder, tmp_path):
+    path, elsewhere = folder("b/train-0.jsonl"), tmp_path / "elsewhere"
+    (elsewhere / "train").mkdir(parents=True)
+    (elsewhere / "train" / "0.jsonl").touch()
+    for link, to in (("a", path / "b"), ("b/again", path), (".hidden", elsewhere)):
+        (path / link).symlink_to(to)
+    assert names_of(path) == ["b/train-0.jsonl"]
+    (path / "b" / "linked").symlink_to(elsewhere)
+    message = error_of(path)
+    assert "holds several data sets: b, b/linked\n" in message
+    assert names_of(path / "b" / "linked") == ["train/0.jsonl"]
+
+
+def test_a_link_to_nothing_is_of_a_split_and_refused_with_it(folder, tmp_path):
+    path = folder("test.jsonl")
+    (path / "train.jsonl").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match=rf"train\.jsonl does not exist\n.*\nIt is a link to {tmp_path}/gone, which is"):
+        load_prompts([PromptFile(path=path, split="train", domain="d")])
     assert names_of(path, "test") == ["test.jsonl"]
 
 

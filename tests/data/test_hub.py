@@ -12,7 +12,9 @@ import pytest
 
 from rollpacker.config.compose import compose
 from rollpacker.config.record import CONFIG_FILE, to_yaml
-from rollpacker.core.errors import UserError
+from rollpacker.config.sections.data import PromptFile
+from rollpacker.core.errors import DataError, UserError
+from rollpacker.data.file_listing import data_files
 from rollpacker.data.hub import with_pinned_names
 from rollpacker.data.prompts import load_prompts
 from tests.data.files import write_cached, write_parquet
@@ -93,6 +95,25 @@ def test_data_by_name_is_read_from_the_cache(cache, tmp_path):
     config = with_pinned_names(config, can_download=False)
     assert config.model_dump(mode="json")["data"]["path"] == f"hf://openai/gsm8k@{OLD}"
     assert [prompt.reference.text for prompt in load_prompts(config.data.files)] == ["42"]
+
+
+@pytest.mark.parametrize(
+    ("inside", "files", "words"),
+    [
+        ("", ["a/t.csv", "b/t.csv"], ["The folder hf://o/d holds several", "Name its folder: hf://o/d/a"]),
+        ("/a", ["a/test.csv", "a/train.csv"], ["hf://o/d/a has several splits"]),
+        ("", ["README.md"], ["The folder hf://o/d holds no data"]),
+        ("", ["a/t.csv", "a/t.jsonl"], ["Name the file that is meant: hf://o/d/a/t."]),
+        ("/a", ["a/t-0-of-2.csv"], ["hf://o/d/a/t-0-of-2.csv is one of 2 parts"]),
+    ],
+)
+def test_mistakes_in_a_cached_data_set_name_it_as_the_configuration_does(cache, inside, files, words):
+    write_cached(cache, "dataset", "o/d", dict.fromkeys(files, "x"))
+    with pytest.raises(DataError) as caught:
+        data_files(PromptFile(path=f"hf://o/d{inside}"))
+    for word in words:
+        assert word in str(caught.value)
+    assert str(cache) not in str(caught.value)
 
 
 def test_a_held_out_set_has_one_name_whatever_its_revision(cache):

@@ -152,6 +152,8 @@ def with_messages(messages):
         ({**GOOD, "prompt": ""}, ['`prompt` is ""', "not blank"]),
         ({**GOOD, "prompt": " \n"}, ["`prompt` is"]),
         ({**GOOD, "prompt": "x" * 30 + "\ud800"}, ["`prompt`", "surrogate"]),
+        ({**GOOD, "x\ud800": 1}, ["the field `x?` holds half of a surrogate pair"]),
+        ('{"id": "a", "prompt": "1", "id": "b"}', ["an object has 'id' several times"]),
         ({**GOOD, "ground_truth": {"a": "b" * 100}}, ['`ground_truth` is {"a": "bbb', "..."]),
         (with_messages("not json"), ["`messages` is a string that holds no JSON"]),
         (with_messages('[{"role": "user", "content": "\\ud800"}]'), ["`messages`", "surrogate"]),
