@@ -81,15 +81,21 @@ def _answer(words: Sequence[str]) -> Any:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_LIMIT_S,
             check=False,
         )
-        return json.loads(ended.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         problem = (
             f"its trial took longer than {_LIMIT_S:g} s. It hangs; or torch, or what it imports itself, is loaded from "
             "a slow disk, which is faster the next time"
         )
+        return {"key": None, "problem": problem}
+    try:
+        answer = json.loads(ended.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        problem = f"its process ended: {(ended.stderr.strip().splitlines() or ['no word'])[-1]}"
+        answer = None
+    if isinstance(answer, dict) and answer.keys() >= {"key", "problem", "reads"}:
+        return answer
+    problem = f"its process ended: {(ended.stderr.strip().splitlines() or ['no word'])[-1]}"
     return {"key": None, "problem": problem}

@@ -61,6 +61,18 @@ MODULE = """
     def ends(current):
         raise SystemExit(3)
 
+    def ends_with_a_number(current, advantages):
+        print(len(current), flush=True)
+        os._exit(0)
+
+    def ends_with_an_object(current, advantages):
+        print({}, flush=True)
+        os._exit(0)
+
+    def ends_with_no_utf_8(current, advantages):
+        os.write(2, b"\\xff")
+        os._exit(1)
+
     def of_the_batch(current, advantages):
         return -(advantages - advantages.mean()) * current
 
@@ -112,6 +124,7 @@ MODULE = """
         return [(reward - 1) / (max(rewards) - min(rewards)) for reward in rewards]
 
     import atexit
+    import os
     atexit.register(print, "bye")
 """
 
@@ -191,6 +204,9 @@ def test_what_a_loss_takes_without_naming_it_is_not_what_it_reads(source):
         ("loss", "infinite", "its losses are"),
         ("loss", "by_sign", "its losses are .*nan.*responses of advantage 0 may be among"),
         ("loss", "ends", "its process ended"),
+        ("loss", "ends_with_a_number", "its process ended"),
+        ("loss", "ends_with_an_object", "its process ended"),
+        ("loss", "ends_with_no_utf_8", "its process ended: \N{REPLACEMENT CHARACTER}"),
         ("loss", "of_the_batch", r"losses of a response are \[.*\] alone and \[.*\] beside two others"),
         ("loss", "scaled_back", "or their gradients differ"),
         ("loss", "writing", "it writes into advantages"),
