@@ -89,7 +89,7 @@ class UpdateMetrics:
     mismatch_bounded_share: float | None
     """Share of tokens whose weight was cut to the bound, or to 0."""
     num_tokens: int
-    """Response tokens in the batch."""
+    """Tokens of the batch that a policy sampled."""
     gpu_memory_peak_gb: float | None = None
     """Most that a rank held of its GPU since the step before, 1e9 bytes; None without a GPU."""
     effective_sample_share: float | None = None

@@ -105,7 +105,13 @@ class ModelledBackend:
             fleets=fleets,
             trainer=ModelledTrainer(
                 plan.trainer,
-                trains_all=config.trainer.entropy_coefficient > 0 or is_own(config.trainer.loss),
+                trains_all=(
+                    config.trainer.advantage in {"reinforce_pp", "reinforce_pp_baseline"}
+                    or is_own(config.trainer.advantage)
+                    or config.trainer.entropy_coefficient > 0
+                    or is_own(config.trainer.loss)
+                ),
+                mask_truncated=config.trainer.mask_truncated,
                 on_export=members.policy_published if members else None,
             ),
             reward=reward,

@@ -11,8 +11,10 @@ import json
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import CheckpointError, ImpossibleEvent
+from rollpacker.core.ids import sampled
 from rollpacker.metrics.files import storage_errors
 from rollpacker.paths import read_text
+from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.protocols.weights import Weights
 from rollpacker.trainers.admission import Admission
@@ -32,17 +34,25 @@ class ModelledTrainer:
     """Counts tokens and takes their time."""
 
     def __init__(
-        self, costs: StepCosts, *, trains_all: bool = False, on_export: Callable[[int], None] | None = None
+        self,
+        costs: StepCosts,
+        *,
+        trains_all: bool = False,
+        mask_truncated: bool = False,
+        on_export: Callable[[int], None] | None = None,
     ) -> None:
         """Make one that has taken no step.
 
         Args:
             costs: Of its passes and updates.
-            trains_all: The loss has terms without the advantage, so that groups of equal rewards pass backward, too.
+            trains_all: Groups of equal rewards pass backward, too: they may have an advantage, or the loss has terms
+                without it.
+            mask_truncated: Responses that were cut pass forward only.
             on_export: Is told each policy version whose weights are given.
         """
         self._costs = costs
         self._trains_all = trains_all
+        self._mask_truncated = mask_truncated
         self._on_export = on_export
         self._num_steps = 0
         self._num_tokens = 0
@@ -54,12 +64,15 @@ class ModelledTrainer:
 
     async def accumulate(self, groups: Sequence[RolloutGroup], gpus: Collection[int] | None = None) -> None:
         self._open().admit(groups)
-        self._num_tokens += sum(response.num_tokens for group in groups for response in group.responses)
+        responses = [response for group in groups for response in group.responses]
+        self._num_tokens += sum(span.num_tokens for response in responses for span in sampled(response.spans))
         lengths: dict[bool, list[int]] = {True: [], False: []}
         for group in groups:
             num_prompt_tokens = len(group.prompt_token_ids)
             has_gradient = self._trains_all or len(set(group.rewards)) > 1
-            lengths[has_gradient] += [num_prompt_tokens + response.num_tokens for response in group.responses]
+            for response in group.responses:
+                is_masked = self._mask_truncated and response.finish_reason is FinishReason.LENGTH
+                lengths[has_gradient and not is_masked].append(num_prompt_tokens + response.num_tokens)
         num_replicas = None if gpus is None else len(gpus) // self._costs.gpus_per_replica
         await asyncio.sleep(self._costs.passes_s(lengths[True], num_replicas, forward_only=lengths[False]))
 

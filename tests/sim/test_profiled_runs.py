@@ -157,25 +157,36 @@ def test_programs_take_what_was_measured_and_no_limit_counts_their_sandboxes_sta
     assert "timeout" not in set(ran["reward_reason"])
 
 
-def test_groups_without_an_advantage_are_trained_in_the_time_of_a_forward_pass(inputs, tmp_path):
-    run = train(inputs, tmp_path / "run", "run.num_steps=8")
+@pytest.mark.parametrize("is_masked", [False, True], ids=["", "masked"])
+def test_responses_without_a_gradient_are_trained_in_the_time_of_a_forward_pass(inputs, tmp_path, is_masked):
+    run = train(inputs, tmp_path / "run", "run.num_steps=8", f"trainer.mask_truncated={is_masked}")
     cluster = ProfiledCluster(inputs / "profile.json", SMALL, "bfloat16")
     trainer, responses, kinds = cluster.trainer(num_gpus=1), read_frame(run, "responses"), set()
     for step, train_s in read_frame(run, "steps").set_index("step")["train_time_s"].items():
         lengths = {True: [], False: []}
         for _, group in responses[responses["step"] == step].groupby("prompt"):
-            lengths[group["reward"].nunique() > 1] += [10 + length for length in group["length_tokens"]]
-        kinds |= {has_advantage for has_advantage, of_kind in lengths.items() if of_kind}
+            has_advantage = group["reward"].nunique() > 1
+            for length, reason in zip(group["length_tokens"], group["finish_reason"], strict=True):
+                is_left_out = is_masked and reason == "length"
+                lengths[has_advantage and not is_left_out].append(10 + length)
+                kinds.add((has_advantage, is_left_out))
         expected_s = trainer.passes_s(lengths[True], forward_only=lengths[False]) + trainer.update_s()
         assert train_s == pytest.approx(expected_s + (trainer.first_step_s if step == 0 else 0))
-    assert kinds == {True, False}
+    assert len(kinds) == (4 if is_masked else 2)
 
 
-@pytest.mark.parametrize("term", ["trainer.entropy_coefficient=0.01", "trainer.loss=mine.py:loss"])
-def test_groups_without_an_advantage_pass_backward_where_the_loss_has_terms_without_it(inputs, tmp_path, term):
-    run = train(inputs, tmp_path / "run", "workload.solve_rate=0", term)
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("trainer.entropy_coefficient=0.01", "trainer.loss=mine.py:loss"),
+        *("trainer.advantage=mine.py:of", "trainer.advantage=reinforce_pp", "trainer.advantage=reinforce_pp_baseline"),
+    ],
+)
+def test_groups_of_equal_rewards_pass_backward_where_they_may_have_a_gradient(inputs, tmp_path, word):
+    run = train(inputs, tmp_path / "run", word)
     trainer = ProfiledCluster(inputs / "profile.json", SMALL, "bfloat16").trainer(num_gpus=1)
     responses, steps = read_frame(run, "responses"), read_frame(run, "steps").set_index("step")
+    assert responses.groupby(["step", "prompt"])["reward"].nunique().min() == 1
     for step, of_step in responses.groupby("step"):
         expected_s = trainer.passes_s([10 + length for length in of_step["length_tokens"]]) + trainer.update_s()
         first_s = 0 if step else trainer.first_step_s

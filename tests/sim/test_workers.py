@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rollpacker.core.errors import CheckpointError, ForeignVersion, ImpossibleEvent
-from rollpacker.core.ids import Domain, EngineId
+from rollpacker.core.ids import ENVIRONMENT, Domain, EngineId, VersionSpan
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, RolloutGroup
 from rollpacker.protocols.trainer import BatchShape
 from rollpacker.protocols.weights import Weights
@@ -156,14 +156,16 @@ async def group(version: int = 0) -> RolloutGroup:
 
 
 @in_virtual_time
-async def test_a_step_takes_its_time_counts_its_tokens_and_makes_a_new_version():
+async def test_a_step_takes_its_time_counts_the_tokens_of_a_policy_and_makes_a_new_version():
     trainer, batch = make_trainer(), await group()
+    spans = (VersionSpan(0, 100), VersionSpan(ENVIRONMENT, 50), VersionSpan(0, LENGTH - 150))
+    batch = replace(batch, responses=(batch.responses[0], replace(batch.responses[1], spans=spans)))
     began = asyncio.get_running_loop().time()
     await trainer.begin_step(shape())
     await trainer.accumulate([batch])
     update = await trainer.finish_step()
     assert asyncio.get_running_loop().time() > began
-    assert (update.policy_version, update.num_tokens, update.loss) == (1, 2 * LENGTH, None)
+    assert (update.policy_version, update.num_tokens, update.loss) == (1, 2 * LENGTH - 50, None)
     assert (await trainer.export_weights()).policy_version == 1
 
 
