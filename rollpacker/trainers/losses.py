@@ -102,8 +102,8 @@ def kl_estimate(estimator: Literal["k1", "k2", "k3"], current_N: Tensor, referen
 
 
 def kl_k3(current_N: Tensor, reference_N: Tensor) -> Tensor:
-    """Return k3 of `kl_estimate`."""
-    log_ratio_N = log_ratios(reference_N, current_N)
+    """Return k3 of `kl_estimate`; r is at most e^`MOST_NATS`."""
+    log_ratio_N = (reference_N - current_N).clamp(max=MOST_NATS)
     return log_ratio_N.expm1() - log_ratio_N
 
 

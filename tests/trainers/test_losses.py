@@ -55,14 +55,14 @@ def test_bfloat16_logits_are_scored_in_float32():
 
 
 def test_k3_by_hand():
-    # reference / current = 2, 1/2, 1
-    current_N = torch.tensor([0.0, 0.0, -1.5], requires_grad=True)
-    reference_N = torch.tensor([math.log(2), -math.log(2), -1.5])
+    # reference / current = 2, 1/2, 1, e^-30
+    current_N = torch.tensor([0.0, 0.0, -1.5, -0.5], requires_grad=True)
+    reference_N = torch.tensor([math.log(2), -math.log(2), -1.5, -30.5])
     kl_N = kl_k3(current_N, reference_N)
-    assert kl_N.tolist() == pytest.approx([1 - math.log(2), math.log(2) - 0.5, 0.0])
+    assert kl_N.tolist() == pytest.approx([1 - math.log(2), math.log(2) - 0.5, 0.0, 29.0])
     (gradient_N,) = torch.autograd.grad(kl_N.sum(), current_N)
     # d/d current of (r - 1 - log r) is 1 - r
-    assert gradient_N.tolist() == pytest.approx([-1.0, 0.5, 0.0])
+    assert gradient_N.tolist() == pytest.approx([-1.0, 0.5, 0.0, 1.0])
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
