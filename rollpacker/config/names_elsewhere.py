@@ -103,7 +103,8 @@ _NOT_HERE = {
     "use_peft peft_config",
     "No critic is trained: trainer.advantage has no GAE, and tokens are not discounted.": "critic gamma lam lambd "
     "gae_lambda value_clip vf_coef cliprange_value critic_pretrain critic_learning_rate",
-    "There is no DeepSpeed; with trainer=fsdp ranks share parameters, gradients and optimizer.": "deepspeed zero_stage",
+    "There is no DeepSpeed; with trainer=fsdp ranks share parameters and optimizer, with trainer.shard_gradients "
+    "gradients, too.": "deepspeed zero_stage",
     "Nothing is uploaded; a run writes its last model to run.dir/model.": "push_to_hub hub_model_id",
     "Models are those that transformers itself has; code in a model's folder is not run.": "trust_remote_code",
     "Each batch is trained once, in trainer.num_minibatches updates; run.num_epochs counts passes over the data.": (

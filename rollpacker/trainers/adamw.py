@@ -1,7 +1,7 @@
 """AdamW over a model's float32 parameters, for policies of torch's own modules: one process or FSDP2.
 
-Invariant: parameters and optimizer state stay the same objects through a sleep, so references to them stay valid, and
-no bit of them changes.
+Invariant: no bit of parameters and optimizer state changes through a sleep. Parameters stay the same objects, so that
+references to them stay valid; on an accelerator the optimizer's tensors are others.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The GRPO objective over micro-batches: which samples a group gives, the loss of each token, and what is observed.
 
-A group whose rewards are all equal has advantage 0 and hence no policy gradient. It passes forward only, which saves
-two thirds of its work and keeps the metrics over the whole batch; the constants of the normalisation count it. With a
-KL penalty, an entropy bonus or a loss of the user's own, which may have terms without the advantage, it has a gradient
-and is trained like any other. With `mask_truncated` a truncated response passes forward only, too, whatever its group's
-rewards are: over-long filtering.
+Under an advantage that compares a group's rewards alone, a group of equal ones has advantage 0 and hence no policy
+gradient. It passes forward only, which saves two thirds of its work and keeps the metrics over the whole batch; the
+constants of the normalisation count it. With a KL penalty, an entropy bonus or a loss of the user's own, which may have
+terms without the advantage, it has a gradient and is trained like any other. With `mask_truncated` a truncated response
+passes forward only, too, whatever its group's rewards are: over-long filtering.
 
 Source: GRPO (arXiv 2402.03300), clip bounds and over-long filtering of DAPO (arXiv 2503.14476).
 """

@@ -44,8 +44,8 @@ class TrainerSection(Section):
     """The trainer and its objective (GRPO)."""
 
     name: Literal["torch", "fsdp", "megatron"] = "torch"
-    """Which implementation: one process; FSDP2, whose ranks share parameters, gradients and optimizer among them; or
-    Megatron-core, which shards the model in every dimension."""
+    """Which implementation: one process; FSDP2, whose ranks share parameters and optimizer among them, and gradients
+    with `shard_gradients`; or Megatron-core, which shards the model in every dimension."""
     data_parallel: Annotated[WorkerCount | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """Replicas that share the batch; null is 1. A modelled run has as many as the trainer's GPUs hold, whatever this
     says: there the number of GPUs alone is varied."""

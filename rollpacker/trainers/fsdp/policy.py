@@ -1,4 +1,4 @@
-"""The policy under FSDP2: parameters, gradients and optimizer are sharded over the ranks, layer by layer.
+"""The policy under FSDP2: parameters and optimizer are sharded over the ranks, layer by layer.
 
 Invariant: all ranks that share a copy of the parameters make equally many passes, for each of them gathers every layer
 from all. A rank with fewer micro-batches than another passes one token whose loss is 0. So a part of these ranks cannot
