@@ -64,12 +64,12 @@ def _check_run(overrides: Sequence[str], *, is_full: bool) -> None:
     chooser = Chooser()
     config = with_pinned_names(compose(overrides, chooser.complete), can_download=False)
     resolved = validate(config, run_facts_of)
+    described = summary_of(config, resolved, _notes_of_tokens(config))
     console = output()
     _print_configuration(console, config, overrides, is_full=is_full)
     if chooser.chosen:
         rows = ((f"  {choice.word}", choice.reason) for choice in chooser.chosen)
         console.print(heading("Chosen for the GPUs (placement=auto)"), facts(rows), "", sep="\n")
-    described = summary_of(config, resolved, _notes_of_tokens(config))
     console.print(heading("What it will do"), facts(described.items()), sep="\n")
     if not isinstance(resolved.cluster, ModelledCluster):
         console.print("", heading("Placement"), placement_table(config, resolved.cluster, resolved.fit), sep="\n")

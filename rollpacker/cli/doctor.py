@@ -19,7 +19,7 @@ _DEFAULTS = ("model.path=.", "data.path=.", "run.dir=runs")
 """Keys that `train` requires and the doctor does not check, and the default folder."""
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
-_WIDTHS = {"level": 7, "subject": 15}
+_WIDTHS = {"level": 7, "subject": 17}
 """Columns of the longest level and of the longest subject; a line is printed as soon as its check is done."""
 
 
@@ -51,7 +51,9 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.screen import output
     from rollpacker.config.compose import compose
     from rollpacker.launch.doctor.examination import examine
+    from rollpacker.runtime.run.streams import keep_writing
 
+    keep_writing("stdout")  # whoever reads it, all checks are made and decide the exit code
     config = compose([*_defaults(arguments.words), *arguments.words])
     console = output()
     findings = list(_printed(console, examine(config, os.environ)))

@@ -21,6 +21,8 @@ from rollpacker.config.words import replaced
 from rollpacker.core.errors import Interrupted
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.run.status import read_status
+from tests.cli.inputs import write_model
+from tests.sim.composed import small
 from tests.sim.test_determinism import SMALL
 
 PATIENCE_S = 120
@@ -211,6 +213,33 @@ def test_other_commands_end_quietly_when_nobody_reads_them(tmp_path, command, co
         assert done.returncode == code
         assert "Traceback" not in done.stderr
         assert "Exception ignored" not in done.stderr
+
+
+VERDICTS = {
+    "doctor": (["backend.object_store_mb=90000000"], "checks found a problem"),
+    "gpu-check": (["rows=decode", "out=checked"], "No row could run"),
+    "evaluate": (
+        [*small("model.path=null"), "evaluation.path=unseen.jsonl", "out=scores.parquet", "'require=unseen>=2'"],
+        "unseen is 1, below 2",
+    ),
+    "check": (
+        ["model.path=model", "data.path=unseen.jsonl", "rollout.num_prompts=1", "data.max_prompt_tokens=1"],
+        "None of the 1 prompts of domain 'math' has at most data.max_prompt_tokens=1",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", VERDICTS)
+def test_what_a_command_finds_is_its_exit_code_though_its_reader_leaves(tmp_path, command):
+    words, verdict = VERDICTS[command]
+    (tmp_path / "unseen.jsonl").write_text('{"id": "u", "domain": "math", "prompt": "1 + 1", "ground_truth": "2"}\n')
+    write_model(tmp_path / "model")
+    line = f"{' '.join([*ROLLPACKER, command, *words])} | true; exit ${{PIPESTATUS[0]}}"
+    no_gpus = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, check=False, capture_output=True, text=True, env=no_gpus)
+    assert done.returncode in {1, 2}
+    assert verdict in done.stderr
+    assert (tmp_path / "scores.parquet").exists() == (command == "evaluate")
 
 
 def test_output_that_does_not_fit_on_the_disk_is_said_once():

@@ -34,7 +34,7 @@ def test_what_asks_for_its_logs_is_said_with_the_folder_that_has_them(scratch, k
         ConfigError("No.", "", ""),
         Interrupted("Ctrl-C.", "", ""),
         KeyboardInterrupt(),
-        BrokenPipeError(),  # of `rollpacker evaluate RUN | head -1`
+        BrokenPipeError(),  # of `rollpacker evaluate RUN out=- | true`
         OSError("Disk full."),
         KeyError("a bug"),
     ],
