@@ -203,7 +203,13 @@ def train(*words: str, reward: str | Callable[..., object] | None = None, **keys
     return Run(run_dir)
 
 
-def _split(text: str) -> list[str]:
+def _split(text: object) -> list[str]:
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"{text!r} is no text.",
+            "Words are texts, as `rollpacker train` takes them.",
+            "Give a list of words as *WORDS, and a mapping of keys as **KEYS.",
+        )
     try:
         return shlex.split(text)
     except ValueError as error:

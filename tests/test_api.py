@@ -121,15 +121,18 @@ def test_a_function_of_a_notebook_is_refused() -> None:
     ("words", "keys", "told"),
     [
         (["reward='a"], {}, "no closing quotation"),
+        ([None], {}, "None is no text"),
+        ([["run.num_steps=1"]], {}, r"Give a list of words as \*WORDS"),
+        ([{"run.num_steps": 1}], {}, r"a mapping of keys as \*\*KEYS"),
         ([], {"run__dir": "x\0y"}, "null character"),
         ([], {"data__domain_weights": {"é": 1}}, "`é` cannot be the name of an entry"),
         (["run.dir=x", "++run.dir=y"], {}, "`run.dir` is given twice"),
         ([], {"run__dir": "x" * 5000}, "File name too long"),
     ],
-    ids=["quotes", "null", "name", "twice", "long"],
+    ids=["quotes", "nothing", "list", "mapping", "null", "name", "twice", "long"],
 )
 def test_what_no_command_line_takes_is_the_callers_mistake(
-    words: list[str], keys: dict[str, object], told: str
+    words: list[object], keys: dict[str, object], told: str
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         rollpacker.train(MODELLED, *words, run__num_steps=1, **keys)  # type: ignore[arg-type]
