@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from rollpacker.cli.arguments import Arguments
-    from rollpacker.report.cuts import Cuts
     from rollpacker.terminal import Terminal
 
 SETTINGS = ("step", "prompt", "kind", "set", "sort", "num", "lines")
@@ -65,6 +64,7 @@ def run(arguments: Arguments) -> None:
 
     from rollpacker.cli.screen import output
     from rollpacker.metrics.samples import parts_of
+    from rollpacker.report.cuts import Cuts
     from rollpacker.report.held_out import first_of_each
     from rollpacker.timeline.run_tables import refuse_other_folders
 
@@ -75,11 +75,12 @@ def run(arguments: Arguments) -> None:
         column = {"length": "length_tokens"}.get(sort.lstrip("-"), sort.lstrip("-"))
         chosen = chosen.sort_values(column, ascending=not sort.startswith("-"), kind="stable")
     shown = chosen.head(num) if sort or settings["prompt"] else first_of_each(chosen, num)
-    console, cuts = output(), _cuts_of(run_dir)
+    console, record = output(), _record_of(run_dir)
+    cuts, only_evaluates = Cuts(record), (record.get("run") or {}).get("num_steps") == 0
     for row in shown.to_dict("records"):
         held_out_set = row["group"] if row["kind"] == "evaluation" else None
         cut = cuts.of({**row, "num_turns": _num_turns(row)}, held_out_set)
-        console.print(_heading(row, cut))
+        console.print(_heading(row, cut, only_evaluates=only_evaluates))
         for text, is_policys in parts_of(row):
             for line in _lines(console, text, num_lines):
                 console.print(f"    {line}", style="" if is_policys else "dim", soft_wrap=True)
@@ -157,15 +158,14 @@ def _some(values: list[object]) -> str:
     return ", ".join(shown) if len(shown) <= 6 else f"{', '.join(shown[:3])} ... {', '.join(shown[-2:])}"  # noqa: PLR2004
 
 
-def _cuts_of(run_dir: Path) -> Cuts:
-    """What cut the responses of a run, as far as its record can be read."""
+def _record_of(run_dir: Path) -> Mapping[str, Any]:
+    """The record of a run; empty where it cannot be read."""
     from rollpacker.config.record import read_record
-    from rollpacker.report.cuts import Cuts
 
     try:
-        return Cuts(read_record(run_dir) or {})
+        return read_record(run_dir) or {}
     except DataError:
-        return Cuts({})
+        return {}
 
 
 def _num_turns(row: Mapping[Any, Any]) -> int:
@@ -174,12 +174,13 @@ def _num_turns(row: Mapping[Any, Any]) -> int:
     return 0 if turns is None or isinstance(turns, float) else sum(map(bool, turns[::2]))
 
 
-def _heading(row: Mapping[Any, Any], cut: str) -> Text:
+def _heading(row: Mapping[Any, Any], cut: str, *, only_evaluates: bool) -> Text:
     """Which response it is, its reward, its length and what cut it."""
     from rich.text import Text
 
     is_training, step = row["kind"] == "training", row["step"]
-    when = f"step {step}" if is_training else f"after {plural(step, 'step')}" if step else "before training"
+    at_first = "evaluation" if only_evaluates else "before training"
+    when = f"step {step}" if is_training else f"after {plural(step, 'step')}" if step else at_first
     is_scored = not math.isnan(row["reward"])
     reward = f"reward {row['reward']:g}, {row['reward_reason']}" if is_scored else "no reward"
     fate = ", not trained" if is_training and not row["accepted"] else ""

@@ -174,6 +174,14 @@ def test_a_run_that_only_evaluated_shows_what_it_was_answered(
     assert "has kept no text of training" in said(capsys, str(run_dir), "kind=training", code=2)
 
 
+def test_an_evaluation_of_a_trained_policy_is_not_called_before_training(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run_dir / "metrics")
+    (run_dir / "config.yaml").write_text("run: {num_steps: 0}")
+    assert said(capsys, str(run_dir), "step=0").startswith("evaluation  aime a1 #0  reward 0, held")
+
+
 @pytest.mark.parametrize("damage", ["garbled", "gone", "manifest"])
 def test_a_damaged_table_of_evaluations_is_named_beside_the_texts_of_training(
     run_dir: Path, damage: str, capsys: pytest.CaptureFixture[str]
