@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rollpacker.cli.command_help import INPUTS
 from rollpacker.cli.screen import facts, heading, output
-from rollpacker.config.keys import REQUIRED, Key, legal_keys, nearest, section_docs, section_names
+from rollpacker.config.keys import REQUIRED, Key, is_near, legal_keys, nearest, section_docs, section_names
 from rollpacker.config.launching import LauncherSettings, launcher_defaults
 from rollpacker.config.names_elsewhere import key_for
 from rollpacker.config.roots import (
@@ -80,7 +80,7 @@ def show_help(commands: Sequence[Command], topics: Sequence[str]) -> None:
 
 
 def show_command(command: Command, topics: Sequence[str], commands: Iterable[Command]) -> None:
-    """Print what a command takes; or only the text on some topics, where it lists keys.
+    """Print what a command takes; or only the text on some topics, where it takes keys.
 
     Args:
         command: Whose text is printed.
@@ -94,8 +94,12 @@ def show_command(command: Command, topics: Sequence[str], commands: Iterable[Com
         topics = [topic for topic in topics if topic not in dict(own)]
         if not topics:
             return
-    if root and (asked := [topic for topic in topics if "=" not in topic or _is_option(root, topic)]):
-        _show_topics(root, asked, commands)
+    if root:
+        asked = [topic for topic in topics if "=" not in topic or _is_option(root, topic)]
+    else:  # other words may be folders
+        asked = [topic for topic in topics if text.takes_keys and topic in _names(TRAIN)]
+    if asked:
+        _show_topics(root or TRAIN, asked, commands)
         return
     _print_section("", [Text(text.purpose)])
     _print_section("Usage", [Text(f"rollpacker {command.name} {text.usage}")])
@@ -197,13 +201,20 @@ def _unknown_topic(root: Root[BaseModel], name: str, commands: Iterable[Command]
             f"Its options are {', '.join(group.options)}.",
             f"`rollpacker help {group.name}` describes them.",
         )
-    keys = legal_keys(root.schema)
-    names = [*(command.name for command in commands), "groups", *groups(root), *section_names(root.schema), *keys]
-    close = [ours] if (ours := key_for(name)) else nearest(name, names)
+    alone = {*(command.name for command in commands), "groups", "python"}
+    if name in alone:
+        return ConfigError(
+            f"`{name}` is a topic of its own.",
+            "Several topics at once are sections, groups, options and keys; after a command its arguments, too.",
+            f"Write rollpacker help {name}",
+        )
+    option = "=".join(name.rsplit(".", 1))
+    similar = [each for each in nearest(name, alone | _names(root)) if is_near(name, each)]
+    close = option if _is_option(root, option) else key_for(name) or "".join(similar)
     return ConfigError(
         f"`{name}` is not a command, section, group or key.",
         f"`rollpacker help /{name}` searches all of them for the word.",
-        f"Try rollpacker help {close[0]}"
+        f"Try rollpacker help {close}"
         if close
         else "`rollpacker help` lists the commands, `rollpacker help groups` the groups.",
     )
@@ -211,6 +222,11 @@ def _unknown_topic(root: Root[BaseModel], name: str, commands: Iterable[Command]
 
 def _help_of(command: Command) -> CommandHelp:
     return importlib.import_module(command.module).HELP  # type: ignore[no-any-return]  # every command's module has it
+
+
+def _names(root: Root[BaseModel]) -> set[str]:
+    """Of all groups, sections and keys."""
+    return {*groups(root), *section_names(root.schema), *legal_keys(root.schema)}
 
 
 def _is_option(root: Root[BaseModel], topic: str) -> bool:

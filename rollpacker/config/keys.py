@@ -32,6 +32,9 @@ REQUIRED = "???"
 NEAREST_CUTOFF = 0.6
 """Least similarity, as difflib measures it, of a name worth suggesting; difflib's own default."""
 
+_NEAREST_ELSEWHERE = 0.75
+"""Of names in different sections, and of those without one: `offload` and `workload` are 0.67 alike."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
@@ -141,6 +144,15 @@ def nearest(name: str, legal: Iterable[str]) -> tuple[str, ...]:
     scores = {candidate: similarity(candidate) for candidate in sorted(legal)}
     best = max(scores, key=scores.__getitem__, default=None)
     return (best,) if best is not None and scores[best][0] >= NEAREST_CUTOFF else ()
+
+
+def is_near(name: str, key: str) -> bool:
+    """Whether the nearest key is near enough to be the one that is meant: in another section it has to be nearer."""
+    section, _, leaf = name.rpartition(".")
+    if section and key.startswith(f"{section}."):
+        return True
+    pairs = ((name, key), (leaf, key.rpartition(".")[2]))
+    return any(difflib.SequenceMatcher(a=a, b=b).ratio() >= _NEAREST_ELSEWHERE for a, b in pairs)
 
 
 def _walk(schema: type[BaseModel], values: BaseModel | None, prefix: str, absent_section: str = "") -> Iterable[Key]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.errors import HydraException
 
 from rollpacker.config.entry_names import unescaped_names
-from rollpacker.config.keys import Key, legal_keys, nearest, section_names
+from rollpacker.config.keys import Key, is_near, legal_keys, nearest, section_names
 from rollpacker.config.names_elsewhere import (
     is_of_section,
     is_set_otherwise,
@@ -36,9 +36,6 @@ _KEYS_OF_HYDRA = ("hydra.searchpath", "hydra/launcher", "hydra.launcher", "hydra
 _ERRORS_OF_SWEEPS = (HydraException, ValueError, ArithmeticError)
 _MOST_CHOICES = 100
 """Far more than any group has options."""
-
-_NEAREST_ELSEWHERE = 0.75
-"""Of names in different sections, and of those without one: `offload` and `workload` are 0.67 alike."""
 
 _JOB = "cluster"
 """The section of what a Slurm job asks for."""
@@ -162,7 +159,7 @@ def unknown_key(root: Root[BaseModel], name: str, given: str = "") -> ConfigErro
         return ConfigError(problem, "RollPacker sets this option of sbatch itself.", "Leave it out.")
     # By the name of a section alone, all of its keys would be near: the last part decides.
     legal = [key for key in keys if nearest(leaf, [key.rpartition(".")[2]])] if section else [*keys, *groups(root)]
-    close = [key for key in nearest(name, legal) if _is_near(name, key)]
+    close = [key for key in nearest(name, legal) if is_near(name, key)]
     topic = f" {section}" if not close and section in section_names(root.schema) else ""
     listed = f"`rollpacker {root.command} --help{topic}` lists {'its keys' if topic else 'every key'}."
     is_of_job = topic and section == _JOB
@@ -176,15 +173,6 @@ def unknown_key(root: Root[BaseModel], name: str, given: str = "") -> ConfigErro
 def _beginning(doc: str) -> str:
     """The first statement of a key's help text, which may be as long as a page."""
     return re.split(r"(?<!\bDr)\. |; ", doc)[0].rstrip(".") + "."
-
-
-def _is_near(name: str, key: str) -> bool:
-    """Whether the nearest key is near enough to be the one that is meant: in another section it has to be nearer."""
-    section, _, leaf = name.rpartition(".")
-    if section and key.startswith(f"{section}."):
-        return True
-    pairs = ((name, key), (leaf, key.rpartition(".")[2]))
-    return any(difflib.SequenceMatcher(a=a, b=b).ratio() >= _NEAREST_ELSEWHERE for a, b in pairs)
 
 
 def unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigError:
@@ -235,7 +223,8 @@ def grammar_mistake(root: Root[BaseModel], text: str) -> ConfigError:
     if "=" not in text and not text.startswith("~"):
         choices = {option: f"{name}={option}" for name, group in groups(root).items() for option in group.options}
         options = [choices[option] for option in difflib.get_close_matches(text, choices, 1, _NEAREST_OPTION)]
-        close = options or [f"{name}=VALUE" for name in nearest(text, [*groups(root), *legal_keys(root.schema)])]
+        names = [name for name in nearest(text, [*groups(root), *legal_keys(root.schema)]) if is_near(text, name)]
+        close = options or [f"{name}=VALUE" for name in names]
         remedy = f"Write {close[0]}" if close else "Write key=value."
         return ConfigError(f"`{text}` has no value.", "An argument is key=value or group=option.", remedy)
     name, _, value = text.partition("=")

@@ -32,6 +32,8 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
     "unknown option of a group": ([*RUN, "system=rolpacker"], ["`rolpacker`", "tail,", "system=rollpacker"]),
     "misspelt group without its option": ([*RUN, "clusters"], ["`clusters` has no value", "Write cluster=VALUE"]),
     "a word in place of a mapping": ([*RUN, "reward.parts={a: x}"], ["reward.parts.a=x is not legal.\n", "weight: "]),
+    "a word like no name": ([*RUN, "comment"], ["`comment` has no value", "Write key=value.\n"]),
+    "misspelt key without its value": ([*RUN, "num_stpes"], ["`num_stpes` has no value", "Write run.num_steps=VALUE"]),
     "misspelt option without its group": ([*RUN, "rolpacker"], ["`rolpacker` has no value", "system=rollpacker"]),
     "option without its group": ([*RUN, "verl"], ["`verl` has no value", "system=verl"]),
     "override that cannot be read": ([*RUN, "run.dir=[a"], ["`run.dir=[a` cannot be read", "Write 'run.dir=\"[a\"'"]),

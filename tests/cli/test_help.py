@@ -96,7 +96,14 @@ def test_every_command_has_a_text_with_usage_and_example(command, capsys) -> Non
 
 
 @pytest.mark.parametrize(
-    "argv", [["train", "--help", "engine.vllm"], ["train", "engine.vllm", "-h"], ["help", "train", "engine.vllm"]]
+    "argv",
+    [
+        ["train", "--help", "engine.vllm"],
+        ["train", "engine.vllm", "-h"],
+        ["help", "train", "engine.vllm"],
+        ["help", "evaluate", "engine.vllm"],
+        ["evaluate", "runs/x", "--help", "engine.vllm"],
+    ],
 )
 def test_a_topic_is_one_section_alone(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     text = run(argv, capsys)
@@ -148,8 +155,9 @@ def test_a_topic_may_be_an_argument_of_the_command(command, argument, capsys) ->
     assert "Usage" not in shown
 
 
-def test_words_that_set_a_key_are_no_topics(capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_that_set_a_key_or_name_a_run_are_no_topics(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rollout.num_prompts=32" in run(["train", "model.path=x", "--help"], capsys)
+    assert run(["evaluate", "runs/x", "--help"], capsys) == run(["evaluate", "--help"], capsys)
 
 
 def test_a_search_finds_commands_options_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,12 +169,31 @@ def test_a_search_finds_commands_options_and_keys(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("topic", "advice"), [("enginee", "help engine"), ("jbos", "help jobs"), ("lr", "help trainer.learning_rate")]
+    ("topic", "advice"),
+    [
+        ("enginee", "Try rollpacker help engine"),
+        ("jbos", "Try rollpacker help jobs"),
+        ("pyhton", "Try rollpacker help python"),
+        ("lr", "Try rollpacker help trainer.learning_rate"),
+        ("reward.modelled", "Try rollpacker help reward=modelled"),
+        ("at", "`rollpacker help` lists the commands, `rollpacker help groups` the groups."),
+    ],
 )
-def test_an_unknown_topic_is_refused_with_the_nearest_one(
+def test_an_unknown_topic_is_refused_with_the_nearest_one_where_it_is_near(
     topic: str, advice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert f"Try rollpacker {advice}\n" in _refusal(["help", topic], capsys)
+    assert _refusal(["help", topic], capsys).endswith(f"\n{advice}\n")
+
+
+@pytest.mark.parametrize(
+    ("topics", "alone"), [(["train", "check"], "check"), (["groups", "engine"], "groups"), (["python", "x"], "python")]
+)
+def test_a_topic_of_its_own_is_not_said_to_be_unknown_beside_another(
+    topics: list[str], alone: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = _refusal(["help", *topics], capsys)
+    assert f"`{alone}` is a topic of its own.\n" in refusal
+    assert refusal.endswith(f"Write rollpacker help {alone}\n")
 
 
 def test_an_unknown_option_of_a_group_is_refused_with_those_of_the_group(capsys: pytest.CaptureFixture[str]) -> None:
