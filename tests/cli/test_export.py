@@ -142,8 +142,9 @@ MISTAKES = {
         "no checkpoint after 30 steps",
         "after 10, 20, 40 steps; 20 is",
         "every run.checkpoint_every_steps steps and when it ends; older ones than the last run.keep_checkpoints are",
+        "Write at=40.",
     ),
-    "no such word": (["at=newest", "out=mine"], "at=newest", "best, last or a number of steps"),
+    "no such word": (["at=newest", "out=mine"], "at=newest", "best, last or a number of steps", "Write at=last."),
     "no out": ([], "out=DIR", "new folder"),
     "out exists": (["out=model"], "out=model exists", "never replaced"),
     "out is a link to nothing": (["out=dangling"], "out=dangling exists", "never replaced"),
@@ -172,7 +173,7 @@ def test_a_run_without_a_best_checkpoint_says_so(workdir: Path, capsys: pytest.C
     printed = " ".join(capsys.readouterr().err.split())
     assert "is marked as the best" in printed
     assert "run.keep_best=true" in printed
-    assert "at=3" in printed
+    assert "Write at=3." in printed
 
 
 def test_a_checkpoint_that_was_cut_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

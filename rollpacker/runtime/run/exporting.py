@@ -108,17 +108,18 @@ def checkpoint_of(run_dir: Path, at: str) -> int:
     if at.isascii() and at.isdigit() and int(at) in steps:
         return int(at)
     there = f"There are those after {', '.join(map(str, steps))} steps" + (f"; {best} is the best." if best else ".")
+    remedy = f"Write at={steps[-1]}."
     if at == "best":
         why = "A run with run.keep_best=true and evaluation.path keeps it, once a score is better than the first."
-        raise CheckpointError(f"No checkpoint of {run_dir} is marked as the best. {there}", why, f"Add at={steps[-1]}.")
+        raise CheckpointError(f"No checkpoint of {run_dir} is marked as the best. {there}", why, remedy)
     if at.isascii() and at.isdigit():
         why = (
             "A run writes one every run.checkpoint_every_steps steps and when it ends; older ones than the last "
             "run.keep_checkpoints are removed."
         )
-        raise CheckpointError(f"{run_dir} has no checkpoint after {at} steps. {there}", why, f"Add at={steps[-1]}.")
+        raise CheckpointError(f"{run_dir} has no checkpoint after {at} steps. {there}", why, remedy)
     raise ConfigError(
-        f"at={at} names no checkpoint. {there}", "`at` is best, last or a number of steps.", "Add at=last."
+        f"at={at} names no checkpoint. {there}", "`at` is best, last or a number of steps.", "Write at=last."
     )
 
 
