@@ -349,7 +349,9 @@ def test_a_prompt_that_is_dropped_as_a_sample_of_it_is_to_be_scored_holds_nobody
 def test_trajectories_of_deferred_prompts_are_forgotten_with_their_batch(tmp_path, monkeypatch):
     kept, made = [], []
     init = Trajectories.__init__
-    monkeypatch.setattr(Trajectories, "__init__", lambda self, *parts: (init(self, *parts), made.append(self))[0])
+    monkeypatch.setattr(
+        Trajectories, "__init__", lambda self, *parts, **more: (init(self, *parts, **more), made.append(self))[0]
+    )
 
     def watch(*_):
         return lambda event, *_: kept.append(len(made[0]._attempts)) if isinstance(event, StepStarted) else None

@@ -109,10 +109,10 @@ class Driver:
     ) -> None:
         self._scheduler = scheduler
         self._order = order
-        self._clock = clock
-        self._listeners = listeners
+        self._clock, self._listeners = clock, listeners
         self._inbox = inbox = Inbox()
-        stall_s, request_s = fleet.deadlines.rollout_stall_s, longest_request_s(sampling.rewards)
+        stall_s, stop_s = fleet.deadlines.rollout_stall_s, fleet.deadlines.stop_s
+        request_s = longest_request_s(sampling.rewards)
         act_s = max(environments.longest_call_s, scheduler.beside.start_interval_s) if environments else 0.0
         self._wait = Awaiting(watchdog, stall_s + max(request_s, act_s), self._describe_wait)  # nothing else may come
         self._reward = RewardClient(
@@ -154,7 +154,7 @@ class Driver:
         self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
         self._meter = RoundMeter(self._engines, self._members)
         self._switching = Switching(self._engines, self._meter, self._aside, self._take_aside)
-        self._trajectories = Trajectories(environments, self._rounds, clock, self._take_aside, inbox.put)
+        self._trajectories = Trajectories(environments, self._rounds, clock, self._take_aside, inbox.put, stop_s=stop_s)
         self.elastic = Elastic(
             self._engines,
             self._members,

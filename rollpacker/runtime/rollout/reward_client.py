@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rollpacker.core.ids import is_held_out
@@ -87,9 +86,7 @@ class RewardClient:
         tasks = [task for task in (self._calling, self._listening, self._giving_up) if task is not None]
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def add(self, responses: Sequence[ResponseToScore], *, is_filling: bool = False) -> None:
         """Have responses scored, held-out ones behind the others if their evaluation fills a round."""

@@ -81,6 +81,7 @@ class Trajectories:
         clock: The run's.
         take: Told of what environments answer.
         on_error: Told of what ends the run.
+        stop_s: How long environments may take to end.
     """
 
     def __init__(
@@ -90,12 +91,15 @@ class Trajectories:
         clock: RunClock,
         take: Callable[[Event], None],
         on_error: Callable[[Exception], None],
+        *,
+        stop_s: float,
     ) -> None:
         self._parts = parts
         self._rounds = rounds
         self._take = take
         self._on_error = on_error
         self._clock = clock
+        self._stop_s = stop_s
         self._attempts: dict[RequestId, _Attempt] = {}
         self._listening: asyncio.Task[None] | None = None
         self._refused: set[str] = set()
@@ -110,13 +114,14 @@ class Trajectories:
             self._take(EnvironmentFailed(request=request, call=call, reason=LOST))
 
     async def stop(self) -> None:
-        """End all environments."""
+        """End all environments; a host that does not answer is ended with Ray's session."""
         if self._listening is not None:
             self._listening.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._listening
+            await asyncio.gather(self._listening, return_exceptions=True)
         if self._parts is not None:
-            await self._parts.service.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._stop_s):
+                    await self._parts.service.close()
 
     def end_batch(self) -> None:
         """Forget trajectories that nobody will score: their batch is over without them."""

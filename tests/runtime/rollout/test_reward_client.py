@@ -218,3 +218,37 @@ async def test_held_out_responses_beside_a_round_are_handed_over_behind_the_othe
     line.forget()
     assert line.describe_wait() == []
     await line.stop()
+
+
+class SlowToGiveUp(ScriptedReward):
+    """Takes a moment to end a call that is cancelled."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_given_up, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def collect(self):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_given_up.set()
+            await self.may_end.wait()
+
+
+async def test_who_ends_the_client_and_is_cancelled_meanwhile_hears_of_it(tmp_path):
+    reward = SlowToGiveUp()
+    client = RewardClient(
+        reward,
+        check_of=str,
+        watchdog=Watchdog(tmp_path / "stall.txt", 60),
+        stall_s=60,
+        on_verdicts=lambda _: None,
+        on_error=pytest.fail,
+    )
+    client.start()
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(client.stop())
+    await reward.is_given_up.wait()
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending

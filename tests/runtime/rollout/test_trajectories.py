@@ -30,9 +30,11 @@ from rollpacker.runtime.rollout.episodes import EnvironmentStay
 from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.trajectories import Trajectories
 from rollpacker.runtime.run.rollouts import load_rollouts, save_rollouts
+from rollpacker.sim.virtual_time import run_in_virtual_time
 
 REQUEST = RequestId(0, PromptId(0, "a"), 0)
 ENGINE = EngineId("engine-0")
+STOP_S = 20.0
 
 
 class Service:
@@ -57,6 +59,13 @@ class Service:
         return [await self.answers.get()]
 
     async def close(self) -> None: ...
+
+
+class Unreachable(Service):
+    """On a node that is gone."""
+
+    async def close(self) -> None:
+        await asyncio.Event().wait()
 
 
 REFUSALS = {"refused": "Change the messages.", "not extendable": "Give another template."}
@@ -103,6 +112,7 @@ class World:
             SimpleNamespace(now=lambda: self.now_s),
             self.told.append,
             pytest.fail,
+            stop_s=STOP_S,
         )
 
     def order(self, command: Any, at_s: float) -> None:
@@ -307,3 +317,11 @@ async def test_episodes_under_way_move_with_their_group_and_survive_a_checkpoint
     book = RequestBook()
     loaded.give([REQUEST], book)
     assert (list(book.episodes), loaded.episodes) == ([REQUEST], {})
+
+
+def test_the_end_of_a_run_waits_for_environments_that_do_not_answer_no_longer_than_its_deadline():
+    async def stop() -> float:
+        await World(service=Unreachable()).trajectories.stop()
+        return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(stop()) == STOP_S
