@@ -36,6 +36,9 @@ from rollpacker.transfer.transport_choice import Station, Transports, choose_tra
 _POLL_S = 0.001
 """Between two looks at the board; a look costs some 0.05 ms."""
 
+_STANDSTILL_S = 1.0
+"""Between two looks: for the rest of it the process was stopped, and a job's other processes most likely, too."""
+
 
 class _Broken(Exception):
     """The attempt cannot go on: its process group has lost a member."""
@@ -140,7 +143,7 @@ class WeightSender:
         roster = self._roster
         stations: dict[str, Station] = {}
         missing = list(roster.engines)
-        deadline = time.monotonic() + self._options.timeout_s
+        patience = _Patience(self._options.timeout_s)
         while missing:
             roster.take_dropped()
             for engine in [engine for engine in missing if engine not in roster.lost]:
@@ -149,7 +152,7 @@ class WeightSender:
                     stations.update(found)
                     missing.remove(engine)
             missing = [engine for engine in missing if engine not in roster.lost]
-            if missing and time.monotonic() > deadline:
+            if missing and patience.is_over():
                 for engine in missing:
                     roster.lose(engine, f"It was not ready for weights within {self._options.timeout_s:g} s.")
             elif missing:
@@ -193,6 +196,21 @@ class _Roster:
     def take_dropped(self) -> None:
         for engine, why in list(self.dropped.items()):
             self.lose(engine, why)
+
+
+class _Patience:
+    """How long receivers are waited for, without the time in which the process was stopped, by Ctrl-Z or Slurm."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._left_s = timeout_s
+        self._looked_at_s = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Look; a wait does so all the time."""
+        now, before = time.monotonic(), self._looked_at_s
+        self._left_s -= min(now - before, _STANDSTILL_S)
+        self._looked_at_s = now
+        return self._left_s < 0
 
 
 class _Sending:
@@ -292,9 +310,9 @@ class _Sending:
 
     def _await_taken(self, num_notes: int) -> None:
         """Wait until every receiver has taken so many notes; raises `_Broken`."""
-        deadline = time.monotonic() + self._offer.timeout_s
+        patience = _Patience(self._offer.timeout_s)
         while behind := self._behind(num_notes):
-            if time.monotonic() > deadline:
+            if patience.is_over():
                 self._drop(behind)
             time.sleep(_POLL_S)
 

@@ -1,13 +1,16 @@
 """Weights really travel between processes: whole, to everybody, and past those who fail."""
 
+import time
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors, num_bytes_of_tensors
+from rollpacker.transfer import sender as sender_module
 from rollpacker.transfer.offers import SendingOptions
 from rollpacker.transfer.packing import PackedPolicy
 from rollpacker.transfer.sender import WeightSender
@@ -126,6 +129,26 @@ def test_an_engine_that_never_comes_is_done_without(policy):
         delivery, _ = send(sender, policy)
         assert workers["engine-0/0"].received().held == checksum_of_tensors(policy)
     assert list(delivery.lost) == ["never"]
+
+
+@pytest.mark.parametrize(("machine", "look"), [(WeightSender, "_workers"), (sender_module._Sending, "_behind")])
+def test_time_in_which_the_process_was_stopped_is_not_charged_to_receivers(policy, monkeypatch, machine, look):
+    real, stopped_s, see = time.monotonic, 0.0, getattr(machine, look)
+
+    def see_and_stop(*given):
+        nonlocal stopped_s
+        seen = see(*given)
+        if bool(seen) is (look == "_behind"):  # somebody is waited for
+            stopped_s = 1000.0
+        return seen
+
+    monkeypatch.setattr(machine, look, see_and_stop)
+    clock = SimpleNamespace(monotonic=lambda: real() + stopped_s, sleep=time.sleep)
+    monkeypatch.setattr(sender_module, "time", clock)
+    with transfer("handles", {"engine-0": ""}) as (sender, workers):
+        delivery, _ = send(sender, policy)
+        assert workers["engine-0/0"].received().held == checksum_of_tensors(policy)
+    assert (stopped_s, delivery.lost) == (1000.0, {})
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -45,6 +45,10 @@ class JudgeService(RewardService, Protocol):
     async def wake(self) -> None: ...
 
 
+_MAX_LOOKS = 4
+"""In the time that a judge may give no verdict. Looks are counted and not seconds: while the process is stopped, by
+Ctrl-Z or Slurm, no verdict can arrive."""
+
 ReplaceJudge = Callable[[EngineId, EngineId], Awaitable[JudgeService]]
 """Given a slot and the name of its new judge: ends the old one, and starts the new one within a deadline."""
 
@@ -55,8 +59,8 @@ class _Scorer:
     service: RewardService
     open: dict[RequestId, ResponseToScore] = field(default_factory=dict)
     """The answers that it was given, in this order."""
-    heard_at_s: float = 0.0
-    """When its last verdict came, or since when it has had answers: the event loop's time."""
+    num_looks: int = 0
+    """At it since its last verdict came, or since it has had answers."""
 
 
 class _Pool:
@@ -77,7 +81,7 @@ class _Pool:
                 break
             response = self.waiting.popleft()
             if not scorer.open:
-                scorer.heard_at_s = asyncio.get_running_loop().time()
+                scorer.num_looks = 0
             scorer.open[response.request] = response
             shares.setdefault(scorer, []).append(response)
         return shares
@@ -195,7 +199,7 @@ class RoutedReward:
             await self._each_colocated(lambda judge: judge.wake())
             self._is_asleep = False
             for scorer in self._judges.scorers:
-                scorer.heard_at_s = asyncio.get_running_loop().time()
+                scorer.num_looks = 0
             await self._restarts.withhold(())
 
     async def _each_colocated(self, order: Callable[[JudgeService], Awaitable[None]]) -> None:
@@ -238,7 +242,7 @@ class RoutedReward:
         try:
             while True:
                 verdicts = await scorer.service.collect()
-                scorer.heard_at_s = asyncio.get_running_loop().time()
+                scorer.num_looks = 0
                 for verdict in verdicts:
                     scorer.open.pop(verdict.request, None)
                 self._verdicts.put(replace(verdict, scorer=scorer.name) for verdict in verdicts)
@@ -252,11 +256,11 @@ class RoutedReward:
         """Lose judges that have answers and give no verdict; those that sleep may."""
         stall_s = self._section.judge.stall_s
         while True:
-            await asyncio.sleep(stall_s / 4)
-            due_s = asyncio.get_running_loop().time() - stall_s
+            await asyncio.sleep(stall_s / _MAX_LOOKS)
             for scorer in list(self._judges.scorers):
+                scorer.num_looks += 1
                 is_asleep = self._is_asleep and self._restarts.slot_of(scorer.name) in self._colocated
-                if scorer.open and scorer.heard_at_s <= due_s and not is_asleep:
+                if scorer.open and scorer.num_looks > _MAX_LOOKS and not is_asleep:
                     self._lose(
                         scorer,
                         EngineFailed(

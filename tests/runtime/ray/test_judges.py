@@ -14,7 +14,9 @@ from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import Prompt, Verdict
 from rollpacker.runtime.ray.judges import RoutedReward
+from rollpacker.runtime.waiting.watchdog import Watchdog
 from tests.runtime.driving import until
+from tests.runtime.standstill import LATE_S, stoppable
 
 
 def section(*, stall_s=300, **keys):
@@ -217,6 +219,20 @@ async def test_a_judge_that_gives_no_verdict_is_replaced_and_what_it_says_late_i
     assert [(verdict.request.sample, verdict.scorer) for verdict in verdicts] == [(0, "judge-1-r1"), (1, "judge-1-r1")]
     assert notes[0].startswith("judge-1 has 2 answers and gave no verdict for 0.1 s. The answers that it had go to")
     await reward.close()
+
+
+async def test_judges_are_not_charged_with_time_in_which_the_process_was_stopped(judges, tmp_path):
+    notes = []
+    reward = RoutedReward(section(stall_s=4 * LATE_S), None, judges, note=notes.append)
+    async with stoppable(Watchdog(tmp_path / "stall.txt", 60)) as stop:
+        await reward.score(answers(2))
+        await stop(0)
+        for stopped_s in (LATE_S, 1000.0, LATE_S, LATE_S):
+            await stop(stopped_s)
+        assert notes == []
+        await stop(LATE_S)
+        assert notes[0].startswith("judge-0 has 1 answers and gave no verdict")
+        await reward.close()
 
 
 async def test_judges_that_sleep_or_have_nothing_to_do_are_not_taken_for_hung(judges):
