@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from rollpacker.core.errors import EngineFailed, StorageFailed, WorldError
 from rollpacker.protocols.blocking import in_daemon_thread
@@ -27,10 +27,12 @@ from rollpacker.runtime.ray.node import RayNode, log_tail, pin_of
 from rollpacker.runtime.ray.node_address import LOOPBACK, is_listening
 from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous
 
+Answer = TypeVar("Answer")
+
 _POLL_S = 0.05
 _WATCH_S = 1.0
 _ANSWER_S = 5.0
-"""Ray's head lists its nodes in milliseconds; after this time it is asked again."""
+"""Ray's head lists its nodes in milliseconds, as a file system does a folder; later the watcher goes on without."""
 _SHUTDOWN_S = 20.0
 """Ray takes a second to disconnect."""
 _BLAME_S = 10.0
@@ -66,7 +68,8 @@ class RayCluster:
         self._start_deadline_s = start_deadline_s
         self._stage = stage
         self._watcher: asyncio.Task[None] | None = None
-        self._asking: asyncio.Future[list[dict[str, Any]]] | None = None
+        self._listing = _Question(_nodes_of_ray)
+        self._reading = _Question(lambda: self.rendezvous.reports_of(range(len(node_names))))
         self._loss: WorldError | None = None
         self._spare: frozenset[int] = frozenset()
         self._note: Callable[[str], None] = stage
@@ -100,6 +103,7 @@ class RayCluster:
                     async with asyncio.timeout(_BLAME_S):
                         while self._loss is None:
                             self._loss = await self._find_loss()
+                            await asyncio.sleep(_POLL_S)
         finally:
             await self._stop()
         if self._loss is None or not isinstance(error, asyncio.CancelledError | EngineFailed):
@@ -158,11 +162,12 @@ class RayCluster:
     async def _wait_for_nodes(self) -> None:
         last_stage = ""
         while missing := await self._missing_nodes():
-            if failed := self._failed_nodes():
-                raise self._did_not_join(failed, "before it joined")
+            reports = await self._reports()
+            if failed := _failed(reports):
+                raise self._did_not_join(failed, reports, "before it joined")
             if time.monotonic() > self._deadline:
-                raise self._did_not_join(missing, f"within {self._start_deadline_s:g} s")
-            stage = f"waiting for {self._with_stages(missing)}"
+                raise self._did_not_join(missing, reports, f"within {self._start_deadline_s:g} s")
+            stage = f"waiting for {self._with_stages(missing, reports)}"
             if stage != last_stage:
                 self._stage(stage)
                 last_stage = stage
@@ -179,7 +184,7 @@ class RayCluster:
         """Check once that every node is still there."""
         if not self._head.is_running:
             return self._lost([0])
-        lost = set(self._failed_nodes())
+        lost = set(_failed(await self._reports()))
         with suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_S):
                 lost.update(await self._missing_nodes())
@@ -193,29 +198,20 @@ class RayCluster:
 
     async def _missing_nodes(self) -> list[int]:
         """Indices of the nodes that are not part of Ray."""
-        import ray
-
-        if self._asking is None or self._asking.done():  # one call at a time: it may hang as long as gcs_server does
-            self._asking = asyncio.ensure_future(in_daemon_thread(ray.nodes))
-        nodes = await asyncio.shield(self._asking)
+        nodes = await self._listing.answer()
         resources = {name for node in nodes if node["Alive"] for name in node["Resources"]}
         return [index for index in range(len(self._node_names)) if pin_of(index) not in resources]
 
-    def _failed_nodes(self) -> list[int]:
-        """Indices of the nodes whose rank has reported why it ended."""
-        reports = {index: self._report_of(index) for index in range(1, len(self._node_names))}
-        return [index for index, report in reports.items() if report and report.failure]
+    async def _reports(self) -> Mapping[int, NodeReport]:
+        """The last reports of all ranks; none while the folder cannot be read: Ray is asked, too."""
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_ANSWER_S):
+                return await self._reading.answer()
+        return {}
 
-    def _report_of(self, index: int) -> NodeReport | None:
-        """The last report of a rank; None where there is none, or the folder cannot be read now: Ray is asked, too."""
-        try:
-            return self.rendezvous.report_of(index)
-        except OSError:
-            return None
-
-    def _did_not_join(self, nodes: Sequence[int], when: str) -> WorldError:
+    def _did_not_join(self, nodes: Sequence[int], reports: Mapping[int, NodeReport], when: str) -> WorldError:
         return WorldError(
-            f"{self._with_stages(nodes)} did not join Ray {when}.",
+            f"{self._with_stages(nodes, reports)} did not join Ray {when}.",
             self._log_tails(nodes),
             f"Every node must reach {self._node_names[0]} over the network (cluster.network_interface) and see "
             f"{self.rendezvous.folder}; backend.deadlines.start_s gives them more time.",
@@ -229,13 +225,10 @@ class RayCluster:
             "The run's checkpoints are complete: unless Slurm requeues its job, start it again with run.resume=auto.",
         )
 
-    def _with_stages(self, nodes: Sequence[int]) -> str:
+    def _with_stages(self, nodes: Sequence[int], reports: Mapping[int, NodeReport]) -> str:
         """Names of nodes, with the last report of each."""
-        said = {index: self._report_of(index) for index in nodes}
-        return " and ".join(
-            f"{self._node_names[index]} ({report.failure or report.stage})" if report else self._node_names[index]
-            for index, report in said.items()
-        )
+        said = {index: f" ({report.failure or report.stage})" for index, report in reports.items()}
+        return " and ".join(f"{self._node_names[index]}{said.get(index, '')}" for index in nodes)
 
     def _log_tails(self, nodes: Sequence[int]) -> str:
         return "\n".join(log_tail(self._log_of(index)) for index in nodes)
@@ -246,8 +239,8 @@ class RayCluster:
     async def _stop(self) -> None:
         import ray
 
-        if self._asking is not None:
-            self._asking.cancel()  # nobody waits for what it says, nor for its failure
+        self._listing.drop()
+        self._reading.drop()
         if ray.is_initialized():  # a connection in progress ends with the cluster
             with suppress(TimeoutError):  # where a process of Ray hangs, it ends with the head
                 async with asyncio.timeout(_SHUTDOWN_S):
@@ -256,6 +249,36 @@ class RayCluster:
         with suppress(StorageFailed):  # the other ranks end without it, by the head's silence
             self.rendezvous.finish()  # not before: Ray would report every node that leaves
         await in_daemon_thread(self._head.stop)
+
+
+class _Question(Generic[Answer]):
+    """What a thread asks, one at a time: the answer may take as long as what is asked hangs."""
+
+    def __init__(self, ask: Callable[[], Answer]) -> None:
+        self._ask = ask
+        self._asking: asyncio.Future[Answer] | None = None
+
+    async def answer(self) -> Answer:
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(in_daemon_thread(self._ask))
+        return await asyncio.shield(self._asking)
+
+    def drop(self) -> None:
+        """Wait for it no more, nor for its failure."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+
+def _nodes_of_ray() -> list[dict[str, Any]]:
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()
+    return nodes
+
+
+def _failed(reports: Mapping[int, NodeReport]) -> list[int]:
+    """Indices of the other nodes whose rank has reported why it ended."""
+    return [index for index, report in reports.items() if index and report.failure]
 
 
 def _authenticate(token_file: Path | None) -> None:

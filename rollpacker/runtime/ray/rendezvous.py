@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,15 +75,19 @@ class Rendezvous:
 
     def head_address(self) -> str | None:
         """The head's address; None while it does not listen."""
-        found = self._read(_HEAD_FILE)
-        return str(found["address"]) if found else None
+        return str(self._parse(_HEAD_FILE)["address"]) if _HEAD_FILE in self._names() else None
 
     def report(self, rank: int, report: NodeReport) -> None:
         write_atomically(self.folder / f"node-{rank}.json", json.dumps(asdict(report)).encode())
 
     def report_of(self, rank: int) -> NodeReport | None:
-        found = self._read(f"node-{rank}.json")
-        return NodeReport(**found) if found else None
+        return self.reports_of([rank]).get(rank)
+
+    def reports_of(self, ranks: Iterable[int]) -> dict[int, NodeReport]:
+        """The reports of those ranks that have written one; the folder is listed once."""
+        there = self._names()
+        names = {rank: f"node-{rank}.json" for rank in ranks}
+        return {rank: NodeReport(**self._parse(name)) for rank, name in names.items() if name in there}
 
     def log_of(self, node: str) -> Path:
         return self.folder / f"{node}.log"
@@ -94,9 +99,7 @@ class Rendezvous:
     def is_finished(self) -> bool:
         return _DONE_FILE in self._names()
 
-    def _read(self, name: str) -> dict[str, Any] | None:
-        if name not in self._names():
-            return None
+    def _parse(self, name: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.folder / name).read_text())
         return content
 

@@ -17,7 +17,7 @@ from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous
 class LostFolder(Rendezvous):
     """A network file system that has lost the folder, for ever."""
 
-    def report_of(self, _rank):
+    def reports_of(self, _ranks):
         raise OSError(errno.ESTALE, "Stale file handle")
 
     def finish(self):
@@ -90,6 +90,28 @@ async def test_a_head_that_hangs_is_asked_by_one_thread_however_often(tmp_path, 
     assert "n2 is lost" in (await cluster._find_loss()).problem
 
 
+async def test_a_folder_that_hangs_is_read_by_one_thread_while_the_driver_goes_on_and_ray_is_asked(
+    tmp_path, monkeypatch
+):
+    cluster, answer, asked = ClusterOfThree(tmp_path), threading.Event(), []
+    monkeypatch.setattr(cluster_module, "_ANSWER_S", 0.02)
+
+    def reports_of(ranks):
+        asked.append([*ranks])
+        answer.wait(60)
+        return {0: NodeReport(node="n0", stage=""), 1: NodeReport(node="n1", stage="", failure="Ray has ended on n1.")}
+
+    cluster.rendezvous.reports_of = reports_of
+    for _ in range(3):
+        assert await cluster._find_loss() is None
+    assert asked == [[0, 1, 2]]
+    cluster.missing = [2]
+    assert "n2 is lost" in (await cluster._find_loss()).problem
+    answer.set()
+    monkeypatch.setattr(cluster_module, "_ANSWER_S", 60)
+    assert "n1 and n2 is lost" in (await cluster._find_loss()).problem
+
+
 class EndingCluster(ClusterOfThree):
     """Starts nothing, and says in its notes when its head has been stopped."""
 
@@ -116,6 +138,15 @@ async def test_the_head_ends_and_the_runs_own_error_is_told_when_the_folder_is_l
     with pytest.raises(WorldError, match="n2 is lost"):
         await lose_an_engine(cluster)
     assert cluster.notes[-1] == "stopped"
+
+
+async def test_the_search_for_a_lost_node_pauses_between_two_looks(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster_module, "_BLAME_S", 5 * cluster_module._POLL_S)
+    cluster, looks = EndingCluster(tmp_path, monkeypatch), []
+    cluster.rendezvous.reports_of = lambda _: looks.append(len(looks)) or {}
+    with pytest.raises(EngineFailed):
+        await lose_an_engine(cluster)
+    assert 1 <= len(looks) <= 5
 
 
 @pytest.mark.parametrize("is_requeued", [False, True])

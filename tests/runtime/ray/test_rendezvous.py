@@ -66,7 +66,13 @@ def test_what_one_rank_says_another_one_reads(rendezvous):
     rendezvous.announce_head("10.0.0.1:6379")
     rendezvous.report(1, NodeReport(node="node2", stage="starting Ray"))
     rendezvous.report(1, NodeReport(node="node2", stage="ended", failure="No room."))
+    rendezvous.report(3, NodeReport(node="node4", stage="serving"))
     rendezvous.finish()
+    listings, list_folder = [], other._names
+    other._names = lambda: listings.append(len(listings)) or list_folder()
+    stages = {rank: report.stage for rank, report in other.reports_of(range(4)).items()}
+    assert stages == {0: "starting", 1: "ended", 3: "serving"}
+    assert listings == [0]
     assert other.head_address() == "10.0.0.1:6379"
     assert other.report_of(1) == NodeReport(node="node2", stage="ended", failure="No room.")
     assert other.is_finished
