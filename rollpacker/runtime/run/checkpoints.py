@@ -79,12 +79,12 @@ class CheckpointMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Versioned:
-    """What `meta.json` of every version says."""
+    """What `meta.json` and `run.json` of every version say."""
 
     schema_version: int
 
 
-_META, _VERSIONED = TypeAdapter(CheckpointMeta), TypeAdapter(_Versioned)
+_META, VERSIONED = TypeAdapter(CheckpointMeta), TypeAdapter(_Versioned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,20 +205,16 @@ class CheckpointStore:
     ) -> None:
         """Write a checkpoint, then remove those that are too old; `rollouts` are an asynchronous run's."""
         final = self.folder(meta.step)
-        await _in_thread(self.remove_unfinished)
+        await in_thread(self.remove_unfinished)
         with publish_folder(final) as folder:
             with storage_errors(final):
                 (folder / "trainer").mkdir()
             await trainer.save(folder / "trainer")
             with storage_errors(final):
-                (folder / "scheduler.json").write_bytes(_to_json(scheduler))
-                (folder / "order.json").write_bytes(_to_json(order))
-                if rollouts is not None:
-                    save_rollouts(folder, rollouts)
-                await _in_thread(lambda: _complete(folder, meta))
-        await _in_thread(lambda: make_durable([final]))
+                await in_thread(lambda: _complete(folder, meta, scheduler, order, rollouts))
+        await in_thread(lambda: make_durable([final]))
         self.hide_old()
-        await _in_thread(self.remove_unfinished)
+        await in_thread(self.remove_unfinished)
 
     def mark_best(self, step: int) -> None:
         """Point the link `best` at the checkpoint of a step, if there is one, and keep it until another is better."""
@@ -260,7 +256,7 @@ class CheckpointStore:
         return self.folder(step) / "trainer" / "model"
 
 
-async def _in_thread(work: Callable[[], object]) -> None:
+async def in_thread(work: Callable[[], object]) -> None:
     """Do what may take minutes on a slow disk; meanwhile the event loop handles signals and deadlines.
 
     In virtual time it is done at once: the clock would jump past a thread, and a modelled run's files are small.
@@ -271,8 +267,18 @@ async def _in_thread(work: Callable[[], object]) -> None:
         await in_daemon_thread(work)
 
 
-def _complete(folder: Path, meta: CheckpointMeta) -> None:
-    """Record the files of a checkpoint, and write all through to the disk."""
+def _complete(
+    folder: Path,
+    meta: CheckpointMeta,
+    scheduler: Mapping[str, Any],
+    order: Mapping[str, Any],
+    rollouts: RequestBook | None,
+) -> None:
+    """Add to what the trainer has written, record the files of the checkpoint, and write all through to the disk."""
+    (folder / "scheduler.json").write_bytes(_to_json(scheduler))
+    (folder / "order.json").write_bytes(_to_json(order))
+    if rollouts is not None:
+        save_rollouts(folder, rollouts)
     meta = replace(meta, files=record_files(folder))
     (folder / META_FILE).write_bytes(_to_json(asdict(meta)))
     sync_tree(folder)
@@ -294,7 +300,7 @@ def _load(folder: Path, step: int, fingerprint: str | None) -> Checkpoint:
 def _read_meta(folder: Path) -> CheckpointMeta:
     try:
         content = read_bytes(folder / META_FILE)
-        version = _VERSIONED.validate_json(content, strict=True).schema_version
+        version = VERSIONED.validate_json(content, strict=True).schema_version
         if version == SCHEMA_VERSION:
             return _META.validate_json(content, strict=True)
     except FileNotFoundError:

@@ -90,8 +90,7 @@ class RunOutputs:
             self.progress.note(text)
 
     def make_durable(self) -> None:
-        """Flush the event log and write all tables through to the disk, ahead of a checkpoint."""
-        self.event_log.flush()
+        """Write all tables through to the disk, ahead of a checkpoint; no step may be recorded meanwhile."""
         self.metrics.make_durable()
         if self.evaluations is not None:
             self.evaluations.make_durable()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.protocols.blocking import in_daemon_thread
-from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointMeta
+from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointMeta, in_thread
 from rollpacker.runtime.run.exporting import MODEL_FOLDER, export_checkpoint
 
 if TYPE_CHECKING:
@@ -103,17 +103,20 @@ class RunSaver:
             files={},
         )
         with self._preemption.deadline.timing_checkpoint():
-            self._outputs.make_durable()
-            save = self._attempt.checkpoints.save(
-                meta,
-                scheduler=moment.scheduler,
-                order=moment.order,
-                rollouts=moment.rollouts,
-                trainer=self._trainer,
-            )
-            await self._watchdog.within(self._deadline_s, "the trainer's checkpoint", save)
+            await self._watchdog.within(self._deadline_s, "the trainer's checkpoint", self._write(meta, moment))
         self._preemption.saved_steps = num_finished_steps
         self._outputs.callbacks.on_checkpoint(self._attempt.checkpoints.folder(num_finished_steps))
+
+    async def _write(self, meta: CheckpointMeta, moment: Moment) -> None:
+        self._outputs.event_log.flush()
+        await in_thread(self._outputs.make_durable)
+        await self._attempt.checkpoints.save(
+            meta,
+            scheduler=moment.scheduler,
+            order=moment.order,
+            rollouts=moment.rollouts,
+            trainer=self._trainer,
+        )
 
     def mark_best(self, step: int) -> None:
         """Keep the checkpoint of a step as the best one."""

@@ -12,7 +12,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from rollpacker.core.errors import StorageFailed
@@ -68,20 +70,20 @@ async def save(store: CheckpointStore, step: int, trainer: WritingTrainer | None
 
 
 class SlowDisk:
-    """Writes nothing through before `release`."""
+    """Writes nothing before `release`, or writes nothing through."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any = os, call: str = "fsync") -> None:
         self.is_asked = threading.Event()
         self._is_released = threading.Event()
         self._writers: set[threading.Thread] = set()
-        self._fsync = os.fsync
-        monkeypatch.setattr(os, "fsync", self._wait)
+        self._write = getattr(module, call)
+        monkeypatch.setattr(module, call, self._wait)
 
-    def _wait(self, descriptor: int) -> None:
+    def _wait(self, *given: Any, **named: Any) -> None:
         self._writers.add(threading.current_thread())
         self.is_asked.set()
         assert self._is_released.wait(10), "the event loop is blocked"
-        self._fsync(descriptor)
+        self._write(*given, **named)
 
     def release(self) -> None:
         """Write, and wait until nobody writes any more."""
@@ -355,10 +357,11 @@ def test_a_disk_without_room_for_the_trainers_folder_is_told_with_how_to_go_on(
     assert tree_of(tmp_path) == before
 
 
+@pytest.mark.parametrize(("module", "call"), [(os, "fsync"), (np, "savez")])
 async def test_a_slow_disk_does_not_block_the_event_loop(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, module: Any, call: str
 ) -> None:
-    disk = SlowDisk(monkeypatch)
+    disk = SlowDisk(monkeypatch, module, call)
     saving = asyncio.create_task(save(store, 4))
     await until(disk.is_asked.is_set)
     assert store.steps() == [2, 3]
