@@ -36,7 +36,7 @@ from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.paths import read_bytes
 from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.job.attempts import JOBS_FOLDER
-from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointStore, FoundCheckpoints
+from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, VERSIONED, CheckpointStore, FoundCheckpoints
 from rollpacker.runtime.run.own_code import checksums
 
 if TYPE_CHECKING:
@@ -223,15 +223,19 @@ def _read_identity(run_dir: Path) -> RunIdentity:
 
 
 def _parse(file: Path) -> RunIdentity | str:
-    """Read `run.json`; gives what is wrong with it when it cannot be read."""
+    """Read `run.json`, of another schema version that alone; gives what is wrong with it when it cannot be read."""
     try:
-        return _IDENTITY.validate_json(read_bytes(file), strict=True)
+        content = read_bytes(file)
+        version = VERSIONED.validate_json(content, strict=True).schema_version
+        if version == SCHEMA_VERSION:
+            return _IDENTITY.validate_json(content, strict=True)
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     except ValidationError as error:
         return f"is damaged: {error.errors()[0]['msg']}"
+    return RunIdentity(schema_version=version, run_id="", fingerprint="")
 
 
 def _read_record(run_dir: Path) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import pytest
 
 from rollpacker import pipeline
 from rollpacker.config.record import read_record
-from rollpacker.core.errors import DataError, WorldError
+from rollpacker.core.errors import CheckpointError, DataError, WorldError
 from rollpacker.core.events import StepStarted
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
@@ -221,3 +221,10 @@ def test_tables_of_steps_that_no_checkpoint_covers_are_kept_when_the_run_begins_
             assert read_frame(kept, table).equals(rows)
     assert len(list((kept / "metrics" / "steps").iterdir())) == 5
     assert (run_dir / "run.json").read_text() == identity
+
+
+def test_a_run_of_another_version_is_told_by_its_version_whatever_else_its_record_holds(tmp_path: Path) -> None:
+    train(tmp_path / "run")
+    (tmp_path / "run" / "run.json").write_text('{"schema_version": 999, "run": {"id": "a"}}')
+    with pytest.raises(CheckpointError, match=r"run\.json has schema version 999"):
+        train(tmp_path / "run")
