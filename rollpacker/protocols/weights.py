@@ -66,11 +66,7 @@ class WeightSync(Protocol):
         """
 
     async def serve(self, engine_id: EngineId, engine: Engine) -> Published:
-        """Send the policy that was published last to an engine that joined later; it may be lost, too.
-
-        Raises:
-            WeightSyncFailed: It claims to hold other weights.
-        """
+        """Send the policy that was published last to an engine that joined later; it may be lost, too."""
 
 
 @runtime_checkable

@@ -3,7 +3,8 @@
     half of the engines that have not failed have answered ──`straggler_s`──> all others are lost
 
 An engine that dies, that is late, or that claims to hold something else is lost, and its error says why; the others go
-on. Only when no engine holds the weights and one of them claims to hold something else is the transfer itself suspect.
+on. Only when no engine holds the weights and one of them claims to hold something else is the transfer itself suspect;
+one engine that is served later says nothing about it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ if TYPE_CHECKING:
 
 
 async def those_that_do_not_confirm(
-    answers: Mapping[EngineId, Coroutine[Any, Any, str]], *, policy_version: int, checksum: str, straggler_s: float
+    answers: Mapping[EngineId, Coroutine[Any, Any, str]],
+    *,
+    policy_version: int,
+    checksum: str,
+    straggler_s: float,
+    are_all: bool = True,
 ) -> dict[EngineId, EngineFailed]:
     """Await the engines' checksums, which must be that of the version; returns those that are lost, with the reason.
 
     Raises:
-        WeightSyncFailed: None holds what was sent, and some hold something else.
+        WeightSyncFailed: `are_all`, and none holds what was sent, and some hold something else.
     """
     tasks = {engine: asyncio.create_task(answer, name=f"weights of {engine}") for engine, answer in answers.items()}
     try:
@@ -49,7 +55,7 @@ async def those_that_do_not_confirm(
         engine: f"{engine} holds weights with checksum {claimed}; version {policy_version} has {checksum}."
         for engine, claimed in torn.items()
     }
-    if torn and len(lost) + len(torn) == len(tasks):
+    if are_all and torn and len(lost) + len(torn) == len(tasks):
         raise WeightSyncFailed(
             " ".join(claims.values()),
             "No engine holds what the trainer sent.",

@@ -49,12 +49,13 @@ class SnapshotSync:
         if self._newest is None or not self._is_prepared:
             self._newest = await self._trainer.export_weights()
         self._is_prepared = False
-        return await self._load_into(engines, self._newest, began)
+        return await self._load_into(engines, self._newest, began, are_all=True)
 
     async def serve(self, engine_id: EngineId, engine: Engine) -> Published:
         if self._newest is None:
             raise ImpossibleEvent(f"{engine_id} asked for weights before any were published.", "Publish them first.")
-        return await self._load_into({engine_id: engine}, self._newest, asyncio.get_running_loop().time())
+        began = asyncio.get_running_loop().time()
+        return await self._load_into({engine_id: engine}, self._newest, began, are_all=False)
 
     async def lay_out(self) -> int:
         if self._newest is None or not self._is_prepared:
@@ -65,13 +66,16 @@ class SnapshotSync:
     async def shelf(self, policy_version: int) -> Weights | None:
         return self._newest if self._newest is not None and self._newest.policy_version == policy_version else None
 
-    async def _load_into(self, engines: Mapping[EngineId, Engine], weights: Weights, began: float) -> Published:
+    async def _load_into(
+        self, engines: Mapping[EngineId, Engine], weights: Weights, began: float, *, are_all: bool
+    ) -> Published:
         """Load a snapshot into engines, all at once. `began` is the loop's time at which the sync began."""
         lost = await those_that_do_not_confirm(
             {engine_id: engine.load_weights(weights) for engine_id, engine in engines.items()},
             policy_version=weights.policy_version,
             checksum=weights.checksum,
             straggler_s=self._straggler_s,
+            are_all=are_all,
         )
         return Published(
             policy_version=weights.policy_version,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from rollpacker.core.errors import EngineFailed
+import pytest
+
+from rollpacker.core.errors import EngineFailed, WeightSyncFailed
 from rollpacker.core.ids import EngineId
+from rollpacker.protocols.weights import Weights
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from rollpacker.transfer.confirmations import those_that_do_not_confirm
+from rollpacker.transfer.snapshots import SnapshotSync
 
 CHECKSUM = "1f"
 STRAGGLER_S = 60.0
@@ -18,14 +22,20 @@ async def after(wait_s: float) -> str:
     return CHECKSUM
 
 
+async def claims(checksum: str) -> str:
+    return checksum
+
+
 async def dies() -> str:
     raise EngineFailed("Its process died.")
 
 
-def lost(**answers) -> dict[EngineId, str]:
+def lost(*, are_all=True, **answers) -> dict[EngineId, str]:
     by_engine = {EngineId(name): answer for name, answer in answers.items()}
     found = run_in_virtual_time(
-        those_that_do_not_confirm(by_engine, policy_version=1, checksum=CHECKSUM, straggler_s=STRAGGLER_S)
+        those_that_do_not_confirm(
+            by_engine, policy_version=1, checksum=CHECKSUM, straggler_s=STRAGGLER_S, are_all=are_all
+        )
     )
     return {engine: error.problem for engine, error in found.items()}
 
@@ -45,3 +55,30 @@ def test_engines_that_failed_do_not_make_the_others_late():
 def test_half_is_counted_over_the_engines_that_have_not_failed():
     assert lost(a=after(1), b=after(2), c=after(50), d=after(100)).keys() == {"d"}
     assert lost(a=after(1), b=dies(), c=dies(), d=after(100)).keys() == {"b", "c", "d"}
+
+
+def test_an_engine_that_holds_something_else_is_lost_and_ends_the_run_only_if_no_other_may_hold_the_version():
+    torn = {"b": "b holds weights with checksum 2e; version 1 has 1f."}
+    assert lost(a=claims(CHECKSUM), b=claims("2e")) == torn
+    assert lost(b=claims("2e"), are_all=False) == torn
+    with pytest.raises(WeightSyncFailed, match="No engine holds what the trainer sent"):
+        lost(a=dies(), b=claims("2e"))
+
+
+class Exporting:
+    async def export_weights(self) -> Weights:
+        return Weights(policy_version=1, checksum=CHECKSUM, num_bytes=1, payload=None)
+
+
+class Holding:
+    def __init__(self, checksum: str) -> None:
+        self._checksum = checksum
+
+    async def load_weights(self, _: Weights) -> str:
+        return self._checksum
+
+
+async def test_an_engine_that_is_served_later_and_holds_something_else_is_lost_alone():
+    sync = SnapshotSync(Exporting(), STRAGGLER_S)
+    await sync.publish({EngineId("a"): Holding(CHECKSUM)})
+    assert list((await sync.serve(EngineId("b"), Holding("2e"))).lost) == ["b"]

@@ -88,13 +88,13 @@ class OfferSync:
 
     async def publish(self, engines: Mapping[EngineId, Engine]) -> Published:
         async with self._one_at_a_time:
-            return await self._deliver(engines)
+            return await self._deliver(engines, are_all=True)
 
     async def serve(self, engine_id: EngineId, engine: Engine) -> Published:
         async with self._one_at_a_time:
-            return await self._deliver({engine_id: engine})
+            return await self._deliver({engine_id: engine}, are_all=False)
 
-    async def _deliver(self, engines: Mapping[EngineId, Engine]) -> Published:
+    async def _deliver(self, engines: Mapping[EngineId, Engine], *, are_all: bool) -> Published:
         loop = asyncio.get_running_loop()
         began = loop.time()
         loads: dict[EngineId, asyncio.Task[str]] = {}
@@ -113,6 +113,7 @@ class OfferSync:
                 policy_version=weights.policy_version,
                 checksum=delivery.checksum,
                 straggler_s=self._options.timeout_s,
+                are_all=are_all,
             )
         except BaseException:
             with suppress(WorldError):  # a rank that is gone cannot close it, and the first error says why
