@@ -72,7 +72,7 @@ class Preemption:
         """What the newest checkpoint holds."""
 
     def listen(self, note: Callable[[str], None]) -> None:
-        """Handle signals from now on; call it again after a library replaced the handlers, as `ray.init` does.
+        """Handle signals from now on.
 
         `note` reports a signal to the person who follows the run.
         """
@@ -118,12 +118,10 @@ class ShellPreemption(Preemption):
         """Those that were there before."""
 
     def listen(self, note: Callable[[str], None]) -> None:
-        self._note = note
-        if self._task is None:
-            self._task = asyncio.current_task()
-            # a signal that is ignored stays so: `nohup` and a script's background jobs rely on it
-            handlers = {number: signal.getsignal(number) for number in self._numbers}
-            self._handlers = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
+        self._note, self._task = note, asyncio.current_task()
+        # a signal that is ignored stays so: `nohup` and a script's background jobs rely on it
+        handlers = {number: signal.getsignal(number) for number in self._numbers}
+        self._handlers = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
         loop = asyncio.get_running_loop()
         for number in self._handlers:
             loop.add_signal_handler(number, self._hear, number)

@@ -101,7 +101,7 @@ class SignalListener:
         self._kept.append((signal.Signals(number), time.time()))
 
     def tell(self, deadline: PreemptionDeadline, meaning: Meaning, clock: Callable[[], float]) -> None:
-        """Ask the run to leave at each signal; call it again after a library replaced the handlers.
+        """Ask the run to leave at each signal from now on, and at those that were kept.
 
         `clock` gives seconds on the scale of `end_time`.
         """

@@ -293,9 +293,7 @@ class _Opening:
             limit=self._watchdog.limit,
             add_stack_source=self._watchdog.add_stack_source,
         )
-        workers = await self._stack.enter_async_context(backend.open(context))
-        self._preemption.listen(self._progress.note)  # again: Ray replaced SIGTERM's handler while it connected
-        return workers
+        return await self._stack.enter_async_context(backend.open(context))
 
     def _make_driver(
         self, workers: Workers, scheduler: Scheduler, order: PromptOrder, on_event: OnEvent

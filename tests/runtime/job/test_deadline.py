@@ -305,7 +305,6 @@ def test_a_signal_that_came_before_the_run_listened_is_kept(signals, tmp_path):
     async def story(loop):
         deadline = deadline_after_a_step(loop)
         signals.tell(deadline, meaning, loop.time)
-        signals.tell(deadline, meaning, loop.time)
         return deadline.reason, deadline.may_begin(is_first=True)
 
     reason, may_begin = in_virtual_time(story)
