@@ -147,7 +147,8 @@ class _Callback:
         self._thread.start()
 
     def tell(self, method: str, argument: object) -> None:
-        self._calls.put(json.dumps({"method": method, "argument": argument}))
+        if self._thread.is_alive():
+            self._calls.put(json.dumps({"method": method, "argument": argument}))
 
     def finish(self, limit_s: float) -> None:
         self._calls.put(None)

@@ -21,6 +21,7 @@ from rollpacker.rewards.supervisor_process import STOP_LIMIT_S
 from rollpacker.runtime.run import callbacks
 from rollpacker.runtime.run.callbacks import Callbacks, check_callbacks, open_callbacks
 from rollpacker.sim.virtual_time import run_in_virtual_time
+from tests.runtime.driving import until
 
 MINE = """
 import json
@@ -194,6 +195,18 @@ def test_one_that_hangs_or_dies_is_said_once_and_the_others_are_told_on(mine: Pa
     (note,) = run(mine, name, "OnlySteps", limit_s=1.0)
     assert "longer than 1 s, or its process ended" in note or "were not over 1 s after" in note  # which comes first
     assert len(told(mine.parent)) == num_told
+
+
+def test_what_one_that_gets_nothing_more_would_be_told_is_not_kept(mine: Path) -> None:
+    async def outlive() -> None:
+        async with open_callbacks([f"{mine}:Dies"], mine.parent, mine.parent, lambda _: None) as opened:
+            opened.on_step({"step": 0})
+            (callback,) = opened._callbacks
+            await until(lambda: not callback._thread.is_alive())
+            opened.on_step({"step": 1})
+            assert callback._calls.empty()
+
+    asyncio.run(outlive())
 
 
 def test_a_process_that_a_callback_forks_is_told_nothing(mine: Path) -> None:
