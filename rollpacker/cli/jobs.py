@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ _POLL_INTERVAL_S = 5.0
 """Slurm's controller serves all users; polling it more often would load it."""
 
 _MOST_UNREAD = 3
-"""Sentences about tables that cannot be read: each run of another version has one or two."""
+"""Sentences about what cannot be read: each run of another version has one or two."""
 
 _ACTIVE = frozenset({"waiting", "requeued", "starting", "running", "ending"})
 
@@ -78,7 +79,7 @@ def _refuse_unknown(folders: list[Path]) -> None:
         raise ConfigError(
             f"{folder} is not a folder.",
             f"`rollpacker jobs` takes folders with runs, and the argument {WATCH}.",
-            f"Write rollpacker jobs {close[0]}" if close else "For example: rollpacker jobs runs",
+            f"Write rollpacker jobs {shlex.quote(close[0])}" if close else "For example: rollpacker jobs runs",
         )
 
 
@@ -120,7 +121,7 @@ def _first(sentences: Sequence[str]) -> list[str]:
     from rollpacker.config.words import counted
 
     num_more = len(sentences) - _MOST_UNREAD
-    more = [f"And {counted(num_more, 'more table')} cannot be read."] if num_more > 0 else []
+    more = [f"And {counted(num_more, 'more file')} cannot be read."] if num_more > 0 else []
     return [*sentences[:_MOST_UNREAD], *more]
 
 

@@ -89,8 +89,11 @@ class RunJobs:
 
 
 def jobs_of(run_dir: Path) -> RunJobs | None:
-    """Find the jobs of a run; None where it was never submitted."""
-    submission = read_submission(run_dir)
+    """Find the jobs of a run; None where it was never submitted, or that cannot be read."""
+    try:
+        submission = read_submission(run_dir)
+    except WorldError:
+        return None
     if submission is None:
         return None
     began_at = {file.stem: _began_at(file) for file in (run_dir / JOBS_FOLDER).glob("*.json")}

@@ -43,7 +43,7 @@ class CollectedStatus:
     complaint: str
     """Why Slurm did not answer, or, where views have jobs, its accounting; empty when it did, or was not asked."""
     unread: tuple[str, ...]
-    """Why tables of the runs cannot be read, a sentence each; none of those that are not there yet."""
+    """Why jobs and tables of the runs cannot be read, a sentence each; none of those that are not there yet."""
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -126,7 +126,7 @@ def _without_job(run_dir: Path, unread: list[str]) -> RunStatusView:
     return RunStatusView(
         run_dir=run_dir,
         logged=problem_of_status(run_dir) if status is None else "",
-        submission=read_submission(run_dir),
+        submission=_read(read_submission, run_dir, unread),
         status=status,
         progress=_read(_progress, run_dir, unread),
         held_out=_read(_held_out, run_dir, unread) or "",
@@ -174,10 +174,10 @@ def _logs(view: RunStatusView) -> Iterable[Path]:
 
 
 def _read(read: Callable[[Path], Answer], run_dir: Path, unread: list[str]) -> Answer | None:
-    """Read something of a run's tables; None where they cannot be read: the status file still counts."""
+    """Read the job or a table of a run; None where that cannot be read: the status file still counts."""
     try:
         return read(run_dir)
-    except DataError as error:
+    except (DataError, WorldError) as error:
         unread.append(f"{error.problem}.")
     except OSError as error:
         unread.append(f"{run_dir}: {error}.")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from rollpacker.core.errors import WorldError
 from rollpacker.launch.sbatch_script import ENVIRONMENTS_LOG_SUFFIX
 from rollpacker.metrics.files import make_private_folder, write_atomically
 from rollpacker.paths import read_bytes
@@ -63,8 +64,20 @@ def write_submission(run_dir: Path, submission: Submission) -> None:
 
 
 def read_submission(run_dir: Path) -> Submission | None:
-    """Read the submission of a run; None when it was never submitted, by another version, or when it is damaged."""
+    """Read the submission of a run; None when it was never submitted.
+
+    Raises:
+        WorldError: It cannot be read, is damaged, or is of another version.
+    """
+    file = run_dir / JOB_FILE
     try:
-        return _SUBMISSION.validate_json(read_bytes(run_dir / JOB_FILE), strict=True)
-    except (OSError, ValueError):
+        return _SUBMISSION.validate_json(read_bytes(file), strict=True)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is damaged, or another version wrote it"
+        raise WorldError(
+            f"{file} cannot be read: {reason}",
+            "It names the job of the run, and no run is submitted while its job is in the queue.",
+            "Make it readable; or remove it, once `squeue --me` lists no job of this run.",
+        ) from error

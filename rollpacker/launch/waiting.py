@@ -1,11 +1,12 @@
 """Waits for the jobs of a sweep, shows the status of their runs, and reports at the end which points failed and why.
 
 A requeued job is the same job and is waited for. The wait ends with the last job or with Ctrl-C; it goes on while the
-controller does not answer.
+controller does not answer. A run whose folder was removed is not waited for.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -19,6 +20,7 @@ from rollpacker.launch.job_table import job_table
 from rollpacker.launch.log_reasons import last_lines
 from rollpacker.launch.points import Point
 from rollpacker.launch.run_status_view import RunStatusView
+from rollpacker.launch.submissions import JOB_FILE
 from rollpacker.terminal import Terminal
 
 LAUNCH_AGAIN = (
@@ -44,10 +46,15 @@ def wait_for(points: Sequence[Point], poll_interval_s: float, console: Terminal)
             else:
                 table = job_table(collected.views, now=time.time(), complaint=collected.complaint)
                 live.update(table, refresh=True)
-            if all(view.job and view.job.is_over for view in collected.views):
+            if all(map(_has_ended, collected.views)):
                 break
             time.sleep(poll_interval_s)
     raise_failures(list(zip(points, collected.views, strict=True)))
+
+
+def _has_ended(view: RunStatusView) -> bool:
+    """Whether its job is over, or its folder was removed, by which the job was known."""
+    return view.job.is_over if view.job else not os.path.exists(view.run_dir / JOB_FILE)  # noqa: PTH110  raises nothing
 
 
 def raise_failures(ended: Sequence[tuple[Point, RunStatusView]]) -> None:
@@ -106,7 +113,7 @@ def _line(view: RunStatusView) -> str:
 
 def _describe(point: Point, view: RunStatusView) -> list[str]:
     job, submission = view.job, view.submission
-    slurm = f"job {job.job_id}, {job.state}" if job else "no job"
+    slurm = f"job {job.job_id}, {job.state}" if job else f"no {JOB_FILE} in {view.run_dir}"
     code = f", exit code {job.exit_code}" if job and job.exit_code else ""
     reason = f": {view.reason}" if view.reason else ""
     return [

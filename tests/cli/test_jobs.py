@@ -103,7 +103,7 @@ def test_tables_of_another_version_are_named_up_to_a_few_and_those_that_are_not_
     lines = capsys.readouterr().out.splitlines()
     assert lines[-4:] == [
         *(f"runs/{number}/metrics/manifest.json was written with schema version 1." for number in (1, 2, 3)),
-        "And 1 more table cannot be read.",
+        "And 1 more file cannot be read.",
     ]
 
 
@@ -157,6 +157,7 @@ def test_where_there_are_no_runs_it_says_so(workdir: Path, capsys: pytest.Captur
     ("words", "problem", "remedy"),
     [
         (["rums"], "rums is not a folder.", "Write rollpacker jobs runs"),
+        (["my rums"], "my rums is not a folder.", "Write rollpacker jobs 'my runs'"),
         (["wach"], "wach is not a folder.", "Write rollpacker jobs watch"),
         (["runs/nowhere/x"], "runs/nowhere/x is not a folder.", "For example: rollpacker jobs runs"),
         (["watch"], "`watch` was given, and the output is not a terminal.", "Leave `watch` out"),
@@ -167,6 +168,7 @@ def test_a_word_that_cannot_be_meant_is_refused(
     words: list[str], problem: str, remedy: str, workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _write_run(workdir / "runs/a", "finished")
+    (workdir / "my runs").mkdir()
 
     assert main(["jobs", *words]) == 2
 
@@ -260,3 +262,4 @@ def test_a_status_that_is_damaged_is_said_to_be_and_hides_no_other_run(
     assert "2 runs: 1 failed, 1 unknown" in printed
     assert "unknown runs/damaged status.json cannot be read: it is damaged, or another version wrote it" in printed
     assert "because" in printed
+    assert "runs/whole/job.json cannot be read: it is damaged, or another version wrote it." in printed

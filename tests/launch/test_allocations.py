@@ -72,6 +72,8 @@ def test_all_jobs_of_a_run_and_their_arrays_are_found_beside_the_scripts_of_all_
     assert jobs.own == {"6", "8", "9", "10", "11_0", "21"}
     assert jobs.arrays == {"7", "12", "14", "22"}
     assert 60_000 < jobs.since < 70_000
+    (run_dir / "job.json").write_text("{")
+    assert jobs_of(run_dir) is None
 
 
 def test_jobs_that_accounting_has_forgotten_are_kept_as_it_knew_them():

@@ -39,3 +39,17 @@ def test_the_wait_ends_with_the_last_job_also_while_accounting_does_not_answer(
     said = capsys.readouterr().out
     assert "`sacct` failed: sacct: error: Connection refused" in said
     assert "point 1: running on gpu[01-02]" in said
+
+
+def test_a_run_whose_folder_is_removed_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = tmp_path / "run"
+    write_submission(run_dir, a_submission("20", folder=tmp_path))
+    config = compose(["backend=sim", "model=qwen2.5-7b", "cluster=slurm", f"run.dir={run_dir}"])
+    row = "20|20|RUNNING|None|0|2|gpu[01-02]|1795266000|0|main|"
+    install_command(
+        tmp_path, "squeue", f"if mkdir once; then exit 1; fi 2>/dev/null; rm -r run; echo '{row}'", monkeypatch
+    )
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(WorldError, match=r"\npoint 0 unknown \(no job.json in .*run\)"):
+        wait_for([Point(number=0, name="", config=config)], 0.01, Terminal(soft_wrap=True))
