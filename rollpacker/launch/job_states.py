@@ -34,6 +34,7 @@ _SQUEUE_COLUMNS = (
 )
 _NUM_SQUEUE_COLUMNS = _SQUEUE_COLUMNS.count("|")
 _SACCT_COLUMNS = "JobID,JobIDRaw,State,Reason,ExitCode,NNodes,NodeList,Start,End,Partition,Submit"
+_NUM_SACCT_COLUMNS = _SACCT_COLUMNS.count(",") + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +125,9 @@ def parse_squeue(text: str) -> Mapping[str, JobState]:
 def parse_sacct(text: str) -> Mapping[str, JobState]:
     """Parse sacct's rows of our columns (-D -X -P -n); of a requeued job's rows the last one counts."""
     attempts: dict[str, list[list[str]]] = {}
-    for line in text.splitlines():
-        attempts.setdefault(line.partition("|")[0], []).append(line.split("|"))
+    for row in (line.split("|") for line in text.splitlines()):
+        if len(row) == _NUM_SACCT_COLUMNS:  # else what a site's own sacct says
+            attempts.setdefault(row[0], []).append(row)
     jobs: dict[str, JobState] = {}
     for name, rows in attempts.items():
         rows.sort(key=lambda row: _time(row[10]) or 0.0)

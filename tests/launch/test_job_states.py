@@ -223,6 +223,7 @@ def test_nothing_is_asked_about_no_jobs(tmp_path: Path, monkeypatch: pytest.Monk
     assert job_states([]) == ({}, "")
 
 
-def test_what_a_sites_own_squeue_says_beside_its_rows_is_no_job() -> None:
+def test_what_a_sites_own_commands_say_beside_their_rows_is_no_job() -> None:
     banner = "** maintenance tomorrow **\n\n| see | the | web |\n"
     assert list(parse_squeue(f"{banner}{_squeue_row('7', '7', 'RUNNING')}\n")) == ["7"]
+    assert list(parse_sacct(f"{banner}{_sacct_row('7', '7', 'COMPLETED')}\n")) == ["7"]
