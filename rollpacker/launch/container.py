@@ -15,6 +15,7 @@ at their own paths, so that paths mean the same inside and outside.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -158,7 +159,7 @@ def container_notes(section: ContainerSection, signal: str) -> list[str]:
     if not os.access(_FUSE, os.R_OK | os.W_OK):
         notes.append(
             f"{section.image} is one file, and this machine's {_FUSE} cannot be opened: on nodes like it, only a "
-            f"setuid runtime can mount it. Unpack it: {section.runtime} build --sandbox FOLDER {section.image}"
+            f"setuid runtime can mount it. Unpack it: {unpacking(section)}"
         )
     if signal != "URG":
         notes.append(
@@ -166,6 +167,11 @@ def container_notes(section: ContainerSection, signal: str) -> list[str]:
             "ends the mount before the checkpoint is written. Use cluster.signal=URG, or unpack the image."
         )
     return notes
+
+
+def unpacking(section: ContainerSection) -> str:
+    """The command that makes a folder of an image."""
+    return f"{section.runtime} build --sandbox FOLDER {shlex.quote(str(section.image))}"
 
 
 def _script() -> str:
@@ -186,7 +192,7 @@ def _require_bindable(path: str) -> None:
         raise ConfigError(
             f"{path} cannot be seen in a container.",
             "The runtime separates what it binds by colons and commas.",
-            "Rename it, or give a symbolic link to it.",
+            "Rename it.",
         )
 
 
@@ -230,7 +236,7 @@ def _image_mistakes(image: Path) -> Iterator[ConfigError]:
         yield ConfigError(
             f"cluster.container.image={image} does not exist.",
             "It is a SIF file or an unpacked image, on a file system that the nodes see; a registry's name is neither.",
-            f"Build it in a checkout of RollPacker: slurm/build_image.sh {image.name}; or fetch it: "
+            f"Build it in a checkout of RollPacker: slurm/build_image.sh {shlex.quote(image.name)}; or fetch it: "
             "apptainer pull FILE docker://...",
         )
     elif not _is_image(image):
@@ -243,7 +249,7 @@ def _image_mistakes(image: Path) -> Iterator[ConfigError]:
         yield ConfigError(
             f"cluster.container.image={image} is not readable.",
             "Its jobs run as your user.",
-            f"Ask its owner for: chmod a+r {image}",
+            f"Ask its owner for: chmod a+r {shlex.quote(str(image))}",
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,9 +19,9 @@ from rollpacker.config.mistakes import collected, raise_mistakes
 from rollpacker.config.multirun import Sweep, mistakes_of_points
 from rollpacker.config.names_in_slurm import OWN_OPTIONS
 from rollpacker.config.schema import RunConfig
-from rollpacker.config.words import counted
+from rollpacker.config.words import counted, in_hydra
 from rollpacker.core.errors import ConfigError, UserError, WorldError
-from rollpacker.launch.batches import batch_folder, batch_script, batches
+from rollpacker.launch.batches import FOLDER, batch_folder, batch_script, batches
 from rollpacker.launch.container import check_container
 from rollpacker.launch.elastic_script import OWN_OPTIONS_OF_WORKERS
 from rollpacker.launch.file_systems import FileSystem, file_system_of
@@ -57,7 +58,7 @@ def validate_sweep(sweep: Sweep, run_facts_of: RunFactsOf) -> tuple[ResolvedRun,
     for point, own in zip(points, of_points, strict=True):
         with collected(own):
             resolved_runs.append(validate_run(point.config, _in_jobs(run_facts_of) if are_jobs else run_facts_of))
-    mistakes = mistakes_of_points(of_points)
+    mistakes = [*mistakes_of_points(of_points), *_shared_folder_mistakes(sweep)]
     if settings is None or not are_jobs:
         raise_mistakes(mistakes)
         return tuple(resolved_runs)
@@ -184,7 +185,7 @@ def _job_mistakes(points: Sequence[Point], site: Site | None) -> Iterator[UserEr
             yield ConfigError(
                 f"This process runs in the image {image}, and cluster.container.image=null.",
                 "The nodes would look for its Python outside of it.",
-                f"Write hydra.launcher.container={image}",
+                f"Write {shlex.quote(f'hydra.launcher.container={in_hydra(str(image))}')}",
             )
         yield from _option_mistakes(cluster.sbatch, "cluster")
         yield from _option_mistakes(cluster.environment_nodes.sbatch, "cluster.environment_nodes")
@@ -272,6 +273,20 @@ def _time_mistakes(shape: JobShape) -> Iterator[UserError]:
             "The job is signalled that long before its limit, so it would be signalled at its start.",
             f"Raise {key}, or lower cluster.signal_lead_s.",
         )
+
+
+def _shared_folder_mistakes(sweep: Sweep) -> Iterator[UserError]:
+    """Report what an earlier launch has left for its own user alone in the folder that the points share."""
+    folder = sweep.folder.resolve()
+    for name in ("multirun.yaml", *([FOLDER] if sweep.launcher is not None else [])):
+        file = folder / name
+        if os.access(file, os.F_OK) and not os.access(file, os.W_OK, effective_ids=True):
+            yield ConfigError(
+                f"{file} does not let you write.",
+                "The folder that the points share takes the scripts and the record of a launch, of one user alone.",
+                f"Choose a run.dir one folder deeper: run.dir={folder}/NAME/...",
+            )
+            return
 
 
 def _pattern_mistakes(folder: Path) -> Iterator[UserError]:

@@ -64,8 +64,9 @@ def test_further_folders_come_last_and_are_bound_at_their_own_path_where_no_othe
 
 @pytest.mark.parametrize("name", ["a:b", "a,b"])
 def test_a_path_that_the_runtime_would_read_as_two_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="colons and commas"):
+    with pytest.raises(ConfigError, match="colons and commas") as error:
         _words(_section(), reads=(Path("/data") / name,))
+    assert error.value.remedy == "Rename it."
 
 
 def test_links_of_a_model_directory_lead_to_folders_that_are_bound_too(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_no_image_is_no_mistake() -> None:
 @pytest.mark.parametrize(
     ("content", "problem", "remedy"),
     [
-        (None, "does not exist", "in a checkout of RollPacker: slurm/build_image.sh image.sif"),
+        (None, "does not exist", "in a checkout of RollPacker: slurm/build_image.sh 'my image.sif'"),
         (b"", "is no image", "in a checkout of RollPacker: slurm/build_image.sh"),
         (b"hsqs" + bytes(100), "is no image", "slurm/build_image.sh"),
         ("a folder", "is no image", "slurm/build_image.sh"),
@@ -165,7 +166,7 @@ def test_no_image_is_no_mistake() -> None:
 def test_what_is_no_image_is_a_mistake_that_says_how_to_build_one(
     tmp_path: Path, content: bytes | str | None, problem: str, remedy: str
 ) -> None:
-    image = tmp_path / "image.sif"
+    image = tmp_path / "my image.sif"
     if isinstance(content, bytes):
         image.write_bytes(content)
     elif content is not None:

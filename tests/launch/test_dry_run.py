@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -319,9 +321,10 @@ def test_what_is_wrong_with_some_points_names_them_and_says_the_rest_once(
 def test_who_launches_from_inside_an_image_must_name_it_for_the_nodes(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("APPTAINER_CONTAINER", "/shared/rollpacker.sif")
     words = ["system=verl,rollpacker", "hydra.launcher.dry_run=true"]
-    assert main(["train", "-m", *E2E, *words]) == 2
-    assert capsys.readouterr().err.count("Write hydra.launcher.container=/shared/rollpacker.sif") == 1
-    assert main(["train", "-m", *E2E, *words, "hydra.launcher.container=/shared/rollpacker.sif"]) == 0
-    assert " /shared/rollpacker.sif env " in capsys.readouterr().out
+    for image, shown in (("/shared/rollpacker.sif", "/shared/rollpacker.sif"), ("/my image.sif", "'/my image.sif'")):
+        monkeypatch.setenv("APPTAINER_CONTAINER", image)
+        assert main(["train", "-m", *E2E, *words]) == 2
+        (remedy,) = re.findall("Write (.*)", capsys.readouterr().err)
+        assert main(["train", "-m", *E2E, *words, *shlex.split(remedy)]) == 0
+        assert f" {shown} env " in capsys.readouterr().out

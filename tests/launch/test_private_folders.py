@@ -11,6 +11,7 @@ from rollpacker.cli.main import main
 from rollpacker.config.words import replaced
 from rollpacker.launch.submissions import Submission, write_submission
 from rollpacker.runtime.ray.rendezvous import Rendezvous
+from tests.launch.commands import install_command
 from tests.sim.test_systems import SMALL
 from tests.timeline.runs import modelled_run
 
@@ -46,6 +47,19 @@ def test_nobody_else_enters_the_folder_that_the_points_of_a_sweep_share_nor_a_po
     made = [tmp_path / "sweep", *(folder.parent for folder in (tmp_path / "sweep").glob("*/status.json"))]
     assert len(made) == 3
     assert {mode_of(folder) for folder in made} == {0o700}
+
+
+def test_nobody_else_reads_the_record_of_a_launch_in_a_folder_that_others_enter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sweep").mkdir()
+    install_command(tmp_path, "sbatch", "echo 1", monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path))  # without the rest of Slurm
+    words = ["hydra/launcher=slurm", "hydra.launcher.detach=true", "cluster=slurm", "cluster.has_shared_files=true"]
+    given = [*words, "cluster.environment={TOKEN: secret}", "run.num_steps=1", f"run.dir={tmp_path}/sweep/x"]
+    assert main(["train", "-m", *replaced(SMALL, given)]) == 0
+    assert "secret" in (tmp_path / "sweep/multirun.yaml").read_text()
+    assert mode_of(tmp_path / "sweep/multirun.yaml") == 0o600
 
 
 def test_nobody_else_enters_the_folder_of_a_run_that_is_only_submitted_nor_where_its_ranks_meet(tmp_path: Path) -> None:

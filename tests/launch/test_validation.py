@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,26 @@ def test_an_array_of_workers_that_is_larger_than_slurm_takes_is_refused(
     cpus = ["cluster.cpus_per_node=8", "elastic.job.cpus_per_worker=1"]
     assert _check(*real, *cpus, "elastic=slurm", "elastic.max_workers=2") == code
     assert ("The rollout workers of a run are an array of 8 jobs." in _words(capsys)) == (code == 2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can lend this process another user's rights")
+@pytest.mark.parametrize("name", [".submitit", "multirun.yaml"])
+def test_a_folder_in_which_another_user_has_launched_is_refused(
+    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _check("hydra.launcher.executor=local") == 0  # loads modules, which the other user may not read
+    with tempfile.TemporaryDirectory() as project:  # pytest's own folders are closed to others
+        Path(project).chmod(0o777)
+        (Path(project) / name).touch(mode=0o600)
+        os.seteuid(65534)
+        try:
+            code = _check(f"run.dir={project}/${{run.seed}}", "hydra.launcher.executor=local")
+        finally:
+            os.seteuid(0)
+    assert code == 2
+    told = _words(capsys)
+    assert f"{project}/{name} does not let you write." in told
+    assert f"Choose a run.dir one folder deeper: run.dir={project}/NAME/..." in told
 
 
 @pytest.mark.parametrize(("kind", "code"), [("ext4", 2), ("overlay", 0), ("nfs4", 0)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import rollpacker
 from rollpacker.config.sections.cluster import ClusterSection, ContainerSection
-from rollpacker.launch.container import check_container, container_notes
+from rollpacker.launch.container import check_container, container_notes, unpacking
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem, problem_of, warning
 from rollpacker.launch.file_systems import FileSystem, file_system_of
 from rollpacker.launch.programs import run_program
@@ -174,9 +175,9 @@ def check_trial(section: ContainerSection, trial: ImageTrial) -> Finding:
     elif not trial.has_user_namespaces:
         remedy = "This kernel refuses user namespaces (user.max_user_namespaces): ask for a setuid installation."
     elif not trial.can_mount and section.image is not None and section.image.is_file():
-        remedy = f"Without /dev/fuse, unpack the image: {section.runtime} build --sandbox FOLDER {section.image}"
+        remedy = f"Without /dev/fuse, unpack the image: {unpacking(section)}"
     else:
-        remedy = f"Try it by hand: {' '.join(_words(section))}"
+        remedy = f"Try it by hand: {shlex.join(_words(section))}"
     return problem("runtime", f"{section.runtime} does not run {section.image}: {trial.complaint}", remedy)
 
 
@@ -192,7 +193,8 @@ def try_image(section: ContainerSection) -> ImageTrial:
 
 
 def _words(section: ContainerSection) -> list[str]:
-    return [section.runtime, "exec", *section.options, str(section.image), section.python]
+    variables = (f"{name}={value}" for name, value in section.environment.items())
+    return [section.runtime, "exec", *section.options, str(section.image), "env", *variables, section.python, "-P"]
 
 
 def _allows_user_namespaces(settings: Path) -> bool:

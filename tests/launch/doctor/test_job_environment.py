@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import rollpacker
 from rollpacker.config.sections.cluster import ClusterSection, ContainerSection
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.doctor.findings import problem_of
@@ -125,12 +127,28 @@ def _sandbox(tmp_path: Path) -> Path:
 def test_an_image_that_runs_is_tried_with_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = _sandbox(tmp_path)
     install_command(tmp_path, "apptainer", f'echo "$*" > {tmp_path}/call; echo 0.1.0', monkeypatch)
-    section = ContainerSection(image=image, options=("--userns",), python="/venv/bin/python")
+    variables = {"LD_PRELOAD": "/x.so"}
+    section = ContainerSection(image=image, options=("--userns",), environment=variables, python="/venv/bin/python")
 
     (found,) = check_image(ClusterSection(name="c", container=section))
 
     assert (found.level, found.text) == ("ok", f"apptainer runs {image} with RollPacker 0.1.0")
-    assert (tmp_path / "call").read_text().startswith(f"exec --userns {image} /venv/bin/python -c")
+    assert (
+        (tmp_path / "call").read_text().startswith(f"exec --userns {image} env LD_PRELOAD=/x.so /venv/bin/python -P -c")
+    )
+
+
+def test_the_rollpacker_of_the_current_folder_is_not_taken_for_that_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = _sandbox(tmp_path)
+    (tmp_path / "rollpacker.py").write_text("raise SystemExit('that of the current folder')")
+    monkeypatch.chdir(tmp_path)
+    install_command(tmp_path, "apptainer", 'shift 2; exec "$@"', monkeypatch)
+
+    (found,) = check_image(ClusterSection(name="c", container=ContainerSection(image=image, python=sys.executable)))
+
+    assert found.text == f"apptainer runs {image} with RollPacker {rollpacker.__version__}"
 
 
 def test_an_image_that_is_missing_or_fails_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,14 +167,16 @@ def test_an_image_that_is_missing_or_fails_is_a_problem(tmp_path: Path, monkeypa
     [
         ({"complaint": "ModuleNotFoundError: No module named 'rollpacker'"}, "again, in a checkout of RollPacker"),
         ({"has_user_namespaces": False}, "user.max_user_namespaces"),
-        ({"can_mount": False}, "build --sandbox"),
-        ({}, "Try it by hand: apptainer exec"),
+        ({"can_mount": False}, "apptainer build --sandbox FOLDER 'my images/image.sif'"),
+        ({}, "Try it by hand: apptainer exec 'my images/image.sif' env python3 -P"),
     ],
 )
 def test_the_remedy_for_an_image_that_fails_follows_from_what_this_kernel_allows(
-    trial: dict[str, object], remedy: str, tmp_path: Path
+    trial: dict[str, object], remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (image := tmp_path / "image.sif").touch()
+    monkeypatch.chdir(tmp_path)
+    (image := Path("my images/image.sif")).parent.mkdir()
+    image.touch()
     failed = ImageTrial(version="", complaint="FATAL", has_user_namespaces=True, can_mount=True)
 
     found = check_trial(ContainerSection(image=image), replace(failed, **trial))  # type: ignore[arg-type]
