@@ -42,13 +42,15 @@ def test_on_a_login_node_it_looks_at_slurm_and_at_what_would_be_submitted(
 ) -> None:
     _a_slurm(workdir, monkeypatch)
 
-    code = main(["doctor", "cluster=h800", "cluster.has_shared_files=true", "run.dir=runs/x"])
+    workers = ["elastic=slurm", "elastic.job.partition=gpu"]
+    code = main(["doctor", "cluster=h800", "cluster.has_shared_files=true", "run.dir=runs/x", *workers])
 
     printed = capsys.readouterr()
     assert (code, printed.err) == (0, "")
     text = _plain(printed.out)
     assert "ok Slurm 24.11.5, cluster h800: 3 nodes, 2 partitions" in text
     assert "ok preemption jobs of gpu lose their nodes (as their QOS says, which no key names) some time" in text
+    assert "ok workers: accounts sacct has their hours" in text
     assert f"ok run.dir {workdir} on" in text
     assert "shared memory" not in text, "a login node's memory says nothing about a node's"
     assert text.endswith("checks: no problem, 0 warnings.")

@@ -77,7 +77,9 @@ def check_place(environment: Mapping[str, str], *, has_cluster: bool) -> Finding
 
 def _check_slurm(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Check the cluster, and the partition of the workers that the run submits."""
-    shape = None if config.cluster is None else _shape(config.cluster, environment)
+    shape = None
+    if (cluster := config.cluster) is not None:
+        shape = _submitted_from_here(JobShape(num_nodes=cluster.num_nodes or 1, cluster=cluster), environment)
     try:
         site = read_site()
     except WorldError as error:
@@ -86,17 +88,16 @@ def _check_slurm(config: RunConfig, environment: Mapping[str, str]) -> Iterator[
     else:
         qos = read_qos(site)
         yield from check_slurm(site, shape, qos, environment.get("SLURM_JOB_QOS"))
-        if shape is not None and workers_shape(config) is not None:
-            yield from check_workers(site, shape, config.elastic, qos)
+        if (workers := workers_shape(config)) is not None:
+            yield from check_workers(site, _submitted_from_here(workers, environment), config.elastic, qos)
 
 
-def _shape(cluster: ClusterSection, environment: Mapping[str, str]) -> JobShape:
+def _submitted_from_here(shape: JobShape, environment: Mapping[str, str]) -> JobShape:
     """What sbatch would submit from here; inside a job, SBATCH_* do not count, and the partition is that of the job."""
-    shape = JobShape(num_nodes=cluster.num_nodes or 1, cluster=cluster)
     if "SLURM_JOB_ID" not in environment:
         return as_submitted(shape, environment)
-    partition = cluster.partition or environment.get("SLURM_JOB_PARTITION")
-    return replace(shape, cluster=cluster.model_copy(update={"partition": partition}))
+    partition = shape.cluster.partition or environment.get("SLURM_JOB_PARTITION")
+    return replace(shape, cluster=shape.cluster.model_copy(update={"partition": partition}))
 
 
 def _check_run_dir(config: RunConfig, *, must_be_shared: bool) -> Iterator[Finding]:

@@ -54,10 +54,10 @@ class Preemption:
         """Whether a job is stopped, and keeps what it holds."""
         return self.grace_s is not None and self.mode not in {"REQUEUE", "CANCEL"}
 
-    @property
-    def time(self) -> str:
-        """The grace time in words."""
-        return "some time" if self.grace_s is None else f"{self.grace_s} s"
+    def after(self, signal: str) -> str:
+        """Say what its jobs lose, and how long after this signal."""
+        time = "some time" if self.grace_s is None else f"{self.grace_s} s"
+        return f"jobs of {self.jobs} lose their nodes ({self.mode}) {time} after SIG{signal}"
 
 
 def notice_of(site: Site, cluster: ClusterSection) -> tuple[str, bool]:

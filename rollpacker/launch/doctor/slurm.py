@@ -11,7 +11,7 @@ from rollpacker.launch.doctor.findings import Finding, fine, probe, problem_of
 from rollpacker.launch.doctor.preemption import Preemption, Qos, notice_of, preemption_of
 from rollpacker.launch.shape import JobShape
 from rollpacker.launch.site import Partition, Site
-from rollpacker.launch.site_mistakes import job_mistakes, partitions_of, time_limit_min
+from rollpacker.launch.site_mistakes import job_mistakes, partitions_of, site_mistakes, time_limit_min
 
 OLDEST_VERSION = (22, 5)
 """The oldest version that the launcher was tested with; 24.11 is the newest."""
@@ -117,14 +117,14 @@ def likely_partitions(site: Site, partitions: Sequence[Partition], shape: JobSha
     return partitions if shape.cluster.partition is not None or default is None else (default,)
 
 
-def check_job(site: Site, partitions: Sequence[Partition], shape: JobShape) -> Iterator[Finding]:
+def check_job(site: Site, partitions: Sequence[Partition], shape: JobShape, subject: str = "job") -> Iterator[Finding]:
     """Check what the job asks for against the partitions' nodes and limits, as a launch does."""
     nodes = "its nodes exist" if site.nodes else "whether its nodes exist is not known"
-    mistakes = list(job_mistakes(shape, partitions, site))
+    mistakes = [*job_mistakes(shape, partitions, site), *(site_mistakes(shape.beside, site) if shape.beside else ())]
     limits = (time_limit_min(shape, each) for each in partitions)
     times = ("without a time limit" if limit is None else f"{limit} minutes for each attempt" for limit in limits)
     time = " or ".join(dict.fromkeys(times))
-    yield from [problem_of("job", mistake) for mistake in mistakes] or [fine("job", f"{nodes}; {time}")]
+    yield from [problem_of(subject, mistake) for mistake in mistakes] or [fine(subject, f"{nodes}; {time}")]
 
 
 def check_preemption(site: Site, partition: str, loss: Preemption | None, cluster: ClusterSection) -> Finding:
@@ -132,7 +132,7 @@ def check_preemption(site: Site, partition: str, loss: Preemption | None, cluste
     if loss is None:
         return fine("preemption", f"jobs of {partition} keep their nodes")
     signal, ends_mount = notice_of(site, cluster)
-    text = f"jobs of {loss.jobs} lose their nodes ({loss.mode}) {loss.time} after SIG{signal}"
+    text = loss.after(signal)
     return probe(
         "preemption",
         text,

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.elastic import ElasticSection
-from rollpacker.config.sections.elastic_job import ElasticJobSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem_of
 from rollpacker.launch.doctor.preemption import Preemption, Qos, notice_of, preemption_of
-from rollpacker.launch.doctor.slurm import likely_partitions, service_of
+from rollpacker.launch.doctor.slurm import check_job, likely_partitions, service_of
 from rollpacker.launch.shape import JobShape, num_elements
 from rollpacker.launch.site import Partition, Site
 from rollpacker.launch.site_mistakes import partitions_of
@@ -19,30 +18,25 @@ _ELSEWHERE = "Its requests go on elsewhere from the tokens that it has reported.
 
 
 def check_workers(site: Site, shape: JobShape, elastic: ElasticSection, qos: Mapping[str, Qos]) -> Iterator[Finding]:
-    """Check a cluster for the rollout workers of a run; nothing where it submits none.
+    """Check a cluster for the rollout workers of a run that submits some.
 
     Args:
         site: The cluster.
-        shape: Of the run's own job.
+        shape: Of the job of each.
         elastic: Of the run.
         qos: What accounting tells of each, where the cluster preempts by QOS.
     """
-    job, cluster = elastic.job, shape.cluster
-    if job is None or not elastic.is_on:
-        return
-    asked = cluster.model_copy(update={"partition": job.partition or cluster.partition})
-    keys = {"partition": "elastic.job.partition"} if job.partition else shape.keys
-    workers = JobShape(num_nodes=1, cluster=asked, keys=keys)
+    assert elastic.job is not None
     try:
-        partitions = partitions_of(workers, site)
+        partitions = partitions_of(shape, site)
     except ConfigError as error:
         yield problem_of("workers", error)
         return
-    name = job.qos or cluster.qos
-    yield _check_array(site, partitions, job, elastic.max_workers, name)
-    likely = likely_partitions(site, partitions, workers)
-    losses = [(partition.name, preemption_of(site, partition, qos, name)) for partition in likely]
-    yield from (_check_loss(site, partition, loss, cluster, elastic) for partition, loss in losses)
+    yield _check_array(site, partitions, num_elements(elastic.job, elastic.max_workers))
+    yield from check_job(site, partitions, shape, "workers: job")
+    likely = likely_partitions(site, partitions, shape)
+    losses = [(partition.name, preemption_of(site, partition, qos, shape.cluster.qos)) for partition in likely]
+    yield from (_check_loss(site, partition, loss, shape.cluster, elastic) for partition, loss in losses)
     yield from (fine("workers: queue", text) for text in dict.fromkeys(_queue_again(site, loss) for _, loss in losses))
     files = "their hours of GPUs are those of the run's own files: Slurm keeps no accounts here"
     ask = "Ask for slurmdbd if you are billed by Slurm's hours; `rollpacker report` says where each number is from."
@@ -50,16 +44,11 @@ def check_workers(site: Site, shape: JobShape, elastic: ElasticSection, qos: Map
     yield probe("workers: accounts", knows, (not site.has_accounting, "warning", files, ask))
 
 
-def _check_array(
-    site: Site, partitions: Sequence[Partition], job: ElasticJobSection, max_workers: int, qos: str | None
-) -> Finding:
-    """Check whether one of the partitions takes the array, and starts its elements."""
-    elements, largest = num_elements(job, max_workers), site.max_array_size
+def _check_array(site: Site, partitions: Sequence[Partition], elements: int) -> Finding:
+    """Check whether one of the partitions starts the elements of the array, and the cluster takes as many."""
+    largest = site.max_array_size
     service, starts_jobs = service_of(site, partitions)
     text = f"{service}; {elements} elements"
-    names = ", ".join(partition.name for partition in partitions)
-    limits = [partition.max_time_min for partition in partitions if partition.max_time_min is not None]
-    longest = max(limits) if len(limits) == len(partitions) else None
     return probe(
         "workers",
         text,
@@ -75,12 +64,6 @@ def _check_array(
             f"{elements} elements, and an array has at most {largest} (MaxArraySize)",
             f"Set elastic.job.num_elements={largest} or less." if largest else "Start workers by hand.",
         ),
-        (
-            qos is None and longest is not None and job.time_limit_min > longest,  # a QOS may lift the limit
-            "problem",
-            f"elastic.job.time_limit_min={job.time_limit_min}, and it is {longest} at most in {names}",
-            f"Set elastic.job.time_limit_min={longest} or less.",
-        ),
     )
 
 
@@ -89,17 +72,17 @@ def _check_loss(
 ) -> Finding:
     """Check what a preemption does to a worker, and what it is told before."""
     if loss is None:
-        return fine("workers: loss", f"{partition} does not preempt; they end with their time limit")
+        return fine("workers: loss", f"jobs of {partition} keep their nodes until their time limit")
     # a worker's script asks for the signal of the run's own job
     signal, ends_mount = notice_of(site, cluster)
-    text = f"{loss.jobs} preempts ({loss.mode}), {loss.time} after SIG{signal}"
+    text = loss.after(signal)
     return probe(
         "workers: loss",
         text,
         (
             loss.is_in_place,
             "warning",
-            f"{loss.jobs} stops them in place ({loss.mode}): each is lost after {elastic.silence_s:g} s of silence",
+            f"jobs of {loss.jobs} are stopped in place ({loss.mode}), lost after {elastic.silence_s:g} s of silence",
             "Choose a partition or QOS that requeues or cancels.",
         ),
         (

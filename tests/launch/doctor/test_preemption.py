@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from rollpacker.config.sections.elastic import ElasticSection
-from rollpacker.config.sections.elastic_job import ElasticJobSection
 from rollpacker.launch.doctor.preemption import parse_qos, preemption_of, read_qos
 from rollpacker.launch.doctor.slurm import check_slurm
-from rollpacker.launch.doctor.worker_partition import check_workers
 from tests.launch.commands import install_command
 from tests.launch.doctor.test_slurm import PARTITION, _job, _site
+from tests.launch.doctor.test_worker_partition import texts_on
 
 RECORDED = """\
 normal|00:00:00|cluster|spot,slow
@@ -60,13 +58,11 @@ def test_the_surrounding_jobs_qos_counts_where_the_configuration_names_none() ->
 def test_workers_lose_their_nodes_as_their_own_qos_says() -> None:
     texts = {}
     for name in ("spot", "hard"):
-        section = ElasticSection(name="slurm", max_workers=4, job=ElasticJobSection(partition="gpu", qos=name))
         qos = QOS | parse_qos("urgent|00:00:00|cluster|spot,hard")
-        findings = check_workers(_by_qos(), _job(qos="normal"), section, qos)
-        texts[name] = {each.subject: each.text for each in findings}
-    assert texts["spot"]["workers: loss"] == "gpu with qos=spot preempts (CANCEL), 68 s after SIGURG"
+        texts[name] = texts_on(_by_qos(), "cluster.qos=normal", f"elastic.job.qos={name}", qos=qos)
+    assert texts["spot"]["workers: loss"] == "jobs of gpu with qos=spot lose their nodes (CANCEL) 68 s after SIGURG"
     assert "the next one of the array" in texts["spot"]["workers: queue"]
-    assert texts["hard"]["workers: loss"].startswith("gpu with qos=hard stops them in place (SUSPEND)")
+    assert texts["hard"]["workers: loss"].startswith("jobs of gpu with qos=hard are stopped in place (SUSPEND)")
 
 
 @pytest.mark.parametrize("answer", ["exit 1", "echo 'a|b'"])

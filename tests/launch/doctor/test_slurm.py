@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollpacker.config.sections.cluster import ClusterSection, ContainerSection
+from rollpacker.config.sections.cluster import ClusterSection, ContainerSection, EnvironmentNodesSection
 from rollpacker.launch.doctor.slurm import check_slurm
 from rollpacker.launch.shape import JobShape
 from rollpacker.launch.site import Node, Partition, Site
@@ -93,6 +93,13 @@ def test_of_a_well_kept_cluster_there_is_nothing_to_say() -> None:
         (_site(), _job(cpus_per_node=97), "job", "problem", "cluster.cpus_per_node=97 is more"),
         (_site(), _job(memory_gb_per_node=1100), "job", "problem", "1100 (1049041 MiB) is more"),
         (_site(), _job(num_nodes=3), "job", "problem", "asks for 3 nodes"),
+        (
+            _site(),
+            _job(environment_nodes=EnvironmentNodesSection(num_nodes=2, partition="cpu")),
+            "job",
+            "problem",
+            "cluster.environment_nodes.partition=cpu is not a partition",
+        ),
         (_site(), _job(time_limit_min=1441), "job", "problem", "It allows 1440 minutes"),
         (_site(replace(PARTITION, grace_time_s=0)), _job(), "preemption", "warning", "too short"),
         (_site(replace(PARTITION, preempt_mode="SUSPEND")), _job(), "preemption", "warning", "stopped in place"),
