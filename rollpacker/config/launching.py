@@ -44,7 +44,7 @@ class LauncherSettings(Section):
     array_parallelism: Count | None = Field(ge=1)
     """Jobs of one array, or local processes, at the same time; null: as many as Slurm allows, or as there are."""
     container: Path | None
-    """The image in which every rank of every point runs; null: each point's `cluster.container.image`."""
+    """The image in which every rank of every job runs; null: each point's `cluster.container.image`."""
     poll_interval_s: PositiveSeconds
     """How often Slurm is asked about the jobs while waiting."""
 
@@ -73,7 +73,7 @@ def validate_launcher(values: dict[str, Any]) -> LauncherSettings:
     """Validate what Hydra composed; raises all mistakes together."""
     given = {name: value for name, value in values.items() if name != "_target_"}
     try:
-        return LauncherSettings.model_validate(given)
+        settings = LauncherSettings.model_validate(given)
     except ValidationError as error:
         keys = legal_keys(LauncherSettings)
         mistakes = [
@@ -84,6 +84,13 @@ def validate_launcher(values: dict[str, Any]) -> LauncherSettings:
             for details in error.errors(include_url=False)
         ]
         raise combined(mistakes) from error
+    if settings.container is not None and not settings.is_for_slurm:
+        raise ConfigError(
+            f"{_PREFIX}container={settings.container} with {_PREFIX}executor={settings.executor}.",
+            "Only jobs run in an image; this executor runs the points in the environment of this command.",
+            f"Leave {_PREFIX}container out, or choose {_PREFIX}executor=slurm.",
+        )
+    return settings
 
 
 def launcher_mistakes(overrides: Iterable[Override]) -> Iterator[UserError]:

@@ -65,6 +65,12 @@ def test_what_is_no_key_or_no_value_of_the_launcher_is_refused(word: str, told: 
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize("executor", ["local", "debug"])
+def test_an_image_is_refused_where_the_points_do_not_run_in_it(executor: str) -> None:
+    with pytest.raises(ConfigError, match=f"container=x.sif with hydra.launcher.executor={executor}"):
+        compose_sweep([*OURS, "hydra.launcher.container=x.sif", f"hydra.launcher.executor={executor}"])
+
+
 def test_all_mistakes_of_the_launcher_are_said_together() -> None:
     with pytest.raises(ConfigError, match="2 mistakes") as caught:
         compose_sweep([*OURS, "hydra.launcher.partition=x", "hydra.launcher.qos=y"])
