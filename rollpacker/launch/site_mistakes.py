@@ -150,7 +150,9 @@ def _node_mistakes(shape: JobShape, partition: Partition, nodes: Sequence[Node])
         yield ConfigError(
             f"{type_key}={cluster.gpu_type} is on no node of partition `{partition.name}`.",
             f"Slurm knows {_listed(gpu_types)} there." if gpu_types else "Slurm knows no types of GPUs there.",
-            f"Write {type_key}={close[0]}" if close else "Leave it out: null takes any GPU.",
+            f"Write {type_key}={close[0]}"
+            if close
+            else f"Leave {type_key} out, or choose another {section}.partition.",
         )
     for key, value, asked, unit, most in (
         ("gpus_per_node", cluster.gpus_per_node, cluster.gpus_per_node, "GPUs", _most(nodes, num_gpus)),

@@ -28,7 +28,7 @@ _NEVER = frozenset(
     f"SBATCH_{word}"
     for word in (
         *("ARRAY_INX", "ERROR", "NO_REQUEUE", "REQUEUE", "WAIT"),
-        *("GPUS", "GPUS_PER_NODE", "GPUS_PER_SOCKET", "GPUS_PER_TASK"),
+        *("GPUS", "GPUS_PER_NODE", "GPUS_PER_SOCKET", "GPUS_PER_TASK", "TRES_PER_TASK"),
     )
 )
 """Without a line of the script, too: it is no array then, its errors are in its output, and the run uses no GPUs. An

@@ -120,6 +120,11 @@ def test_each_mistake_says_what_is_there_and_what_to_do(words: str, problem: str
         ("elastic.job.cpus_per_worker=129", "elastic.job.cpus_per_worker=129 is", "Lower elastic.job.cpus_per_worker"),
         ("elastic.job.memory_gb_per_worker=540", "elastic.job.memory_gb_per_worker=540 (", "another elastic.job.part"),
         ("elastic.job.gpu_type=h80", "elastic.job.gpu_type=h80 is on no", "Write elastic.job.gpu_type=h800"),
+        (
+            "elastic.job.gpu_type=tpu",
+            "is on no node",
+            "Leave elastic.job.gpu_type out, or choose another elastic.job.p",
+        ),
         ("cluster.gpu_type=h80", "cluster.gpu_type=h80 is on no node", "Write cluster.gpu_type=h800"),
         ("elastic.job.qos=tial", "elastic.job.qos=tial may not", "Write elastic.job.qos=tail"),
         ("elastic.job.constraint=ibx", "elastic.job.constraint=ibx names", "Write ib instead."),

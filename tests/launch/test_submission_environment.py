@@ -10,7 +10,7 @@ from tests.launch.golden_scripts import FOLDER
 
 @pytest.mark.parametrize("script", ["#SBATCH --nodes=1\n", "#SBATCH --gpus-per-node=2\n", "#SBATCH --gres=gpu:2\n"])
 def test_gpus_of_the_shell_reach_no_job_whether_it_asks_for_some_or_for_none(script: str) -> None:
-    words = ("GPUS", "GPUS_PER_NODE", "GPUS_PER_SOCKET", "GPUS_PER_TASK")
+    words = ("GPUS", "GPUS_PER_NODE", "GPUS_PER_SOCKET", "GPUS_PER_TASK", "TRES_PER_TASK")
     shell = {f"SBATCH_{word}": "4" for word in words} | {"SBATCH_GRES": "lustre:1,gpu:h800:4"}
 
     assert submission_environment(shell, script) == {}

@@ -238,7 +238,7 @@ def test_a_dry_run_prints_scripts_and_topology_and_touches_nothing(
         (["cluster.partition=short", "cluster.time_limit_min=30"], "It allows 5 minutes."),
         (["cluster.time_limit_min=2"], "cluster.signal_lead_s=120"),
         (["cluster.constraint=a100"], "No node of this Slurm has features."),
-        (["cluster.gpu_type=h800"], "Leave it out: null takes any GPU."),
+        (["cluster.gpu_type=h800"], "Leave cluster.gpu_type out"),
         (["cluster.has_shared_files=false", "run.dir=/run/sweep"], "cluster.has_shared_files=true"),
         (["cluster.sbatch={nodes: 4}"], "Write cluster.num_nodes=..."),
         (["cluster.sbatch={output: log}"], "Leave out cluster.sbatch.output"),

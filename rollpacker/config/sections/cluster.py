@@ -101,11 +101,11 @@ class ClusterSection(Section):
     partition: str | None = None
     """Where the job queues; null leaves it to SBATCH_PARTITION, or Slurm's default."""
     account: str | None = None
-    """The account that is charged; null leaves it to Slurm's default."""
+    """The account that is charged; null leaves it to SBATCH_ACCOUNT, or Slurm's default."""
     qos: str | None = None
-    """Quality of service; null leaves it to Slurm's default."""
+    """Quality of service; null leaves it to SBATCH_QOS, or Slurm's default."""
     constraint: str | None = None
-    """Features that the nodes must have, in Slurm's grammar."""
+    """Features that the nodes must have, in Slurm's grammar; null leaves it to SBATCH_CONSTRAINT."""
     exclusive: Flag = False
     """The job shares its nodes with no other job."""
     sbatch: dict[str, Word] = Field(default_factory=dict)
