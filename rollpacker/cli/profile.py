@@ -112,11 +112,10 @@ def _measure(config: RunConfig) -> Profile:
     import signal
 
     from rollpacker.cli.screen import profile_progress
-    from rollpacker.data.shapes import transformer_of
     from rollpacker.profiling.profiler import measure
     from rollpacker.runtime.ray.backend import RayBackend
 
-    facts, model = _facts(config), transformer_of(config.model)
+    facts = _facts(config)
 
     async def measured(logs: Path) -> Profile:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
@@ -125,7 +124,6 @@ def _measure(config: RunConfig) -> Profile:
                 config,
                 RayBackend(config, allocation=None),
                 facts,
-                kv_bytes_per_token=model.kv_bytes_per_token,
                 logs=logs,
                 on_progress=progress.points,
                 on_note=progress.note,

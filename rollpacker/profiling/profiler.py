@@ -55,7 +55,6 @@ async def measure(
     backend: Backend,
     facts: ProfileFacts,
     *,
-    kv_bytes_per_token: int,
     logs: Path,
     on_progress: OnProgress,
     on_note: Callable[[str], None],
@@ -79,7 +78,7 @@ async def measure(
                 points=Points(),
                 collect_interval_s=facts.collect_interval_s,
             )
-            points = await _Profiler(bench, kv_bytes_per_token, on_progress).measure_all()
+            points = await _Profiler(bench, on_progress).measure_all()
             return Profile(facts=facts, points=tuple(points))
     finally:
         await watchdog.stop()
@@ -88,9 +87,8 @@ async def measure(
 class _Profiler:
     """Measures started workers, all engines at the same time."""
 
-    def __init__(self, bench: Bench, kv_bytes_per_token: int, on_progress: OnProgress) -> None:
+    def __init__(self, bench: Bench, on_progress: OnProgress) -> None:
         self._bench = bench
-        self._kv_bytes_per_token = kv_bytes_per_token
         self._on_progress = on_progress
         self._num_done = 0
 
@@ -101,13 +99,14 @@ class _Profiler:
         await subject.publish()
         await self._probe_first("first_rollout", self._first_passes)
         batch = await roll_out_data(bench)
+        await subject.trainers_turn()
         await self._probe_first("first_train", lambda: train(bench, batch, is_trained=True))
         await subject.publish()
         for degree in subject.degrees:
             await subject.switch_to(degree)
             await self._measure_fleet(batch, with_trainer=not points)
             points += bench.points.take(degree)
-            points.append(await kv_cache(bench, self._kv_bytes_per_token))
+            points.append(await kv_cache(bench))
         return points
 
     async def _measure_fleet(self, batch: Sequence[RolloutGroup], *, with_trainer: bool) -> None:

@@ -58,20 +58,27 @@ class Subject:
         await self.within(asyncio.gather(*begins))
         await self.publish()
 
-    async def publish(self) -> None:
-        """Send the trainer's policy to every engine in use, as a run does."""
+    async def publish(self) -> float:
+        """Send the trainer's policy to every engine in use, as a run does.
+
+        Returns the seconds that it took, without the wake of engines on shared GPUs.
+        """
         await self.trainers_turn()
+        began, wake_s = now_s(), 0.0
         if self._is_shared:
             await self.within(self._sync.prepare())
             await self.within(self.workers.trainer.sleep())
             if self.workers.judges is not None:
                 await self.within(self.workers.judges.wake())
+            asleep_until = now_s()
             await self.within(asyncio.gather(*(engine.wake() for engine in self._sharing())))
+            wake_s = now_s() - asleep_until
         self._is_trainers_turn = False
         published = await self.within(self._sync.publish(self.engines))
         for failure in published.lost.values():
             raise failure
         self.policy_version = published.policy_version
+        return now_s() - began - wake_s
 
     async def trainers_turn(self) -> None:
         """Give shared GPUs to the trainer, if they are the engines'; `publish` gives them back."""

@@ -87,22 +87,25 @@ class OnSharedGpu:
 
 
 class SharedGpuBackend(ModelledBackend):
-    """One engine and the trainer on one GPU."""
+    """Engines and the trainer on the same GPUs."""
 
     @asynccontextmanager
     async def open(self, surroundings):
         awake = {"trainer"}
         async with super().open(surroundings) as workers:
-            [(degree, fleet)] = workers.fleets.items()
-            [(name, engine)] = fleet.engines.items()
-            engine = OnSharedGpu(engine, awake, name, ("generate", "load_weights"))
+            fleets = {
+                degree: replace(
+                    fleet,
+                    engines={
+                        name: OnSharedGpu(engine, awake, f"engines of TP {degree}", ("generate", "load_weights"))
+                        for name, engine in fleet.engines.items()
+                    },
+                )
+                for degree, fleet in workers.fleets.items()
+            }
             trainer = OnSharedGpu(workers.trainer, awake, "trainer", ("begin_step", "accumulate", "export_weights"))
-            yield replace(
-                workers,
-                fleets={degree: replace(fleet, engines={name: engine})},
-                trainer=trainer,
-                colocated_engines=frozenset({name}),
-            )
+            names = frozenset(name for fleet in fleets.values() for name in fleet.engines)
+            yield replace(workers, fleets=fleets, trainer=trainer, colocated_engines=names)
 
 
 class Silent:
@@ -133,7 +136,6 @@ def measured(config, tmp_path, backend=ModelledBackend):
             config,
             backend(config),
             FACTS,
-            kv_bytes_per_token=1,
             logs=tmp_path / "logs",
             on_progress=lambda *_: None,
             on_note=lambda _: None,
@@ -263,14 +265,27 @@ def test_a_round_s_start_is_told_from_its_first_token_and_what_a_sequence_costs_
     assert (many.seconds - few.seconds) / (many.num_items - few.num_items) == pytest.approx(0.3, rel=1e-2)
 
 
-def test_engines_and_trainer_that_share_a_gpu_are_measured_in_turns(tmp_path):
-    config = config_of("tail-reward", tmp_path)
+@pytest.mark.parametrize(
+    ("system", "words"),
+    [("tail-reward", ()), ("rollpacker", ("engine.num_engines=2", "engine.degrees=[1,2]"))],
+    ids=str,
+)
+def test_engines_and_trainer_that_share_gpus_take_turns_and_each_point_is_without_their_switches(
+    system, words, tmp_path
+):
+    """`wake` tells it, and a modelled run adds it to each round."""
+    config = config_of(system, tmp_path, *words)
     apart, shared = (measured(config, tmp_path, backend) for backend in (ModelledBackend, SharedGpuBackend))
-    assert [(point.measurement, point.num_items) for point in shared.points] == [
-        (point.measurement, point.num_items) for point in apart.points
+    assert [(point.measurement, point.tensor_parallel, point.num_items) for point in shared.points] == [
+        (point.measurement, point.tensor_parallel, point.num_items) for point in apart.points
     ]
-    switch_s = shared.of("weight_sync")[0].seconds - apart.of("weight_sync")[0].seconds
-    assert switch_s == pytest.approx(config.hardware.engine_switch_s)
+    assert [each.seconds for each in shared.points] == pytest.approx([each.seconds for each in apart.points], abs=1e-6)
+
+
+def test_bytes_of_a_token_are_of_all_gpus_of_an_engine_each_with_a_head_where_there_are_fewer_heads(tmp_path):
+    words = ("engine.num_engines=2", "engine.degrees=[1,2]", "model.shape.num_kv_heads=1")
+    one, two = measured(config_of("rollpacker", tmp_path, *words), tmp_path).of("kv_cache")
+    assert (one.num_bytes, two.num_bytes) == (28 * 2 * 128 * 2, 2 * 28 * 2 * 128 * 2)
 
 
 @pytest.mark.parametrize("num_prompts", [1, 3, 16])

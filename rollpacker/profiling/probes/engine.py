@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rollpacker.data.shapes import transformer_of
 from rollpacker.metrics.profiles import Point
 from rollpacker.profiling.probes.bench import Bench, Burst
 from rollpacker.profiling.subject import now_s
@@ -157,19 +158,19 @@ def _in_engine_s(responses: Sequence[Response]) -> float:
     return max(map(_end_s, responses))
 
 
-async def kv_cache(bench: Bench, kv_bytes_per_token: int) -> Point:
+async def kv_cache(bench: Bench) -> Point:
     """Return the KV capacity of the engines in use."""
-    stats = await bench.subject.stats()
+    stats, degree = await bench.subject.stats(), bench.subject.degree
     return Point(
         measurement="kv_cache",
-        tensor_parallel=bench.subject.degree,
+        tensor_parallel=degree,
         num_items=0,
         num_tokens=stats.kv_tokens_capacity,
         seconds=0,
         seconds_low=0,
         seconds_high=0,
         num_repeats=1,
-        num_bytes=kv_bytes_per_token,
+        num_bytes=transformer_of(bench.subject.config.model).engine_kv_bytes_per_token(degree),
     )
 
 

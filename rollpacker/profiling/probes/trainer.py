@@ -119,9 +119,7 @@ async def train(bench: Bench, groups: Sequence[RolloutGroup], *, is_trained: boo
 
 async def probe_weight_sync(bench: Bench) -> None:
     """Time the trainer's weights on their way to all engines in use."""
-    began = now_s()
-    await bench.subject.publish()
-    bench.points.note(("weight_sync",), len(bench.subject.engines), 0, now_s() - began)
+    bench.points.note(("weight_sync",), len(bench.subject.engines), 0, await bench.subject.publish())
 
 
 def _rewarded(group: RolloutGroup, policy_version: int, *, is_trained: bool) -> RolloutGroup:
