@@ -6,6 +6,7 @@ or not.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ class Compared(NamedTuple):
 def write_hardware(
     out: Path, base: str, values: Mapping[str, float], compared: Sequence[Compared], *, origin: str
 ) -> None:
-    """Write a hardware file, whose name is that of its option.
+    """Write a hardware file, whose name is that of its option; outside the package `fitted_to` names the file, too.
 
     Args:
         out: The file.
@@ -52,12 +53,13 @@ def write_hardware(
         origin: When and how they were fitted.
     """
     name = yaml.safe_dump({"name": out.stem}).rstrip()
+    fitted_to = FITTED_TO if _is_packaged(out) else f"{FITTED_TO}, in {out.name}"
     given = re.sub("(?m)^name: .*", lambda _: name, base.partition(FITTED_FROM)[0].rstrip())
     lines = [
         given,
         f"{FITTED_FROM} {origin}",
         f"# to {FITTED_TO}; the same for all models, systems and exhibits. All else is prediction.",
-        f"fitted_to: {FITTED_TO}",
+        yaml.safe_dump({"fitted_to": fitted_to}, width=math.inf).rstrip(),
         *(f"{key}: {value:g}" for key, value in values.items()),
         "#",
         f"# {summary(compared)}",
@@ -70,13 +72,17 @@ def write_hardware(
 
 def how_to_take(out: Path) -> str:
     """Say by which words a run takes the file; an option of this package hides one of the same name."""
-    folder, packaged = out.absolute().parent, conf_dir() / "hardware"
-    if folder == packaged:
+    folder = out.absolute().parent
+    if _is_packaged(out):
         return f"a run takes it by hardware={out.stem}"
-    name = "NAME" if (packaged / f"{out.stem}.yaml").exists() else out.stem
+    name = "NAME" if (conf_dir() / "hardware" / f"{out.stem}.yaml").exists() else out.stem
     if folder.name == "hardware" and name == out.stem:
         return f"a run takes it by hydra.searchpath=[file://{folder.parent}] hardware={name}"
     return f"as DIR/hardware/{name}.yaml a run takes it by hydra.searchpath=[file://DIR] hardware={name}"
+
+
+def _is_packaged(out: Path) -> bool:
+    return out.absolute().parent == conf_dir() / "hardware"
 
 
 def summary(compared: Sequence[Compared]) -> str:

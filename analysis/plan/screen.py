@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rollpacker.analysis.plan.lengths import LengthFacts
     from rollpacker.analysis.plan.search import Space
     from rollpacker.config.schema import RunConfig
+    from rollpacker.sim.profile import ProfiledCluster
     from rollpacker.terminal import Terminal
 
 WIDE_COLUMNS = 100
@@ -75,9 +76,10 @@ def show(
 
 def _question(base: RunConfig, space: Space) -> str:
     assert base.hardware is not None
-    rollout, trainer = base.rollout, base.trainer
+    rollout, trainer, profile = base.rollout, base.trainer, _profile_of(base)
     return (
-        f"{base.model.label or 'model.shape'} on {space.num_gpus} {base.hardware.name}, "
+        f"{base.model.label or 'model.shape'} on {counted(space.num_gpus, 'GPU')} "
+        f"({profile.hardware if profile else base.hardware.name}), "
         f"{rollout.num_prompts} x {rollout.num_responses} responses "
         f"up to {rollout.max_response_tokens:,} tokens, trainer TP {trainer.tensor_parallel} "
         f"PP {trainer.pipeline_parallel} CP {trainer.context_parallel}"
@@ -234,29 +236,34 @@ def _streaming_in_vain(space: Space) -> list[str]:
     ]
 
 
-def _cost_model(base: RunConfig, num_gpus: int) -> str:
-    from rollpacker.config.chosen_options import changed_hardware
-    from rollpacker.config.sections.modelled import HardwareSection
+def _profile_of(base: RunConfig) -> ProfiledCluster | None:
     from rollpacker.data.shapes import transformer_of
     from rollpacker.sim.profile import ProfiledCluster
 
+    path = base.hardware and base.hardware.profile
+    return ProfiledCluster(path, transformer_of(base.model), base.model.dtype) if path else None
+
+
+def _cost_model(base: RunConfig, num_gpus: int) -> str:
+    from rollpacker.config.chosen_options import changed_hardware
+    from rollpacker.config.sections.modelled import HardwareSection
+
     assert base.hardware is not None
     name, hardware = base.hardware.name, base.hardware
-    if hardware.profile:
-        profile = ProfiledCluster(hardware.profile, transformer_of(base.model), base.model.dtype)
-        text = f"{name}: computed from the profile {hardware.profile}, as it was measured there."
-        return f"{text} Other numbers of GPUs are not compared. {profile.note_on_scale(num_gpus, num_gpus)}".rstrip()
+    if profile := _profile_of(base):
+        return (
+            f"{profile.hardware}: computed from the profile {hardware.profile}, as it was measured there. "
+            f"Rules and LLM judges follow {name}; programs that were not measured, the paper (Fig 7a). "
+            f"Other numbers of GPUs are not compared. {profile.note_on_scale(num_gpus, num_gpus)}"
+        ).rstrip()
     fitted, changed = changed_hardware(hardware)
     if changed:
         return (
-            f"{name}: from data sheets, with overheads fitted to {hardware.fitted_to}, but with other values of "
-            f"{', '.join(changed)} (hardware={fitted}). They need not hold on other GPUs: step times and speedups may "
-            "both be far off."
+            f"{name}: from data sheets, with overheads fitted to {hardware.fitted_to}, but hardware={fitted} has other "
+            f"values of {', '.join(changed)}: step times and speedups may both be far off."
         )
     if hardware.fitted_to:
-        return (
-            f"{name}: from data sheets, with overheads fitted to {hardware.fitted_to}; conf/hardware shows how far off."
-        )
+        return f"{name}: from data sheets, with overheads fitted to {hardware.fitted_to}; its file shows how far off."
     guesses = [key for key in HardwareSection.model_fields if key.endswith(GUESSED)]
     moved = [key for key in guesses if getattr(hardware, key) != HardwareSection.model_fields[key].default]
     if moved:

@@ -58,14 +58,14 @@ def changed_hardware(hardware: HardwareSection) -> tuple[str, list[str]]:
     """The packaged option with whose GPUs the overheads of modelled hardware were fitted, and the keys that differ.
 
     Both are empty where the overheads are fitted to nothing, or to something else than an option's. Fitted values may
-    differ where the name does, as in a file of `rollpacker calibrate`.
+    differ where `fitted_to` says more than the option's, as in a file of `rollpacker calibrate`.
     """
     for file in sorted((conf_dir() / "hardware").glob("*.yaml")):
         text = file.read_text(encoding="utf-8")
         option = HardwareSection.model_validate(yaml.safe_load(text))
         if option.fitted_to and (hardware.fitted_to or "").startswith(option.fitted_to):
             left_out = set(_NOT_COMPARED)
-            if hardware.name != option.name:
+            if hardware.fitted_to != option.fitted_to:
                 left_out |= option.model_fields_set - yaml.safe_load(text.partition(FITTED_FROM)[0]).keys()
             compared = (key for key in HardwareSection.model_fields if key not in left_out)
             return file.stem, [key for key in compared if getattr(hardware, key) != getattr(option, key)]

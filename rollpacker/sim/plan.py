@@ -153,6 +153,8 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
     sharing = judge if placement_of(config) == "shared" else None
 
     profile = ProfiledCluster(hardware.profile, model, config.model.dtype) if hardware.profile else None
+    if profile:
+        hardware = hardware.model_copy(update={"name": profile.hardware})
 
     def engine_of(degree: int, key: str = "engine.degrees", here: HardwareSection = beside_judge) -> PassCosts:
         if profile:

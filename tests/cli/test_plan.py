@@ -39,7 +39,7 @@ def test_a_small_plan_prints_an_answer_and_writes_what_it_is_made_of(workdir, ca
     words = ["plan", *SMALL, f"workload.lengths={lengths}", "workload.domain=null", "seeds=2", "workers=1", "out=plan"]
     assert main([*words, "engine.tensor_parallel=1", "systems=verl,rollpacker"]) == 0
     printed = " ".join(capsys.readouterr().out.split())  # as if lines were not broken
-    assert "MODELLED, not measured: Qwen2.5-7B on 4 h800, 4 x 2 responses" in printed
+    assert "MODELLED, not measured: Qwen2.5-7B on 4 GPUs (h800), 4 x 2 responses" in printed
     assert "fitted to what the paper reports" in printed
     assert "100 responses, the longest 3,000 tokens" in printed
     assert "So few say little of the tail: its top 1 % is 1 responses." in printed
@@ -72,7 +72,7 @@ def test_a_plan_by_a_profile_compares_no_other_numbers_of_gpus_and_says_of_which
     words += ["workload.prompt_tokens=10", "seeds=1", "workers=1", "out=plan", "systems=verl,rollpacker"]
     assert main(words) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "as it was measured there. Other numbers of GPUs are not compared." in printed
+    assert "(Fig 7a). Other numbers of GPUs are not compared." in printed
     assert "Engines and trainer have 4 and 4 GPUs, and had 1 and 1 when profile.json was measured" in printed
     assert set(pd.read_parquet(workdir / "plan" / "plan.parquet")["num_gpus"]) == {4}
 

@@ -1,5 +1,6 @@
 """Options that somebody chose stand for their values, wherever their files are."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import yaml
 
 from rollpacker.analysis.calibration.fit import PARAMETERS
 from rollpacker.analysis.calibration.reference import Row
-from rollpacker.analysis.calibration.report import FITTED_TO, Compared, write_hardware
+from rollpacker.analysis.calibration.report import Compared, write_hardware
 from rollpacker.config.chosen_options import changed_hardware, chosen_options, values_of
 from rollpacker.config.compose import compose
 from rollpacker.config.roots import conf_dir
@@ -38,6 +39,7 @@ def test_an_option_of_a_folder_of_one_s_own_is_found_where_the_words_say(tmp_pat
         (["hardware.memory_gb=24", "hardware.step_overhead_s=0.01"], ("h800", ["memory_gb", "step_overhead_s"])),
         (["hardware.name=mine", "hardware.memory_gb=24"], ("h800", ["memory_gb"])),
         (["hardware.name=mine", "hardware.pcie_gb_per_s=32"], ("h800", ["pcie_gb_per_s"])),
+        (["hardware.name=mine", "hardware.step_overhead_s=0.05"], ("h800", ["step_overhead_s"])),
         (["hardware.fitted_to=ours", "hardware.memory_gb=24"], ("", [])),
     ],
     ids=str,
@@ -50,13 +52,20 @@ def test_keys_of_the_hardware_are_compared_with_the_option_whose_fit_it_has(
     assert changed_hardware(hardware) == changed
 
 
-@pytest.mark.parametrize("fitted_to", [FITTED_TO, FITTED_TO.removesuffix(" on H800")])
+@pytest.mark.parametrize("stem", ["fitted", "h800"])
+@pytest.mark.parametrize("is_option_fitted_again", [False, True])
 def test_of_a_file_that_a_calibration_wrote_only_what_data_sheets_say_is_compared(
-    fitted_to: str, tmp_path: Path
+    stem: str, is_option_fitted_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    option, out = (conf_dir() / "hardware/h800.yaml").read_text(), tmp_path / "fitted.yaml"
+    packaged, out = tmp_path / "conf/hardware/h800.yaml", tmp_path / f"{stem}.yaml"
+    shutil.copytree(conf_dir() / "hardware", packaged.parent)
     compared = [Compared(Row("Fig 10c", "7B", "verl", "mix", "plain", "weight_sync", 5.0), 5.2)]
-    write_hardware(out, option, {each.key: each.high for each in PARAMETERS}, compared, origin="on a day")
-    hardware = HardwareSection.model_validate(yaml.safe_load(out.read_text()) | {"fitted_to": fitted_to})
+    for module in ("config.chosen_options", "analysis.calibration.report"):
+        monkeypatch.setattr(f"rollpacker.{module}.conf_dir", lambda: tmp_path / "conf")
+    low, high = ({each.key: getattr(each, end) for each in PARAMETERS} for end in ("low", "high"))
+    if is_option_fitted_again:
+        write_hardware(packaged, packaged.read_text(), low, compared, origin="on a day")
+    write_hardware(out, packaged.read_text(), high, compared, origin="on a day")
+    hardware = HardwareSection.model_validate(yaml.safe_load(out.read_text()))
     assert changed_hardware(hardware) == ("h800", [])
     assert changed_hardware(hardware.model_copy(update={"memory_gb": 24})) == ("h800", ["memory_gb"])

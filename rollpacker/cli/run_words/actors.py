@@ -47,7 +47,7 @@ def _basis(config: RunConfig) -> str:
         return ""
     if hardware.fitted_to:
         fitted, changed = changed_hardware(hardware)
-        text = f"its overheads were fitted with other values of {', '.join(changed)} (hardware={fitted})\n"
+        text = f"its overheads were fitted for hardware={fitted}, which has other values of {', '.join(changed)}\n"
         return text if changed else ""
     return "its overheads are not fitted: compare neither times nor speedups with those of fitted hardware (h800)\n"
 

@@ -47,7 +47,7 @@ def test_a_written_file_is_a_hardware_option_with_every_residual_and_can_be_fitt
         assert section.step_overhead_s == value
         assert section.memory_gb == 80
         assert section.fitted_to is not None
-        assert section.fitted_to.endswith("on H800")
+        assert section.fitted_to.endswith("on H800, in fitted.yaml")
         assert section.name == "fitted", "so that nobody takes its values for those of the option h800"
     text = out.read_text()
     assert text.count("# fitted on a day") == 1

@@ -123,16 +123,21 @@ def test_overheads_that_were_fitted_on_another_gpu_are_said_to_be_of_it():
     words = ["hardware.memory_gb=24", "hardware.tflops=165"]
     text = " ".join(shown(200, *trials, more_words=words).split())
     assert "with overheads fitted to what" in text
-    assert "runs, but with other values of memory_gb, tflops (hardware=h800)." in text
+    assert "runs, but hardware=h800 has other values of memory_gb, tflops: step times" in text
     assert "other values" not in " ".join(shown(200, *trials).split())
 
 
-def test_by_a_profile_no_system_lends_engines_and_that_is_said(tmp_path: Path):
+def test_by_a_profile_the_gpus_are_those_measured_no_system_lends_engines_and_what_was_not_measured_is_told(
+    tmp_path: Path,
+):
     trials = (outcomes("verl", 200), outcomes("rollpacker", 100, eta=1.25))
-    write_profile(tmp_path / "profile.json", profile())
+    write_profile(tmp_path / "profile.json", profile(hardware="NVIDIA L4"))
     words = [f"model.shape.{key}={value}" for key, value in SMALLEST.shape.model_dump().items()]
     words += ["model.dtype=bfloat16", f"hardware.profile={tmp_path}/profile.json"]
     text = " ".join(shown(200, *trials, more_words=words).split())
+    assert "Qwen2.5-7B on 32 GPUs (NVIDIA L4, measured 2026-11-20), 32 x 8 responses" in text
+    assert f"model NVIDIA L4, measured 2026-11-20: computed from the profile {tmp_path}/profile.json," in text
+    assert "Rules and LLM judges follow h800; programs that were not measured, the paper (Fig 7a)." in text
     assert "streaming rollpacker: A profile measures the trainer as a whole," in text
     assert "no engines are lent" not in " ".join(shown(200, *trials).split())
 
