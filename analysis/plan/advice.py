@@ -15,9 +15,9 @@ import pandas as pd
 
 from rollpacker.analysis.plan.trials import Setting
 
-HALF_IS_ENOUGH = 1.25
-"""Half the GPUs are suggested when a step takes at most so many times as long: it then costs at least 37 % fewer
-GPU-hours."""
+HALF_IS_ENOUGH = 0.625
+"""Half the GPUs are suggested when a step takes at most this share of the GPU-hours, a judge's included: without a
+judge's, at most 1.25 times as long."""
 
 DOUBLE_PAYS = 0.6
 """Twice the GPUs are suggested when a step takes at most this share of the time: at least two thirds of the added
@@ -73,6 +73,7 @@ def summarise(outcomes: pd.DataFrame) -> pd.DataFrame:
             num_paired=("speedup", "count"),
             kv_peak_share=("kv_peak_share", "max"),
             kv_tokens_per_engine=("kv_tokens_per_engine", "first"),
+            num_all_gpus=("num_all_gpus", "first"),
             gpu_hours_per_1000_steps=("gpu_hours_per_1000_steps", "mean"),
         )
         .fillna({"step_spread_s": 0.0, "speedup_spread": 0.0})
@@ -94,7 +95,7 @@ def speedup_by_rho(outcomes: pd.DataFrame, num_gpus: int) -> tuple[str, dict[flo
 
 
 def advise(summaries: pd.DataFrame, *, baseline: str, num_gpus: int, rho: float) -> Advice:
-    """Compare the best racing system with plain batching, and choose.
+    """Compare the best racing system with plain batching and with the best of those that do not race, and choose.
 
     Args:
         summaries: Of everything that was tried.
@@ -106,8 +107,8 @@ def advise(summaries: pd.DataFrame, *, baseline: str, num_gpus: int, rho: float)
     here = at_rho[at_rho["num_gpus"] == num_gpus]
     racing = here[here["eta"].notna()]
     plain, best = _best(here[here["system"] == baseline]), _least_speculation(racing)
-    verdict = verdict_of(best)
-    chosen = best if verdict == "pays" else plain
+    verdict, instead = verdict_of(best), _best_without_race(here, plain)
+    chosen = best if verdict == "pays" and best["speedup"] >= instead["speedup"] else instead
     alike = here[here["system"] == chosen["system"]]
     reasons = {}
     if not np.isnan(chosen["eta"]):
@@ -115,7 +116,7 @@ def advise(summaries: pd.DataFrame, *, baseline: str, num_gpus: int, rho: float)
     reasons[f"TP {chosen['tensor_parallel']}"] = _why_degree(chosen, alike)
     gpus, why = _why_gpus(chosen, at_rho[at_rho["system"] == chosen["system"]])
     reasons[f"GPUs {gpus}"] = why
-    return Advice(verdict=verdict, summary=_say_verdict(verdict, best, plain, racing), reasons=reasons)
+    return Advice(verdict=verdict, summary=_say_verdict(verdict, best, plain, instead, racing), reasons=reasons)
 
 
 def verdict_of(row: Row) -> Verdict:
@@ -128,6 +129,13 @@ def verdict_of(row: Row) -> Verdict:
 def _best(rows: pd.DataFrame) -> Row:
     """The fastest of those that were tried most often: of settings tried once the fastest was lucky."""
     return rows.sort_values(["num_seeds", "step_time_s"], ascending=[False, True]).iloc[0]
+
+
+def _best_without_race(here: pd.DataFrame, plain: Row) -> Row:
+    """The best of the systems that gain over plain batching without a race, else plain batching."""
+    others = here[here["eta"].isna()]
+    gaining = others[[verdict_of(row) == "pays" for _, row in others.iterrows()]]
+    return _best(gaining) if len(gaining) else plain
 
 
 def _like(rows: pd.DataFrame, row: Row, *columns: str) -> pd.DataFrame:
@@ -148,24 +156,28 @@ def _least_speculation(racing: pd.DataFrame) -> Row:
     return least
 
 
-def _say_verdict(verdict: Verdict, best: Row, plain: Row, racing: pd.DataFrame) -> str:
+def _say_verdict(verdict: Verdict, best: Row, plain: Row, instead: Row, racing: pd.DataFrame) -> str:
     if best["num_paired"] < 2:  # noqa: PLR2004  (one seed has no spread)
         return "Not decided: a single seed has no spread. Ask for several: seeds=3."
-    name, instead = best["system"], f"Run {plain['system']}."
+    name, other = best["system"], f"Run {instead['system']}."
+    if instead["system"] != plain["system"]:
+        other = f"{instead['system']} has {instead['speedup']:.2f} x without a race. {other}"
     spread = f"{best['speedup']:.2f} x, give or take {best['speedup_spread']:.2f} over {best['num_paired']} seeds"
     saved_h = plain["gpu_hours_per_1000_steps"] - best["gpu_hours_per_1000_steps"]
     match verdict:
         case "pays":
             text = f"{name} pays: {spread}; {saved_h:,.0f} GPU·h saved per 1,000 steps."
             if best["eta"] == 1:
-                return f"{text} It does so at eta 1, by its other parts: tail batching itself does not pay here."
-            alike = _like(racing, best, "system", "tensor_parallel")
-            without = alike.loc[alike["eta"] == 1, "speedup"].dropna()
-            return text + "".join(f" With eta 1, its other parts alone, it has {each:.2f} x." for each in without)
+                text += " It does so at eta 1, by its other parts: tail batching itself does not pay here."
+            else:
+                alike = _like(racing, best, "system", "tensor_parallel")
+                without = alike.loc[alike["eta"] == 1, "speedup"].dropna()
+                text += "".join(f" With eta 1, its other parts alone, it has {each:.2f} x." for each in without)
+            return f"{text} {other}" if instead["speedup"] > best["speedup"] else text
         case "loses":
-            return f"{name} does not pay, it loses: {spread}. {instead}"
+            return f"{name} does not pay, it loses: {spread}. {other}"
         case _:
-            return f"{name} does not pay: {spread}, no more than its spread. {instead}"
+            return f"{name} does not pay: {spread}, no more than its spread. {other}"
 
 
 def _why_eta(chosen: Row, alike: pd.DataFrame) -> str:
@@ -240,7 +252,8 @@ def _why_gpus(chosen: Row, alike: pd.DataFrame) -> tuple[int, str]:
     times: dict[int, float] = (fastest / here["first_step_time_s"]).to_dict()
     said = "; ".join(f"{other} take {ratio:.2f} times as long a step" for other, ratio in times.items())
     said += _at_eta(here, chosen)
-    fewer = [other for other, ratio in times.items() if other < num_gpus and ratio <= HALF_IS_ENOUGH]
+    all_gpus = elsewhere.groupby("num_gpus")["num_all_gpus"].first() / here["num_all_gpus"]
+    fewer = [other for other in times if other < num_gpus and times[other] * all_gpus[other] <= HALF_IS_ENOUGH]
     more = [other for other, ratio in times.items() if other > num_gpus and ratio <= DOUBLE_PAYS]
     if fewer:
         return min(fewer), f"{said}: half of the {num_gpus} do nearly as well, for far fewer GPU·h."

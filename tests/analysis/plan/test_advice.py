@@ -37,6 +37,25 @@ def test_a_loss_is_called_a_loss():
     assert given.summary.endswith("Run verl.")
 
 
+@pytest.mark.parametrize(
+    ("without_race", "tail", "verdict", "end"),
+    [
+        ((135, 136), (137, 138), "pays", " rlhfuse has 1.48 x without a race. Run rlhfuse."),
+        ((135, 136), (130, 131), "pays", " saved per 1,000 steps."),
+        ((135, 136), (220, 221), "loses", " rlhfuse has 1.48 x without a race. Run rlhfuse."),
+        ((135, 136), (150, 300), "within the spread", " rlhfuse has 1.48 x without a race. Run rlhfuse."),
+        ((90, 300), (137, 138), "pays", " saved per 1,000 steps."),
+        ((90, 300), (220, 221), "loses", ". Run verl."),
+        ((210, 211), (220, 221), "loses", ". Run verl."),
+    ],
+)
+def test_a_system_that_gains_more_without_a_race_is_suggested(without_race, tail, verdict, end):
+    given = advice(outcomes("verl", 200, 201), outcomes("rlhfuse", *without_race), outcomes("tail", *tail, eta=1.25))
+    assert given.verdict == verdict
+    assert given.summary.endswith(end)
+    assert ("eta 1.25" in given.reasons) is ("saved" in end)
+
+
 def test_a_degree_that_one_lucky_seed_has_tried_is_not_what_is_compared_with():
     plain = outcomes("verl", 200, 210, 190), outcomes("verl", 180, degree=4)
     given = advice(*plain, outcomes("rollpacker", 100, 105, 95, eta=1.25))
@@ -158,16 +177,18 @@ def test_of_factors_that_are_equally_fast_the_one_that_launches_least_is_chosen(
 
 
 @pytest.mark.parametrize(
-    ("half_s", "double_s", "suggested"), [(120, 90, 16), (190, 55, 64), (190, 95, 32), (110, 50, 16)]
+    ("half_s", "double_s", "num_judge_gpus", "suggested"),
+    [(120, 90, 0, 16), (190, 55, 0, 64), (190, 95, 0, 32), (110, 50, 0, 16), (120, 90, 4, 32), (110, 90, 4, 16)],
 )
 def test_fewer_gpus_are_suggested_where_they_do_nearly_as_well_and_more_where_they_are_used(
-    half_s, double_s, suggested
+    half_s, double_s, num_judge_gpus, suggested
 ):
+    """A judge's own GPUs are not fewer with half of the others."""
     given = advice(
-        outcomes("verl", 200, 210),
-        outcomes("rollpacker", 100, 100, eta=1.25),
-        outcomes("rollpacker", half_s, eta=1.25, num_gpus=16),
-        outcomes("rollpacker", double_s, eta=1.25, num_gpus=64),
+        outcomes("verl", 200, 210, num_judge_gpus=num_judge_gpus),
+        outcomes("rollpacker", 100, 100, eta=1.25, num_judge_gpus=num_judge_gpus),
+        outcomes("rollpacker", half_s, eta=1.25, num_gpus=16, num_judge_gpus=num_judge_gpus),
+        outcomes("rollpacker", double_s, eta=1.25, num_gpus=64, num_judge_gpus=num_judge_gpus),
     )
     assert f"GPUs {suggested}" in given.reasons
 
