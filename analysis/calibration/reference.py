@@ -8,6 +8,7 @@ everything else in the paper is left to be predicted.
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -50,27 +51,32 @@ def read_reference(folder: Path) -> list[Row]:
     Raises:
         DataError: One is missing, or is not of the form described above.
     """
-    tables = {name: _read(folder / name) for name in FILES}
-    try:
-        return [row for name, rows_of in _READERS.items() for row in rows_of(tables[name])]
-    except (KeyError, ValueError) as error:
-        raise DataError(
-            f"The reference in {folder} does not say what it should: {error!r}.",
-            f"Its files are {', '.join(FILES)}, with the columns figure, panel, series, x, y and y_unit.",
-            "Compare them with those that are installed, in rollpacker/analysis/paper.",
-        ) from error
+    return [row for name, rows_of in _READERS.items() for row in _read(folder / name, rows_of)]
 
 
-def _read(file: Path) -> list[dict[str, str]]:
+def _read(file: Path, rows_of: Callable[[Iterable[Mapping[str, str]]], Iterator[Row]]) -> list[Row]:
     try:
         with file.open(newline="", encoding="utf-8") as lines:
-            return list(csv.DictReader(lines))
+            return list(_possible(rows_of(csv.DictReader(lines, restval=""))))
     except OSError as error:
         raise DataError(
             f"{file} cannot be read: {error.strerror}.",
             f"A reference is a folder with {', '.join(FILES)}.",
             "Name such a folder by reference=DIR; left out, it is the one that is installed.",
         ) from error
+    except (LookupError, ValueError, csv.Error) as error:
+        raise DataError(
+            f"{file} does not say what it should: {type(error).__name__}: {error}.",
+            "It has the columns figure, panel, series, x, y and y_unit, and each y is a finite number above 0.",
+            "Compare it with the one that is installed, in rollpacker/analysis/paper.",
+        ) from error
+
+
+def _possible(rows: Iterable[Row]) -> Iterator[Row]:
+    for row in rows:
+        if not 0 < row.value < math.inf:
+            raise ValueError(f"{row.quantity} is {row.value:g}")
+        yield row
 
 
 def _table1(rows: Iterable[Mapping[str, str]]) -> Iterator[Row]:

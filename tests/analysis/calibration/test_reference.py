@@ -1,5 +1,6 @@
 """The paper's numbers as they are read, and what is said of numbers that cannot be."""
 
+import io
 import shutil
 from pathlib import Path
 
@@ -42,13 +43,40 @@ def test_what_the_model_cannot_know_or_hardly_matters_bends_the_fit_little():
     assert all(0 <= row.weight <= 1 for row in rows)
 
 
+def with_y(y):
+    """Every number of a file is this one."""
+
+    def changed(text):
+        table = pd.read_csv(io.StringIO(text), dtype=str)
+        return table.assign(y=y).to_csv(index=False).encode()
+
+    return changed
+
+
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_or_broken_file_is_named(tmp_path, name):
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda _: b"figure,panel\nx,y\n",
+        lambda text: text.encode("utf-16"),
+        lambda text: f"{text}{','.join(text.splitlines()[-1].split(',')[:5])}\n".encode(),
+        lambda text: f"{text}{'x' * 200_000}\n".encode(),
+        *map(with_y, ("0", "-3", "nan", "inf", "many")),
+    ],
+    ids=["columns", "encoding", "short row", "long field", "0", "negative", "nan", "inf", "no number"],
+)
+def test_a_broken_file_is_named(tmp_path, name, broken):
     folder = tmp_path / "paper"
     shutil.copytree(PAPER, folder)
-    (folder / name).write_text("figure,panel\nx,y\n")
-    with pytest.raises(DataError, match="does not say what it should"):
+    (folder / name).write_bytes(broken((folder / name).read_text()))
+    with pytest.raises(DataError, match=rf"{name} does not say what it should: "):
         read_reference(folder)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(tmp_path, name):
+    folder = tmp_path / "paper"
+    shutil.copytree(PAPER, folder)
     (folder / name).unlink()
     with pytest.raises(DataError, match=name):
         read_reference(folder)
