@@ -86,9 +86,9 @@ def _lacks(row: Row, machine: Machine) -> Iterator[str]:
             yield f"there is no program {program}"
 
 
-def in_use(row: Row) -> str:
-    """Say which of a row's GPUs others use now; empty if none is used."""
-    for gpu, memory in enumerate(gpu_memory_now(os.environ)[: row.most_gpus or row.num_gpus]):
+def in_use(num_gpus: int) -> str:
+    """Say which of so many GPUs, the first ones, others use now; empty if none is used."""
+    for gpu, memory in enumerate(gpu_memory_now(os.environ)[:num_gpus]):
         if memory and memory.free < FREE_SHARE * memory.total:
             return f"GPU {gpu} has {memory.free / 1e9:.0f} GB free of {memory.total / 1e9:.0f}, others use it"
     return ""
@@ -146,7 +146,7 @@ class Checking:
                     continue
                 outcome = self._kept().get(key, {}).get(row.name)
                 if outcome is None or outcome.status != "passed" or self.again:
-                    if self.machine.has_gpus and (why := in_use(row)):
+                    if self.machine.has_gpus and (why := in_use(row.most_gpus or row.num_gpus)):
                         yield row, Outcome(status="not possible", why=why)
                         continue
                     outcome = self._in_process(row)

@@ -9,6 +9,7 @@ from statistics import median
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.commands import DraftRule
 from rollpacker.data.shapes import transformer_of
+from rollpacker.gpu_check.checking import in_use
 from rollpacker.gpu_check.inputs import (
     Bench,
     config_of,
@@ -74,8 +75,7 @@ async def round_start(bench: Bench, *, engine: str) -> Mapping[str, float]:
 
     Medians over rounds; the first token's time is that beyond the same requests' once more.
     """
-    config = config_of(bench.large(), bench.folder, engine=engine_section(engine))
-    require_room(bench, config)
+    config = config_of(bench.large(), bench.folder, engine=engine_section(engine, memory_share=0.7))
     seconds: dict[str, list[float]] = {"sleep": [], "wake": [], "load": [], "first": [], "again": []}
 
     async def timed(what: str, call: str, *arguments: object) -> None:
@@ -176,6 +176,8 @@ async def tensor_parallel(bench: Bench) -> Mapping[str, float]:
     degree = max(degree for degree in (1, 2, 4, 8) if degree <= bench.num_gpus and heads.num_kv_heads % degree == 0)
     if degree == 1:
         raise NotPossible(f"no degree of 2 to {bench.num_gpus} divides the model's {heads.num_kv_heads} key heads")
+    if bench.has_gpus and (why := in_use(degree)):
+        raise NotPossible(why)
     section = engine_section("vllm") | {"tensor_parallel": degree}
     config = config_of(model, bench.folder, engine=section, trainer={"logits_chunk_tokens": 1024})
     require_room(bench, config)

@@ -21,7 +21,7 @@ class Row:
     num_gpus: int = 1
     """At least."""
     most_gpus: int | None = None
-    """At most, where there are so many; None: no more than `num_gpus`."""
+    """At most, where there are so many; None: no more than `num_gpus`, or the function looks at the others itself."""
     packages: tuple[str, ...] = ()
     """Importable names beside torch and transformers."""
     programs: tuple[str, ...] = ()
@@ -152,7 +152,6 @@ ROWS = (
         shows="an engine of vLLM on as many GPUs as divide the key-value heads answers as the trainer does",
         function=f"{_ENGINES}:tensor_parallel",
         num_gpus=2,
-        most_gpus=8,
         packages=_VLLM,
         deadline_s=400,
     ),

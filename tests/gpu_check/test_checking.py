@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import json
@@ -10,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,9 @@ import pytest
 from rollpacker.cli.main import main
 from rollpacker.core.errors import ConfigError
 from rollpacker.gpu_check.checking import Checking, Machine, in_use, missing
-from rollpacker.gpu_check.inputs import SMALL, SMALL_HEAD_DIM
+from rollpacker.gpu_check.engines import round_start, tensor_parallel
+from rollpacker.gpu_check.inputs import SMALL, SMALL_HEAD_DIM, Bench
+from rollpacker.gpu_check.outcomes import NotPossible, Outcome
 from rollpacker.gpu_check.table import ROWS, Row
 from rollpacker.runtime.placing.host import MemoryNow
 from tests.e2e.processes import is_alive
@@ -154,24 +156,60 @@ def test_a_row_does_not_run_on_a_gpu_that_others_use(tmp_path, monkeypatch):
     memory = [MemoryNow(free=79e9, total=80e9), MemoryNow(free=30e9, total=80e9)]
     monkeypatch.setattr("rollpacker.gpu_check.checking.gpu_memory_now", lambda _: memory)
     monkeypatch.setattr("rollpacker.gpu_check.checking._lacks", lambda *_: iter(()))
-    one, two = (Row(name=f"on-{number}", shows="", function="", num_gpus=number) for number in (1, 2))
     checking = Checking(folder=tmp_path, machine=Machine(hardware="", num_gpus=2, has_gpus=True))
-    [(_, outcome)] = checking.run([two])
-    assert (outcome.status, outcome.why) == ("not possible", "GPU 1 has 30 GB free of 80, others use it")
-    assert in_use(one) == ""
-    assert in_use(replace(one, most_gpus=8)) == outcome.why
+    for num_gpus, most_gpus in ((2, None), (1, 8)):
+        row = Row(name="", shows="", function="", num_gpus=num_gpus, most_gpus=most_gpus)
+        [(_, outcome)] = checking.run([row])
+        assert (outcome.status, outcome.why) == ("not possible", "GPU 1 has 30 GB free of 80, others use it")
+    assert in_use(1) == ""
     memory[:] = [None]
-    assert in_use(two) == ""
+    assert in_use(2) == ""
 
 
-def test_rows_that_work_on_all_gpus_look_at_each_of_them(monkeypatch):
+def test_rows_that_work_on_all_gpus_look_at_each_of_them(tmp_path, monkeypatch):
     memory = [*[MemoryNow(free=79e9, total=80e9)] * 7, MemoryNow(free=30e9, total=80e9)]
     monkeypatch.setattr("rollpacker.gpu_check.checking.gpu_memory_now", lambda _: memory)
-    found = {row.name for row in ROWS if in_use(row)}
-    assert found == {"vllm-tensor-parallel", "run-learns", "run-loses-engine"}
+    monkeypatch.setattr("rollpacker.gpu_check.checking._lacks", lambda *_: iter(()))
+    monkeypatch.setattr(Checking, "_in_process", lambda *_: Outcome(status="passed"))
+    checking = Checking(folder=tmp_path, machine=Machine(hardware="", num_gpus=8, has_gpus=True), again=True)
+
+    def refused():
+        return {row.name for row, outcome in checking.run(ROWS) if outcome.status == "not possible"}
+
+    found = refused()
+    assert found == {"run-learns", "run-loses-engine"}
     memory[1] = memory[7]
-    found = {row.name for row in ROWS if in_use(row)} - found
-    assert found == {"weights-nccl", "vllm-weights-nccl", "fsdp", "megatron", "sequence-cost-megatron"}
+    pairs = {"weights-nccl", "vllm-weights-nccl", "fsdp", "megatron", "sequence-cost-megatron", "vllm-tensor-parallel"}
+    assert refused() - found == pairs
+
+
+@pytest.mark.parametrize(("busy", "is_refused"), [(1, True), (3, False)])
+def test_a_tensor_parallel_engine_is_refused_for_the_gpus_that_it_would_use(busy, is_refused, tmp_path, monkeypatch):
+    """The tiny model's key-value heads divide by two of the eight GPUs."""
+    memory = [MemoryNow(free=79e9, total=80e9)] * 8
+    memory[busy] = MemoryNow(free=30e9, total=80e9)
+    monkeypatch.setattr("rollpacker.gpu_check.checking.gpu_memory_now", lambda _: memory)
+    monkeypatch.setattr("rollpacker.gpu_check.inputs.rank_memory", _goes_on)
+    tiny = Bench(folder=tmp_path, model=None, num_gpus=8, has_gpus=False).tiny()
+    row = tensor_parallel(Bench(folder=tmp_path, model=tiny, num_gpus=8, has_gpus=True))
+    with pytest.raises(NotPossible, match="GPU 1 has 30 GB free") if is_refused else pytest.raises(GoesOnError):
+        asyncio.run(row)
+
+
+def test_a_rounds_start_asks_for_no_room_for_a_trainer(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollpacker.gpu_check.inputs.rank_memory", lambda *_: pytest.fail("it asks"))
+    monkeypatch.setattr("rollpacker.gpu_check.engines.engine_on", _goes_on)
+    tiny = Bench(folder=tmp_path, model=None, num_gpus=1, has_gpus=False).tiny()
+    with pytest.raises(GoesOnError):
+        asyncio.run(round_start(Bench(folder=tmp_path, model=tiny, num_gpus=1, has_gpus=True), engine="torch"))
+
+
+class GoesOnError(Exception):
+    """The row went on."""
+
+
+def _goes_on(*_):
+    raise GoesOnError
 
 
 def test_the_small_model_s_key_value_heads_are_divided_by_as_many_gpus_as_rows_are_for():
