@@ -15,7 +15,7 @@ import re
 
 FENCED_BLOCK = r"""
     ^([ \t]*
-      |(?:(?!```)[^\n])*[:*.)][ \t]*+(?=`{3,}+[ \t]*+[\w+#.-]*+[ \t\r]*\n)
+      |(?:(?!```)[^\n])*[^\w\s][ \t]*+(?=`{3,}+[ \t]*+[\w+#.-]*+[ \t\r]*\n)
       |[^\n]*?(?<![`~])(?=[`~]{3,}+[ \t]*(?i:py(?:thon)?)[\d.]*[ \t\r]*\n))
     (?P<fence>`{3,}+|~{3,}+)([^\n`]*)\n
     (.*?)
@@ -26,9 +26,9 @@ FENCED_BLOCK = r"""
 """
 """For `re.DOTALL | re.MULTILINE | re.VERBOSE`: what stands before the fence, the fence, its mark, the body, what stands
 before the closing fence, and that one; the last two are empty where another block begins or the text ends. Behind words
-a fence opens a block where it is marked as Python, or is the first one of its line and follows a colon, a list's mark, a
-sentence's end or bold words; behind a comment's blank it closes nothing. Groups are not possessive: Python 3.11.2 loses
-what they matched."""
+a fence opens a block where it is marked as Python, or is the first one of its line and follows a colon, a list's mark
+or another sign; behind a comment's blank it closes nothing. Groups are not possessive: Python 3.11.2 loses what they
+matched."""
 
 _END = re.compile(r"^[ \t]*</think>|</think>[ \t\r]*$", re.MULTILINE)
 _THOUGHTS = re.compile(

@@ -4,11 +4,11 @@ It is the last fenced block of Markdown that is not blank: of those marked as Py
 there is one, so that the output shown behind a program is not run in its place; else of all, however they are marked.
 Without a fence it is the whole text. Thoughts hold no program (see `thoughts`).
 
-A fence that is marked as Python may follow words on its line, if its block ends and no block that is marked so, and
-whose fence begins a line, stands before it: behind a program, words may lead to a call of it. A closing fence may stand
-behind the last line of the program, and precede tags such as `</answer>`. A block loses the indentation of its fence,
-as that of a list has one, and lines may end with `\r\n`. A fence with a mark begins a block also where the one before
-it has no end.
+A fence may follow words on its line, if its block ends. One that is not marked as Python, or that stands behind a block
+which is marked so and whose fence begins a line, counts only where there is no other block: behind a program, words may
+lead to a call of it. A closing fence may stand behind the last line of the program, and precede tags such as
+`</answer>`. A block loses the indentation of its fence, as that of a list has one, and lines may end with `\r\n`. A
+fence with a mark begins a block also where the one before it has no end.
 """
 
 from __future__ import annotations
@@ -47,18 +47,19 @@ def is_cut_off(response_text: str) -> bool:
 
 def _candidates(response_text: str) -> list[_Block]:
     """The blocks of which the last one is the program."""
-    blocks: list[_Block] = []
+    blocks, aside = list[_Block](), list[_Block]()
     may_follow_words = True
     for before, _, mark, body, last, closing in _BLOCK.findall(_LINE_END.sub("\n", without_thoughts(response_text))):
         is_python, is_behind_words = _PYTHON.match(mark) is not None, bool(before.strip())
-        if is_behind_words and not (is_python and may_follow_words and closing):
+        if is_behind_words and not closing:
             continue
         program = _without_indentation(body + last.rstrip(), len(before))
-        blocks.append(_Block(program, is_python, bool(closing)))
+        is_aside = is_behind_words and not (is_python and may_follow_words)
+        (aside if is_aside else blocks).append(_Block(program, is_python, bool(closing)))
         if is_python and program.strip() and not is_behind_words:
             may_follow_words = False
     python = [block for block in blocks if block.is_python]
-    return python if any(block.body.strip() for block in python) else blocks
+    return python if any(block.body.strip() for block in python) else blocks or aside
 
 
 def _without_indentation(body: str, width: int) -> str:

@@ -69,6 +69,9 @@ WRITTEN = {
     "words on a fence before it": f"Between lines of ```\nas shown above. Solution:\n\n```\n{PROGRAM}```\n",
     "words on a fence before it and words behind it": f"It is in ```\nSolution:\n```\n{PROGRAM}```\nDone.",
     "words on a fence and bold words before it": f"It is in ```\n**Solution**\n```\n{PROGRAM}```\n",
+    "a dash before it": f"- ```\n{PROGRAM}```\nDone.",
+    "a call before it": f"Here it is! ```\n{PROGRAM}```\nDone.",
+    "a colon of full width before it": f"代码如下\uff1a```\n{PROGRAM}```\nDone.",
     "code in two lines before it": f"`a` is ```3 4\n5 6```\n\nSolution:\n```\n{PROGRAM}```\nIt works.",
     "code in two lines and a heading before it": f"It is ```3 4\n5 6```\n# Solution\n```\n{PROGRAM}```\nIt works.",
 }
