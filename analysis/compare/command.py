@@ -17,6 +17,7 @@ from rollpacker.analysis.compare.numbers import rows_of
 from rollpacker.analysis.compare.scores import scores_of
 from rollpacker.analysis.compare.table import error_said, is_mixed, tables_of
 from rollpacker.analysis.runs import Run, find_runs, read_runs, shared_steps
+from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError
 from rollpacker.terminal import Terminal
 
@@ -106,8 +107,8 @@ def _said_of_steps(runs: Sequence[Run], num_shared: int) -> str:
     if lengths == {num_shared}:
         return ""
     fewest = min(runs, key=lambda run: len(run.steps)).folder
-    numbers = f"{min(lengths)} to {max(lengths)}" if len(lengths) > 1 else f"{min(lengths)}"
-    return f"The runs have {numbers} steps, {fewest} the fewest: all means are over the {num_shared} that all have."
+    numbers = f"{min(lengths)} to {max(lengths)} steps" if len(lengths) > 1 else counted(min(lengths), "step")
+    return f"The runs have {numbers}, {fewest} the fewest: all means are over the {num_shared} that all have."
 
 
 def _note(text: str) -> None:

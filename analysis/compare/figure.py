@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -21,7 +22,7 @@ from matplotlib.typing import ColorType
 from rollpacker.analysis.compare.columns import Column
 from rollpacker.analysis.compare.numbers import Row
 from rollpacker.analysis.compare.scores import Scores
-from rollpacker.analysis.compare.table import error_said, origin_of
+from rollpacker.analysis.compare.table import error_said, is_mixed, origin_of
 from rollpacker.analysis.style import (
     CYCLE_STEPS,
     FIGURE_WIDTH_INCHES,
@@ -46,6 +47,7 @@ _NAME_HEIGHT: Final = 0.15
 """Share of the upper panel's height that the name of a mean takes, in two lines; in one it is half of it."""
 
 
+@mpl.rc_context({"text.parse_math": False})  # labels have values of settings, with any signs
 def draw(
     columns: Sequence[Column], scores: Scores, mean_row: Row, shared: Sequence[int], stem: Path
 ) -> tuple[Path, Path]:
@@ -59,10 +61,11 @@ def draw(
     has_scores = any(len(own) for own in scores.by_run.values())
     has_rounds = len(columns) <= _MOST_WITH_ROUNDS
     for column, color in zip(columns, colors, strict=True):
+        label = column.label(label_of(column.system)) + (f", {origin_of([column])}" if is_mixed(columns) else "")
         if has_rounds:
-            _draw_rounds(times, column, color)
+            _draw_rounds(times, column, color, label)
         else:
-            _draw_cycles(times, column, "rollout_time_s", color, label=column.label(label_of(column.system)))
+            _draw_cycles(times, column, "rollout_time_s", color, label=label)
         if has_scores:
             _draw_cycles(rewards, column, "reward_mean", _pale(color), width=1.4)
             _draw_scores(rewards, scores.of(column.runs), scores.sets, color)
@@ -109,13 +112,12 @@ def _draw_line(axes: Axes, mean: pd.Series, error: pd.Series, color: ColorType, 
     axes.fill_between(mean.index, low, high, color=color, alpha=0.2, linewidth=0)
 
 
-def _draw_rounds(axes: Axes, column: Column, color: str) -> None:
+def _draw_rounds(axes: Axes, column: Column, color: str, label: str) -> None:
     times = _over_seeds(column, "rollout_time_s")
     times.index += 1
     mean = times.mean(axis=1)
     _draw_line(axes, mean, times.sem(axis=1), color, linewidth=0.8, alpha=0.4)
     kinds = _over_seeds(column, "round_kind").mode(axis=1)[0]
-    name = column.label(label_of(column.system))
     for kind in dict.fromkeys(kinds):
         of_kind = mean[(kinds == kind).to_numpy()]
         is_long = kind == "long"
@@ -128,7 +130,7 @@ def _draw_rounds(axes: Axes, column: Column, color: str) -> None:
             edgecolor=color,
             linewidth=1.4,
             zorder=3,
-            label=name if kind == "plain" else f"{kind} round: {name}",
+            label=label if kind == "plain" else f"{kind} round: {label}",
         )
 
 

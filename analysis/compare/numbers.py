@@ -160,4 +160,5 @@ def _mean(scores: pd.DataFrame, step: int, sets: Sequence[str]) -> Estimate:
     """A run's mean over held-out sets, with its error over their prompts where each set has one."""
     of_step = scores.loc[step]
     values, errors = of_step["reward_mean"][list(sets)], of_step["se_over_prompts"][list(sets)]
-    return Estimate(float(values.mean()), float((errors**2).sum(skipna=False) ** 0.5 / len(errors)))
+    error = None if errors.isna().any() else float((errors**2).sum() ** 0.5 / len(errors))
+    return Estimate(float(values.mean()), error)

@@ -1,7 +1,8 @@
 """The held-out scores of a comparison, which table and figure share.
 
 Invariant: every mean is over the same sets, those that all runs with scores have, and a step counts for a run only
-where each of them has a score: without one of them a mean would be of easier or harder prompts.
+where each of them has a score: without one of them a mean would be of easier or harder prompts. Where a set has other
+prompts in another run, as with another suffix, that is said.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ import pandas as pd
 
 from rollpacker.analysis.compare.columns import Column
 from rollpacker.analysis.runs import Run
+from rollpacker.metrics.tables import EVALUATION_FOLDER
+from rollpacker.runtime.run.held_out_sets import read_sets
 
+_RecordedSets = Mapping[str, tuple[Mapping[str, int], int]]
+"""As `read_sets` gives them."""
 _VALUES = ["reward_mean", "se_over_prompts"]
 
 
@@ -49,7 +54,10 @@ class Scores:
 
 def scores_of(columns: Sequence[Column]) -> Scores:
     """Read the scores of all runs that have any."""
-    tables = {run.folder: table for column in columns for run in column.runs if len(table := run.evaluations)}
+    runs = {run.folder: run for column in columns for run in column.runs}
+    tables = {folder: table for folder, run in runs.items() if len(table := run.evaluations)}
+    measured = [folder for folder in tables if not runs[folder].is_modelled]  # prompts of a modelled run ask nothing
+    recorded = {folder: read_sets(folder / EVALUATION_FOLDER) for folder in measured}
     owners = {name: {folder for folder in tables if name in set(tables[folder]["set"])} for name in _names(tables)}
     sets = [name for name, folders in owners.items() if len(folders) == len(tables)]
     left_out = [
@@ -58,9 +66,17 @@ def scores_of(columns: Sequence[Column]) -> Scores:
         for name, folders in owners.items()
         if name not in sets
     ]
+    left_out += [sentence for name in sets for sentence in _with_other_prompts(name, recorded)]
     by_run = {}
     for folder, table in tables.items():
         own = table[table["set"].isin(sets)].pivot(index="step", columns="set", values=_VALUES).astype(float)
+        first = max((since for name, (_, since) in recorded.get(folder, {}).items() if name in sets), default=0)
+        if (own.index < first).any():
+            left_out.append(
+                f"Held-out prompts of {folder} were edited before its evaluation at step {first}: no mean has its "
+                "scores from before."
+            )
+            own = own.loc[first:]
         by_run[folder] = own.dropna(subset=[("reward_mean", name) for name in sets])
         for name in sets:
             if lost := list(own.index[own["reward_mean", name].isna()]):
@@ -74,6 +90,15 @@ def scores_of(columns: Sequence[Column]) -> Scores:
 def _names(tables: Mapping[Path, pd.DataFrame]) -> list[str]:
     """Of all sets, in the order of the tables."""
     return list(dict.fromkeys(name for table in tables.values() for name in table["set"]))
+
+
+def _with_other_prompts(name: str, recorded: Mapping[Path, _RecordedSets]) -> Iterator[str]:
+    """Say where a set has other prompts than in the first run that recorded them."""
+    prompts = {folder: own[name][0] for folder, own in recorded.items() if name in own}
+    first = next(iter(prompts), None)
+    for folder, checksums in prompts.items():
+        if first is not None and checksums != prompts[first]:
+            yield f"The held-out set {name} has other prompts in {folder} than in {first}."
 
 
 def _shared(tables: Iterable[pd.DataFrame]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -35,7 +34,7 @@ def tables_of(columns: Sequence[Column], rows: Sequence[Row], num_steps: int, wi
     widths = [max(len(line) for cell in column for line in cell.splitlines()) + _BESIDE for column in cells]
     titles = ["", *(row.title for row in rows)]
     room = width - max(map(len, titles)) - _BESIDE - 1
-    title: str | None = f"{num_steps} steps, {origin_of(columns)}; means per step"
+    title: str | None = f"{counted(num_steps, 'step')}, {origin_of(columns)}; means per step"
     while cells:
         num_shown = max(1, sum(total <= room for total in itertools.accumulate(widths)))
         table = Table(title=title, title_style="bold", title_justify="left")
@@ -79,7 +78,8 @@ def origin_of(columns: Sequence[Column]) -> str:
 def error_said(columns: Sequence[Column], scores: Scores) -> str:
     """What the standard errors are over; empty where nothing has one."""
     over = ["over seeds"] if any(len(column.runs) > 1 for column in columns) else []
-    if any(len(scores.of(column.runs)) == 1 for column in columns):
+    single = [own[0] for column in columns if len(own := scores.of(column.runs)) == 1]
+    if any(own["se_over_prompts"].notna().to_numpy().any() for own in single):
         over.append("over the held-out prompts")
     return "standard error " + "; of a single run, ".join(over) if over else ""
 
@@ -88,6 +88,6 @@ def _said(row: Row, estimate: Estimate | None) -> str:
     if estimate is None:
         return ""
     said = f"{estimate.value:{'+' if row.is_signed else ''}.{row.num_digits}f}"
-    if estimate.error is not None and not math.isnan(estimate.error):
+    if estimate.error is not None:
         said += f" +- {estimate.error:.{row.num_digits}f}"
     return f"{said} {row.unit}".rstrip()

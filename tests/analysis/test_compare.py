@@ -1,5 +1,6 @@
 """`analysis compare`: which runs are one column, its numbers with their errors, and what is said of the rest."""
 
+import json
 import math
 
 import pytest
@@ -226,6 +227,48 @@ def test_a_held_out_set_that_a_run_lacks_is_in_no_mean(both, tmp_path, capsys):
     assert f"The held-out set code is left out: {both[1]} has no score of it." in lines
 
 
+def record_sets(folder, **sets):
+    """Write since which evaluation a run's held-out sets have their prompts, a number for each kind."""
+    entries = {name: {"checksums": {"math": kind}, "since_step": since} for name, (kind, since) in sets.items()}
+    (folder / "evaluation" / "sets.json").write_text(json.dumps(entries))
+
+
+def test_that_a_held_out_set_has_other_prompts_in_another_run_is_said(both, tmp_path, capsys):
+    for number, folder in enumerate(both):
+        write_scores(folder, {10: {"math": 0.8, "code": 0.2}})
+        record_sets(folder, math=(7, 0), code=(number, 0))
+    said = f"The held-out set code has other prompts in {both[1]} than in {both[0]}."
+    assert [line for line in printed(capsys, *both, f"out={tmp_path}")[0] if "other prompts" in line] == [said]
+    (both[0] / "evaluation" / "sets.json").unlink()
+    assert said not in printed(capsys, *both, f"out={tmp_path}")[0]
+
+
+def test_prompts_that_a_modelled_run_makes_up_are_not_compared(tmp_path, capsys):
+    folders = [
+        write(tmp_path / "measured", "verl", [4.0] * 10),
+        write(tmp_path / "modelled", "tail", [4.0] * 10, modelled=True),
+    ]
+    for number, folder in enumerate(folders):
+        write_scores(folder, {10: 0.8})
+        record_sets(folder, unseen=(number, 0))
+    lines, _ = printed(capsys, *folders, f"out={tmp_path}")
+    assert not any("other prompts" in line for line in lines)
+
+
+def test_scores_of_prompts_that_were_edited_since_are_in_no_mean(both, tmp_path, capsys):
+    for folder, alone in zip(both, ("logic", "games"), strict=True):
+        write_scores(folder, {step: {"math": 0.8, "code": step / 10, alone: 0.5} for step in (0, 5, 10)})
+    record_sets(both[0], math=(7, 0), code=(7, 0), logic=(7, 10))
+    record_sets(both[1], math=(7, 5), code=(7, 0))
+    lines, _ = printed(capsys, *both, f"out={tmp_path}")
+    assert [line for line in lines if line.startswith("held-out score, code")] == [
+        f"held-out score, code, step {step} {step / 10:.3f} +- 0.010 {step / 10:.3f} +- 0.010" for step in (5, 10)
+    ]
+    said = f"Held-out prompts of {both[1]} were edited before its evaluation at step 5:"
+    assert f"{said} no mean has its scores from before." in lines
+    assert not any("has no held-out score" in line for line in lines)
+
+
 def test_without_a_set_that_all_have_no_scores_are_compared(both, tmp_path, capsys):
     for folder, name in zip(both, ("math", "code"), strict=True):
         write_scores(folder, {10: {name: 0.8}})
@@ -264,6 +307,15 @@ def test_what_an_error_is_over_is_said_of_both_kinds(seeds, both):
     assert error_said(columns, scores_of(columns)) == said
 
 
+def test_a_score_without_an_error_is_shown_alone_and_no_error_is_promised(both, tmp_path, capsys):
+    write_scores(both[1], {10: {"math": 0.8, "code": 0.2}}, error=None)
+    lines, _ = printed(capsys, *both, f"out={tmp_path}")
+    assert "held-out mean of 2 sets, step 10 0.500" in lines
+    assert not any("standard error" in line for line in lines)
+    _, columns = compared(*both)
+    assert error_said(columns, scores_of(columns)) == ""
+
+
 def test_a_run_that_went_on_is_compared_over_the_steps_that_both_have(both, tmp_path, capsys):
     longer = write(tmp_path / "longer", "verl", [4.0] * 10 + [40.0] * 10)
     write_scores(longer, {0: 0.5, 10: 0.8, 20: 0.9})
@@ -286,6 +338,11 @@ def test_a_step_that_one_run_has_lost_is_left_out_of_the_other_too(tmp_path, cap
     forget_steps(verl, {1, 2, 3, 4})
     assert main(["analysis", "compare", str(verl), str(tail), f"out={tmp_path / 'none'}"]) == 2
     assert "There is no step that all runs have in" in capsys.readouterr().err
+
+
+def test_one_step_is_called_one(tmp_path, capsys):
+    lines, _ = printed(capsys, write(tmp_path, "verl", [1.0]), f"out={tmp_path}")
+    assert "1 step, measured; means per step" in lines
 
 
 def test_the_command_prints_the_table_and_writes_png_and_pdf(both, tmp_path, capsys):

@@ -97,6 +97,28 @@ def test_many_columns_have_one_line_and_one_colour_each(tmp_path, drawn):
     assert [text.get_text() for text in drawn[0].texts] == ["1.00 s"] * 3
 
 
+def test_a_label_with_signs_of_mathematics_is_drawn_as_it_is(tmp_path):
+    prompts = [r"Answer in $\boxed{}$ please", "$1$" * 60]
+    folders = [
+        write(tmp_path / str(at), "tail", [1.0] * 6, config={"data": {"system_prompt": prompt}})
+        for at, prompt in enumerate(prompts)
+    ]
+    draw_all(folders, tmp_path / "compare")
+    assert (tmp_path / "compare.pdf").exists()
+
+
+@pytest.mark.parametrize("num_measured", [1, 2])
+def test_measured_and_modelled_columns_are_named_so_where_both_are_shown(num_measured, tmp_path, drawn):
+    folders = [write(tmp_path / name, name, [4.0] * 4) for name in ("verl", "rlhfuse")[:num_measured]]
+    draw_all(folders, tmp_path)
+    assert not any("measured" in label for label in drawn[0].get_legend_handles_labels()[1])
+    drawn.clear()
+    draw_all([*folders, write(tmp_path / "modelled", "dapo", [2.0] * 4, modelled=True)], tmp_path)
+    labels = drawn[0].get_legend_handles_labels()[1]
+    assert labels[0] == "plain batches, measured"
+    assert labels[-1].endswith("dapo, modelled")
+
+
 def test_the_means_of_the_figure_are_those_of_the_table_and_stand_apart_in_their_order(tmp_path, drawn):
     times = {"verl": [4.0] * 4 + [40.0] * 4, "tail": [3.9] * 4}
     draw_all([write(tmp_path / system, system, own) for system, own in times.items()], tmp_path)

@@ -79,13 +79,13 @@ def numbers_of(exhibit, folder):
     return exhibit.numbers(runs_below(folder))
 
 
-def write_scores(folder, scores):
-    """Held-out scores of a run by its finished steps: of one set, or of several by their names."""
+def write_scores(folder, scores, error=0.01):
+    """Held-out scores of a run by its finished steps: of one set, or of several by their names, each with an error."""
     writer = MetricsWriter(folder / "evaluation", EVALUATION_TABLES)
     for step, score in scores.items():
         of_sets = score if isinstance(score, dict) else {"unseen": score}
         rows = [
-            row_of(EVALUATIONS, step=step, set=name, reward_mean=each, se_over_prompts=0.01)
+            row_of(EVALUATIONS, step=step, set=name, reward_mean=each, se_over_prompts=error)
             for name, each in of_sets.items()
         ]
         writer.write_step(step, {"evaluations": rows, "pass_at_k": [], "evaluation_responses": []})

@@ -76,6 +76,11 @@ class HeldOutSets:
             write_atomically(self._file, _SETS.dump_json(sets, indent=1) + b"\n")
 
 
+def read_sets(folder: Path) -> dict[str, tuple[Mapping[str, int], int]]:
+    """Give the checksums of each set's prompts, and since which step it has these; only of sets with an entry."""
+    return {name: (own.checksums, own.since_step) for name, own in _read(folder / SETS_FILE).items()}
+
+
 def _read(file: Path) -> dict[str, _Contents]:
     try:
         return _SETS.validate_json(read_bytes(file))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rollpacker.core.ids import Domain
+from rollpacker.data.contents import contents_of
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt
-from rollpacker.runtime.run.held_out_sets import HeldOutSets
+from rollpacker.runtime.run.held_out_sets import HeldOutSets, read_sets
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +24,7 @@ def test_prompts_whose_first_evaluation_was_taken_back_are_those_of_the_next_one
     edited = HeldOutSets(tmp_path, now)
     assert edited.edited == {"math"}
     edited.evaluated(6)
+    assert read_sets(tmp_path) == {"math": (contents_of(now["math"]), 6)}
     resumed = HeldOutSets(tmp_path, now)  # of the checkpoint of step 4
     resumed.evaluated(5)
     assert resumed.edited == set()
