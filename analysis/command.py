@@ -25,6 +25,7 @@ from rollpacker.analysis.verdicts import accept, lost_claims, unchecked_claims
 from rollpacker.analysis.writing import write_exhibit, write_page
 from rollpacker.cli.command_help import CommandHelp
 from rollpacker.cli.settings import choice, parse_settings, whole_number
+from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError, WorldError
 from rollpacker.runtime.run.folder_checks import check_folder
 from rollpacker.terminal import Terminal
@@ -207,7 +208,7 @@ def _sentences(failures: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _failed(failures: Mapping[str, Sequence[str]]) -> WorldError:
     return WorldError(
-        f"{len(_sentences(failures))} runs failed, and what needs them is incomplete.",
+        f"{counted(len(_sentences(failures)), 'run')} failed, and what needs a failed run is incomplete.",
         "The lines above say which, and why.",
         "Give the same command again: finished runs are kept.",
     )
@@ -331,14 +332,14 @@ def _compare_claims(
     if is_modelled and not has_failed:
         lost += unchecked
     elif unchecked:
-        said = f"{len(unchecked)} claims that stood in the record have no run here"
+        said = f"no run here for {counted(len(unchecked), 'claim')} that stood in the record"
         advice = "" if is_modelled else "; backend=sim models what is missing"
         console.print(Text.assemble(("incomplete", "yellow"), f" {said}{advice}."), soft_wrap=True)
     for sentence in lost:
         console.print(Text.assemble(("lost", "red"), " ", sentence), soft_wrap=True)
     if lost:
         raise WorldError(
-            f"{len(lost)} claims stand worse than in the record.",
+            f"{counted(len(lost), 'claim')} lost against the record.",
             "The record is analysis/verdicts.csv, of modelled runs.",
             "Find the change that lost them; accept=true records what holds now.",
         )

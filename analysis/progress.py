@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from rollpacker.config.words import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -48,7 +50,7 @@ def shown_progress(runs: Mapping[str, set[Path]], console: Terminal) -> Iterator
                     num_ended = sum(not folders for folders in waiting.values())
                     num_failed = len(runs[experiment] & failed)
                     console.print(
-                        f"{experiment}: {len(runs[experiment]) - num_failed} runs modelled"
+                        f"{experiment}: {counted(len(runs[experiment]) - num_failed, 'run')} modelled"
                         f"{f', {num_failed} failed' if num_failed else ''}; {num_ended} of {len(runs)} experiments "
                         f"after {time.monotonic() - began:.0f} s",
                         soft_wrap=True,

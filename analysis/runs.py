@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from rollpacker.analysis.settings import differing, resolved, settings_of, task_of, values_said
-from rollpacker.config.record import CONFIG_FILE, started_in
+from rollpacker.config.record import CONFIG_FILE, read_record, started_in
+from rollpacker.config.words import counted
 from rollpacker.core.errors import DataError
 from rollpacker.launch import collect_status
 from rollpacker.metrics.schemas import ALL_TABLES
@@ -45,11 +45,12 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The run's configuration; empty where the run kept none."""
+        """The run's configuration, without empty sections; empty where the run kept none that can be read."""
         try:
-            return dict(yaml.safe_load(self._record) or {})
-        except (yaml.YAMLError, ValueError):
+            sections = read_record(self.folder) or {}
+        except DataError:
             return {}
+        return {name: section for name, section in sections.items() if section is not None}
 
     @property
     def started_in(self) -> Path:
@@ -77,11 +78,11 @@ class Run:
     def model(self) -> str:
         """What the model is called; empty where it is not known."""
         section = self.config.get("model", {})
-        return str(section.get("name") or Path(section.get("path") or "").name)
+        return str(section.get("name") or Path(str(section.get("path") or "")).name)
 
     @property
     def seed(self) -> int:
-        return int(self.config.get("run", {}).get("seed", 0))
+        return self._number("run", "seed")
 
     @property
     def setup(self) -> str:
@@ -96,26 +97,31 @@ class Run:
     @property
     def workload(self) -> str:
         """What a modelled run's responses are called; empty for a real one."""
-        return str((self.config.get("workload") or {}).get("name", ""))
+        return str(self.config.get("workload", {}).get("name", ""))
 
     @property
     def num_gpus(self) -> int:
         """Of all engines that the run began with; under placement=colocated these are all of its GPUs."""
-        return int(self.config.get("engine", {}).get("num_engines") or 1) * self.tensor_parallel
+        return (self._number("engine", "num_engines") or 1) * self.tensor_parallel
 
     @property
     def num_prompts(self) -> int:
         """Prompts in a training batch, P0."""
-        return int(self.config.get("rollout", {}).get("num_prompts", 0))
+        return self._number("rollout", "num_prompts")
 
     @property
     def num_responses(self) -> int:
         """Responses per prompt in a training batch, R0."""
-        return int(self.config.get("rollout", {}).get("num_responses", 0))
+        return self._number("rollout", "num_responses")
 
     @property
     def max_response_tokens(self) -> int:
-        return int(self.config.get("rollout", {}).get("max_response_tokens", 0))
+        return self._number("rollout", "max_response_tokens")
+
+    def _number(self, section: str, key: str) -> int:
+        """A whole number of its configuration; 0 where this has none."""
+        value = self.config.get(section, {}).get(key)
+        return value if isinstance(value, int) else 0
 
     @property
     def samples_per_s(self) -> float:
@@ -209,7 +215,7 @@ class Run:
         """True when every step is there that the configuration asks for, or that its epochs have."""
         status = read_status(self.folder)
         has_ended = status is not None and status.state == "finished"
-        return has_ended or len(self.steps) >= int(self.config.get("run", {}).get("num_steps", 0))
+        return has_ended or len(self.steps) >= self._number("run", "num_steps")
 
 
 def _empty(table: str) -> pd.DataFrame:
@@ -273,14 +279,14 @@ class Runs:
         kept = self._one_per_seed(found)
         for run in kept:
             if not run.is_finished:
-                _note(self.missing, f"{run.folder} has only {len(run.steps)} steps so far")
+                _note(self.missing, f"{run.folder} has only {counted(len(run.steps), 'step')} so far")
         return kept
 
     def note_shorter(self, found: Iterable[Run], num_steps: int) -> None:
         """Note the finished runs that have fewer steps than the paper's."""
         for run in found:
             if run.is_finished and len(run.steps) < num_steps:
-                _note(self.missing, f"{run.folder} has {len(run.steps)} steps, the paper's have {num_steps}")
+                _note(self.missing, f"{run.folder} has {counted(len(run.steps), 'step')}, the paper's have {num_steps}")
 
     def _having(self, wanted: Mapping[str, object]) -> list[Run]:
         return [run for run in self.runs if all(getattr(run, name) == value for name, value in wanted.items())]

@@ -409,7 +409,7 @@ def test_where_every_modelled_run_failed_that_is_the_error(tmp_path, capsys):
     assert main(["analysis", "table1", "backend=sim", "seeds=1", "jobs=1", f"out={tmp_path}"]) == 1
     said = capsys.readouterr().err
     assert "table1: 0 runs modelled, 3 failed; 1 of 1 experiments" in said
-    assert "failed:\n3 runs failed, and what needs them is incomplete.\n" in said
+    assert "failed:\n3 runs failed, and what needs a failed run is incomplete.\n" in said
     assert "There is no run" not in said
 
 

@@ -299,8 +299,20 @@ def test_a_run_without_evaluations_lacks_nothing(tmp_path):
     assert not run.unread
 
 
-def test_a_run_that_has_lost_its_configuration_is_named(tmp_path):
+@pytest.mark.parametrize("record", ["", "5", "- 1", "run:\n", "run: {seed: 0", "run: 5"])
+def test_a_run_that_has_lost_its_configuration_is_named(record, tmp_path):
     write_run(tmp_path, "verl", [4.0])
-    (tmp_path / "config.yaml").write_text("")
+    (tmp_path / "config.yaml").write_text(record)
     [run], said = read_runs([tmp_path])
     assert said == [f"{run.folder} has no config.yaml that can be read: its model, seed and setup are not known"]
+
+
+@pytest.mark.parametrize(
+    "record", ["model: {name: m}\nrun:\n", "run: {seed: abc, num_steps: null}", "model: {path: 5}\nrun: {seed: .inf}"]
+)
+def test_what_a_configuration_lacks_or_has_as_no_number_is_as_if_it_had_none(record, tmp_path):
+    write_run(tmp_path, "verl", [4.0])
+    (tmp_path / "config.yaml").write_text(record)
+    [run], said = read_runs([tmp_path])
+    assert (run.seed, run.is_finished, said) == (0, True, [])
+    assert run.model in {"m", "", "5"}

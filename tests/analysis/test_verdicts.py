@@ -81,7 +81,7 @@ def test_every_claim_of_the_record_is_one_that_an_exhibit_makes():
 def test_a_part_of_the_runs_is_checked_with_a_count_of_the_claims_that_have_none(tmp_path, run, capsys):
     assert main(["analysis", "verdicts", f"runs={tmp_path}"]) == 0
     recorded = len(verdicts.unchecked_claims({}))
-    said = f"incomplete {recorded} claims that stood in the record have no run here; backend=sim models what is missing"
+    said = f"incomplete no run here for {recorded} claims that stood in the record; backend=sim models what is missing"
     assert said in capsys.readouterr().out
 
 
@@ -99,9 +99,11 @@ def test_runs_of_a_size_that_the_record_is_not_of_are_not_held_to_lack_its_claim
 def test_where_a_run_failed_that_could_be_modelled_nobody_is_told_to_model_it(tmp_path, run, capsys, monkeypatch):
     failed = {"table1": ["runs/x failed: no memory"]}
     monkeypatch.setattr("rollpacker.analysis.command.make_missing_runs", lambda *_, **__: failed)
+    monkeypatch.setattr("rollpacker.analysis.command.unchecked_claims", lambda _: ["table1: a claim"])
     assert main(["analysis", "verdicts", "backend=sim", f"runs={tmp_path}"]) == 1
-    printed = capsys.readouterr().out
-    assert "claims that stood in the record have no run here.\n" in printed
+    out, err = capsys.readouterr()
+    assert "no run here for 1 claim that stood in the record.\n" in out
+    assert "1 run failed, and what needs a failed run is incomplete.\n" in err
 
 
 @pytest.mark.parametrize("scale", [[], ["scale=paper"]])
@@ -111,4 +113,4 @@ def test_where_every_run_was_modelled_a_claim_without_one_is_lost(scale, tmp_pat
     out, err = capsys.readouterr()
     first = verdicts.unchecked_claims({})[0]
     assert f"lost {first}" in out
-    assert f"{len(verdicts.unchecked_claims({}))} claims stand worse than in the record" in err
+    assert f"{len(verdicts.unchecked_claims({}))} claims lost against the record" in err
