@@ -51,7 +51,11 @@ def run(arguments: Arguments) -> None:
     if not is_stream(config.out):
         check_creatable("out", config.out)
     if config.reward.has_judge:
+        from rollpacker.runtime.run.preflight import check_judged_length
+
+        check_judged_length(config.reward.judge)
         import torch  # noqa: F401  # before the judge's tokenizer: see load_tokenizer
+
     can_replace = is_overwriting(settings)
     summary = score_file(
         config.reward, config.data.files, config.responses, config.out, open_judge=_open_judge, can_replace=can_replace

@@ -375,6 +375,7 @@ MISTAKES = {
     "reward.judge.model.path=nowhere": "The model directory nowhere does not exist",
     "reward.judge.template=nowhere": "reward.judge.template=nowhere cannot be read",
     "reward.judge.template_arguments.enable_thinking=false": "enable_thinking is no variable",
+    "reward.judge.max_prompt_tokens=2048": "has 2048 positions. Set reward.judge.max_prompt_tokens=2047 or lower",
     "reward.judge.max_prompt_tokens=400": "too many for the judge to read a response",
     "reward.judge.tensor_parallel=2": "reward.judge.engine=torch",
     "reward.judge.placement=turns": "a real judge stays loaded",

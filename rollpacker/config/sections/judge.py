@@ -75,7 +75,8 @@ class JudgeSection(Section):
     """Variables of the judge's own chat template, such as {enable_thinking: false} of Qwen3's: the verdict is the
     first token, so thinking has to be off."""
     max_prompt_tokens: Annotated[Count, REAL_RUN] = Field(8192, ge=32)
-    """Longest input of the judge. A longer response loses its middle: the first and the last tokens stay."""
+    """Longest input of the judge. Where question and response have more tokens than there is room for, each may take
+    half, and what the other leaves; what is longer loses its middle: the first and the last tokens stay."""
     max_batch_tokens: Annotated[Count, REAL_RUN, NOT_IN_FINGERPRINT] = Field(16384, ge=1)
     """Tokens of one forward pass; a longer answer has its own pass."""
     max_open: Annotated[Count, REAL_RUN, NOT_IN_FINGERPRINT] = Field(64, ge=1)

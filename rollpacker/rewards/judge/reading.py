@@ -8,8 +8,9 @@ A response is the work of a policy that learns to please the judge, so it is kep
 * it stands between two fences, lines with a digest of the response itself, which no response can contain;
 * it is cut by tokens of its own. The template, the rubric and the answer are always whole.
 
-Cutting: where all of it has more than `max_prompt_tokens`, the response loses its middle, and a mark stands there. The
-question loses its middle too where it takes more than half of what template and reference leave.
+Cutting: template and reference leave room in `max_prompt_tokens`. Where question and response have more tokens than
+there is room for, each may take half, and what the other leaves; what is longer loses its middle, and a mark stands
+there.
 """
 
 from __future__ import annotations

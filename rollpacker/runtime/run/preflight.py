@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from rollpacker.config.effects import keys_without_effect, off_policy_updates
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.schema import MOST_RESPONSES, RunConfig
+from rollpacker.config.sections.judge import JudgeSection
 from rollpacker.core.errors import ConfigError, ModelError, UserError
 from rollpacker.core.ids import Domain
 from rollpacker.core.settings import SchedulerSettings
@@ -371,12 +372,17 @@ def _check_judge(config: RunConfig) -> None:
         return
     if judge.engine == "vllm" and _runs_in_this_environment(config):
         check_vllm_installed("reward.judge.engine=vllm", "reward.judge.engine=torch")
+    check_judged_length(judge)
+
+
+def check_judged_length(judge: JudgeSection) -> None:
+    """Refuse a judge that would read more than its model can; raises `ConfigError`."""
     max_positions = _max_positions(judge.model.directory)
     if max_positions is not None and judge.max_prompt_tokens >= max_positions:
         raise ConfigError(
             f"reward.judge.max_prompt_tokens={judge.max_prompt_tokens}, and the verdict is one token more.",
             f"The judge's model in {judge.model.path} has {max_positions} positions.",
-            f"Set reward.judge.max_prompt_tokens={max_positions - 1} or lower; longer responses lose their middle.",
+            f"Set reward.judge.max_prompt_tokens={max_positions - 1} or lower; what is longer loses its middle.",
         )
 
 
