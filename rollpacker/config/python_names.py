@@ -19,8 +19,15 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from rollpacker.core.errors import RollpackerError
+
+START_LIMIT_S = 120.0
+"""For a process to be ready that imports such a thing, from a slow network file system, on a node where many start."""
+
 LONGEST_TEXT = 300
 """Characters of an error's own words."""
+
+_PACKAGE = f"{Path(__file__).parents[1]}/"
 
 
 class UnusableFunction(Exception):
@@ -97,14 +104,24 @@ def parameters_of(
 
 
 def in_words(error: BaseException, *callers: str) -> str:
-    """The error and the line that raised it, of the innermost file that is neither a caller nor part of an import."""
+    """The error and the line that raised it, of the innermost file that is neither a caller nor part of an import.
+
+    An error of this package is whole, and ends with what to do; its line is that of the innermost file outside it.
+    """
     frames = [
         each
         for each in traceback.extract_tb(error.__traceback__)
         if each.filename not in {__file__, importlib.__file__, *callers} and not each.filename.startswith("<")
     ]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {str(error)[:LONGEST_TEXT]}{where}"
+    name = type(error).__name__
+    if isinstance(error, RollpackerError):
+        outside = [each for each in frames if not each.filename.startswith(_PACKAGE)]
+        return f"{name}{_place_of(outside or frames)}: {error}"
+    return f"{name}: {str(error)[:LONGEST_TEXT]}{_place_of(frames)}"
+
+
+def _place_of(frames: Sequence[traceback.FrameSummary]) -> str:
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 @functools.cache

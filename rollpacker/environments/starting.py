@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollpacker.config.python_names import START_LIMIT_S
 from rollpacker.environments.isolation import bubblewrap_command, variables_of_environment
 from rollpacker.environments.sources import files_of, source_of
-from rollpacker.rewards.supervisor_process import START_LIMIT_S, SupervisorProcess, words_that_run
+from rollpacker.rewards.supervisor_process import SupervisorProcess, words_that_run
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig

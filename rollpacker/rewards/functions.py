@@ -15,7 +15,7 @@ A function takes any of these parameters, by name:
 It returns a number; or a pair of a number and a reason, a word in snake_case; or a dict of `score`, perhaps a `reason`,
 and other numbers, which the tables keep as its parts. A reason of None is none. One of `FAILURES` is kept with `own_`
 before it: those say that a check failed, and the function has scored. It may be `async`. A module may have a function
-`prepare_scoring()`, which runs once before the first call, without limits of time and memory.
+`prepare_scoring()`, which runs once before the first call. It may take two minutes, with the import, and any memory.
 
 Invariant: whatever a function does, the outcome is a score with a finite reward.
 """

@@ -20,8 +20,9 @@ supervisor, which writes the first `_MOST_PRINTED_BYTES` to its own standard err
 
 Both sides speak JSON lines: requests are the arguments of `functions.PARAMETERS`, responses `{reward, reason, parts,
 problem, time_s}`. The supervisor first sends `{"is_ready": true, "needed": [...]}`, with the parameters that the
-function names without a default, or `{"failure": ...}` and ends. A process that a function or its import forks, and
-that raises or returns into this module, sends nothing and exits there.
+function names without a default, or `{"failure": ..., "has_remedy": ...}` and ends: whether the failure says what to
+do. A process that a function or its import forks, and that raises or returns into this module, sends nothing and exits
+there.
 
 Run as `python -m rollpacker.rewards.scoring_process FUNCTION TIMEOUT_S PARENT_PID`, with the socket as standard input.
 """
@@ -43,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config.python_names import UnusableFunction
+from rollpacker.core.errors import RollpackerError
 from rollpacker.rewards.functions import Outcome, RewardFunction, load_function
 from rollpacker.rewards.processes import (
     OwnSocket,
@@ -87,7 +89,7 @@ def main(arguments: list[str]) -> int:
     try:
         function = load_function(source)
     except UnusableFunction as error:
-        send_line(requests, {"failure": str(error)})
+        send_line(requests, {"failure": str(error), "has_remedy": isinstance(error.__cause__, RollpackerError)})
         return 1
     gc.freeze()  # or every garbage collection of a scorer would copy the supervisor's memory
     send_line(requests, {"is_ready": True, "needed": function.needed})

@@ -18,10 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollpacker.config.python_names import START_LIMIT_S
 from rollpacker.core.errors import EngineFailed
-
-START_LIMIT_S = 120.0
-"""To import sympy from a slow network file system, on a node where many start at once."""
 
 _LINE_BYTES = 1 << 24
 """The longest response: of a sandbox with a hundred thousand test cases."""

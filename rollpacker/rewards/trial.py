@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config.mistakes import collected, raise_mistakes
+from rollpacker.config.python_names import START_LIMIT_S
 from rollpacker.core.errors import ConfigError, DataError, UserError
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.protocols.reward import ScoringRequest
@@ -21,7 +22,7 @@ from rollpacker.rewards.supervisor_process import SupervisorProcess
 from rollpacker.rewards.worker import SCORING_PROCESS, SUPERVISOR_GRACE_S, arguments_of, ground_truth_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rollpacker.config.sections.reward import RewardSection
     from rollpacker.config.sections.reward_checks import Check
@@ -120,15 +121,28 @@ def _try_function(check: Check, prompts: Sequence[Prompt], timeout_s: float) -> 
 
 def _process_of(check: Check, timeout_s: float) -> SupervisorProcess:
     """Start the process that calls a function, and wait until it has imported it."""
-    process = SupervisorProcess(SCORING_PROCESS, [check.source, str(timeout_s)])
+    process = SupervisorProcess(SCORING_PROCESS, [check.source, str(timeout_s)], start_limit_s=START_LIMIT_S)
     if failure := process.start_failure():
         process.close()
-        raise ConfigError(
-            f"{check.key}={check} cannot be used: {failure}.",
-            f"It names a function FILE.py:NAME or PACKAGE.MODULE:NAME of any of {', '.join(PARAMETERS)}.",
-            "Correct the name or the function.",
-        )
+        raise _unusable(f"{check.key}={check} cannot be used: {failure}", process.greeting)
     return process
+
+
+def _unusable(problem: str, greeting: Mapping[str, Any]) -> ConfigError:
+    """The error of a function whose process is not ready; without a greeting it was too late."""
+    if not greeting:
+        return ConfigError(
+            f"{problem}.",
+            f"The import of its module and prepare_scoring() have {START_LIMIT_S:g} s together.",
+            "Load less there, or have a server score (reward.url).",
+        )
+    if greeting.get("has_remedy"):
+        return ConfigError(problem)
+    return ConfigError(
+        f"{problem}.",
+        f"It names a function FILE.py:NAME or PACKAGE.MODULE:NAME of any of {', '.join(PARAMETERS)}.",
+        "Correct the name or the function.",
+    )
 
 
 def _refuse(check: Check, prompt: Prompt, reason: str, problem: str, allowed: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from rollpacker.config.python_names import START_LIMIT_S
 from rollpacker.config.sections.base import (
     NOT_IN_FINGERPRINT,
     Count,
@@ -22,9 +23,6 @@ from rollpacker.config.sections.reward_checks import NAMED_IN_PYTHON
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
-
-START_LIMIT_S = 120.0
-"""For the process of an environment to start: it may import much from a slow network file system, where many do."""
 
 
 class EnvironmentSection(Section):

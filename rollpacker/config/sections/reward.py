@@ -54,9 +54,9 @@ class RewardSection(Section):
     number, a number and a reason, or a dict of `score`, perhaps a `reason`, and other numbers, which are logged as
     parts. ground_truth is empty where a line has none; if no line has one, the parameter needs a default. It may be
     async. It runs in processes that are killed after `timeout_s`; a response for which it raises scores 0 with a
-    reason. A call may take 4 GiB of address space beyond that of the module's import and of its `prepare_scoring()`:
-    load there what is larger. What it prints as it scores is in reward.log below run.dir/logs, the first 64 KiB of each
-    process."""
+    reason. A call may take 4 GiB of address space beyond that of the module's import and of its `prepare_scoring()`,
+    which have two minutes together: load there what is larger. What it prints as it scores is in reward.log below
+    run.dir/logs, the first 64 KiB of each process."""
     url: str | None = None
     """A server that scores, in the place of `name`. It gets POST requests with JSON lists of up to 64 texts, {query:
     prompts with responses, prompts: [...], labels: ground truths}, and answers {rewards: [...]}, as OpenRLHF's remote
