@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
+from rollpacker.config.sections.reward_checks import url_check
 from tests.cli.inputs import tree_of
 from tests.rewards.servers import reward_server
 
@@ -116,6 +117,8 @@ BAD_WORDS: dict[str, tuple[list[str], list[str]]] = {
         ["reward.url has a user or a password", "Requests are sent without"],
     ),
     "a port that is none": (["reward.url=http://localhost:70000/x"], ["is no URL", "below 65536"]),
+    "a host that is none": (["reward.url=http://local..host/x"], ["reward.url=http://local..host/x is no URL"]),
+    "a path of other letters": (["reward.url='http://localhost/ü'"], ["is no URL", "a path in ASCII"]),
     "a check of a domain that is none": (
         ["reward.domains.math=mth"],
         ["reward.domains.math=mth is no check", "Write reward.domains.math=math."],
@@ -170,6 +173,10 @@ def test_a_bad_reward_is_refused_with_exit_code_2(case: str, folder: Path, capsy
     assert "secret" not in message
     for part in expected:
         assert part in message
+
+
+def test_a_host_may_have_letters_that_are_sent_in_other_signs() -> None:
+    assert url_check("reward.url", "http://bücher.example:81/%C3%BC").source == "http://bücher.example:81/%C3%BC"
 
 
 def test_a_server_that_is_not_there_is_refused(

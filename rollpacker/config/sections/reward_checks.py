@@ -90,13 +90,15 @@ def url_check(key: str, url: str) -> Check:
     try:
         parts = urlsplit(url)
         has_user = "@" in parts.netloc
-        is_whole = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of a port
+        host = (parts.hostname or "").encode("idna")
+        is_ascii = f"{parts.path}{parts.query}".isascii()
+        is_whole = parts.scheme in {"http", "https"} and bool(host) and parts.port != 0 and is_ascii
+    except ValueError:  # of a port or a host
         is_whole = False
     if not is_whole or re.search(r"\s", url):
         raise ValueError(
             f"{key}={url} is no URL.\n"
-            "It is http://HOST:PORT/PATH, or https://..., with a port below 65536.\n"
+            "It is http://HOST:PORT/PATH, or https://..., with a port below 65536 and a path in ASCII.\n"
             "Correct it."
         )
     if has_user:
