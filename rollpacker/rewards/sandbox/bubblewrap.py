@@ -143,6 +143,8 @@ class BubblewrapLauncher:
         library_path = self._files.library_path
         self._environment = _ENVIRONMENT | ({"LD_LIBRARY_PATH": library_path} if library_path else {})
         self._is_isolated = bounds.isolation == "bubblewrap"
+        self._live: set[int] = set()
+        """First processes of the sandboxes that were started and not killed."""
         self._sources: Mapping[str, str] = {}
         self._filter = system_calls.make_filter() if self._is_isolated else b""
         self._command: Sequence[str] = ()
@@ -183,8 +185,10 @@ class BubblewrapLauncher:
         finally:
             for file in (control[0], ours[1], theirs[1], calls):
                 os.close(file)
+        self._live.add(process.pid)
         return Sandbox(
             process,
+            self._live,
             control=control[1],
             output=ours[0],
             reports=theirs[0],
@@ -245,6 +249,7 @@ class Sandbox:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
+        live: set[int],
         *,
         control: int,
         output: int,
@@ -253,6 +258,7 @@ class Sandbox:
         is_isolated: bool,
     ) -> None:
         self._process = process
+        self._live = live
         self._is_isolated = is_isolated
         self._kernel_memory: KernelMemory | None = None
         self.control, self.output, self.reports = control, output, reports
@@ -291,15 +297,16 @@ class Sandbox:
         return self._kernel_memory.read_bytes() if self._kernel_memory else 0
 
     def kill(self) -> None:
-        """Kill every process inside, and return when none is left."""
+        """Kill every process inside, and return when none is left; with `rlimits` also orphans of other sandboxes."""
         if self._kernel_memory:
             self._kernel_memory.close()
         if self._is_isolated:
             self._kill_namespace()
         self._process.kill()
         self._process.wait()
+        self._live.discard(self._process.pid)
         if not self._is_isolated:
-            kill_descendants()
+            kill_descendants(but=self._live)
         for file in (self.control, self.output, self.reports):
             os.close(file)
 

@@ -53,7 +53,7 @@ def find_interpreter_files() -> InterpreterFiles:
     """Find the files of this process's interpreter.
 
     Raises:
-        WorldError: It does not start.
+        WorldError: It does not start, or is too slow.
     """
     program = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     modules = [folder for folder in sys.path if folder.endswith("lib-dynload")]
@@ -75,14 +75,17 @@ def find_interpreter_files() -> InterpreterFiles:
 def _loaded_files(program: str, modules: Sequence[str]) -> list[str]:
     """Give the real paths of all shared libraries."""
     names = [str(path) for folder in modules for path in sorted(Path(folder).glob("*.so"))]
-    ended = subprocess.run(  # noqa: S603 our own interpreter
-        [program, "-s", "-S", "-P", "-c", _PROBE, *names, *_RUNTIMES],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_PROBE_LIMIT_S,
-    )
+    try:
+        ended = subprocess.run(  # noqa: S603 our own interpreter
+            [program, "-s", "-S", "-P", "-c", _PROBE, *names, *_RUNTIMES],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_PROBE_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise WorldError(f"{program} did not load its libraries within {_PROBE_LIMIT_S:g} s") from None
     if ended.returncode != 0:
         raise WorldError(f"{program} does not start: {ended.stderr.strip() or f'code {ended.returncode}'}")
     columns = [line.split(maxsplit=5) for line in ended.stdout.splitlines()]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker.core.errors import WorldError
+from rollpacker.rewards.sandbox import interpreter
 from rollpacker.rewards.sandbox.interpreter import find_interpreter_files
 from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
 
@@ -118,3 +120,9 @@ def test_what_is_needed_is_files_but_for_the_standard_library_and_the_systems_li
     library = os.path.realpath(Path(os.__file__).parent)
     assert folders - system <= {library, f"{library}/lib-dynload"}
     assert all(target in needed.paths for _, target in needed.links)
+
+
+def test_libraries_that_load_too_slowly_are_the_worlds_failure(monkeypatch):
+    monkeypatch.setattr(interpreter, "_PROBE_LIMIT_S", 0.0)
+    with pytest.raises(WorldError, match="did not load its libraries within 0 s"):
+        find_interpreter_files()

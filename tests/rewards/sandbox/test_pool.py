@@ -164,6 +164,35 @@ async def test_without_walls_the_limits_hold_and_nothing_is_left(tmp_path):
         assert children_of(supervisor) == []
 
 
+SECOND_START = """
+import itertools, sys
+from rollpacker.rewards.sandbox import supervisor
+
+starts, begin = itertools.count(), supervisor._Scorer._begin
+
+def begin_but_once(scorer, sandbox):
+    begin(scorer, sandbox)
+    if next(starts) == 2:  # after the trial's and the program's
+        raise supervisor.Failed("checker_crashed")
+
+supervisor._Scorer._begin = begin_but_once
+sys.exit(supervisor.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "rlimits"])
+async def test_a_second_start_of_the_tests_sandbox_leaves_the_program_alone(tmp_path, monkeypatch, isolation):
+    (tmp_path / "second_start.py").write_text(SECOND_START)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(worker, "SUPERVISOR", "second_start")
+    asserted = write_prompts(tmp_path, [{"id": "a", "test": "from solution import f\nassert f() == 1"}])["a"]
+    async with Pool(num_workers=1, isolation=isolation) as pool:
+        (supervisor,) = pool.worker.pids
+        (verdict,) = await pool.score(request_of(0, asserted, "def f(): return 1"))
+        assert verdict.reason == "correct"
+        assert children_of(supervisor) == []
+
+
 async def test_a_prompt_file_that_was_changed_is_said(tmp_path):
     one = write_prompts(tmp_path, [ONE])["one"]
     one.line.path.write_text("{}\n")
