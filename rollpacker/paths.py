@@ -79,13 +79,22 @@ def real_path(path: Path) -> Path:
 
 
 def nearest_beside(path: Path, is_meant: Callable[[Path], bool] = Path.exists) -> Path | None:
-    """The path beside a missing one whose name is most similar; None without any, and where none can be listed."""
+    """The path beside a missing one whose name is most similar; None without any, and where none can be listed.
+
+    Files are similar without their endings. Of one stem, that with the ending of the missing one is meant.
+    """
     try:
-        names = [each.name for each in path.parent.iterdir() if is_meant(each)]
+        beside = sorted(
+            filter(is_meant, path.parent.iterdir()), key=lambda each: (each.suffix == path.suffix, each.name)
+        )
+        folders = {each.name: each for each in beside if each.is_dir()}
+        files = {each.stem: each for each in beside if not each.is_dir()}
     except OSError:
         return None
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return path.with_name(close[0]) if close else None
+    for name, others in ((path.stem, files), (path.name, folders)):
+        if close := difflib.get_close_matches(name, others, n=1):
+            return others[close[0]]
+    return None
 
 
 def reason_of(error: Exception) -> str:

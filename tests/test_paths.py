@@ -16,7 +16,7 @@ from rollpacker.data.jsonl import read_json_lines
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.prompts import load_prompts
 from rollpacker.metrics.profiles import read_profile
-from rollpacker.paths import real_path, special_kind
+from rollpacker.paths import nearest_beside, real_path, special_kind
 from rollpacker.sim.lengths import read_lengths
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
@@ -88,6 +88,26 @@ def test_links_that_lead_in_a_circle_are_followed_as_far_as_they_go(tmp_path: Pa
     (tmp_path / "link").symlink_to(tmp_path / "circle" / ".." / "file")
     assert real_path(circle / "x").name == "x"
     assert real_path(tmp_path / "link").is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("missing", "beside", "meant"),
+    [
+        ("nope.jsonl", ["t.jsonl"], None),
+        ("promts.jsonl", ["prompts.jsonl", "t.jsonl"], "prompts.jsonl"),
+        ("train.jsonl", ["train.json", "test.jsonl"], "train.json"),
+        ("trian.jsonl", ["train.csv", "train.jsonl", "train.parquet"], "train.jsonl"),
+        ("train", ["train.csv"], "train.csv"),
+        ("Qwen2.5-7B", ["Qwen2.5-7b/", "Qwen2/"], "Qwen2.5-7b"),
+        ("modle", ["model/"], "model"),
+    ],
+)
+def test_the_path_that_was_meant_is_found_by_its_name_without_the_ending(
+    missing: str, beside: list[str], meant: str | None, tmp_path: Path
+) -> None:
+    for name in beside:
+        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
+    assert nearest_beside(tmp_path / missing) == (meant and tmp_path / meant)
 
 
 def test_a_missing_path_in_a_folder_that_cannot_be_listed_is_refused_all_the_same(
