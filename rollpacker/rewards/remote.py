@@ -95,7 +95,7 @@ class UrlRewardWorker(QueueRewardWorker):
         self._timeout_s = timeout_s
         self._pauses_s = pauses_s
         self._last_problem = ""
-        """Of the last verdicts, empty where they had none: parts of a batch that share one are logged once."""
+        """Of the last verdicts, empty where they had none: one that lasts is logged once."""
 
     async def _score_parts(self, task: int, requests: Sequence[ScoringRequest]) -> AsyncIterator[Sequence[Verdict]]:
         """Score a batch; of one that is refused give no verdict, and score each half by itself."""
