@@ -91,7 +91,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.settings import parse_settings
     from rollpacker.runtime.run.streams import keep_writing
 
-    keep_writing("stdout")  # whoever reads the scores, `out` is written and `require` decides the exit code
+    keep_writing("stdout", BrokenPipeError)  # without a reader `out` is written and `require` decides the exit code
     others, settings = parse_settings(
         "evaluate", arguments.words, dict.fromkeys(SETTINGS, ""), example="runs/x", takes_keys=True
     )

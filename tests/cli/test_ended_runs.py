@@ -229,24 +229,29 @@ VERDICTS = {
 }
 
 
+def ended(folder: Path, command: str, reader: str) -> subprocess.CompletedProcess[str]:
+    """Run a command, with the words of its verdict, to its end."""
+    words, _ = VERDICTS.get(command, ([], ""))
+    (folder / "unseen.jsonl").write_text('{"id": "u", "domain": "math", "prompt": "1 + 1", "ground_truth": "2"}\n')
+    write_model(folder / "model")
+    line = f"{' '.join([*ROLLPACKER, command, *words])} {reader}; exit ${{PIPESTATUS[0]}}"
+    no_gpus = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(["bash", "-c", line], cwd=folder, check=False, capture_output=True, text=True, env=no_gpus)
+
+
 @pytest.mark.parametrize("command", VERDICTS)
 def test_what_a_command_finds_is_its_exit_code_though_its_reader_leaves(tmp_path, command):
-    words, verdict = VERDICTS[command]
-    (tmp_path / "unseen.jsonl").write_text('{"id": "u", "domain": "math", "prompt": "1 + 1", "ground_truth": "2"}\n')
-    write_model(tmp_path / "model")
-    line = f"{' '.join([*ROLLPACKER, command, *words])} | true; exit ${{PIPESTATUS[0]}}"
-    no_gpus = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, check=False, capture_output=True, text=True, env=no_gpus)
+    done = ended(tmp_path, command, "| true")
     assert done.returncode in {1, 2}
-    assert verdict in done.stderr
+    assert VERDICTS[command][1] in done.stderr
     assert (tmp_path / "scores.parquet").exists() == (command == "evaluate")
 
 
-def test_output_that_does_not_fit_on_the_disk_is_said_once():
-    line = f"{' '.join(ROLLPACKER)} --version > /dev/full"
-    done = subprocess.run(["bash", "-c", line], check=False, capture_output=True, text=True)
+@pytest.mark.parametrize("command", ["--version", *(each for each in VERDICTS if each != "check")])
+def test_output_that_does_not_fit_on_the_disk_is_said_once(tmp_path, command):
+    done = ended(tmp_path, command, "> /dev/full")
     assert done.returncode == 1
-    assert "No space left on device" in done.stderr
+    assert done.stderr.count("No space left on device") == 1
     assert "Exception ignored" not in done.stderr
 
 

@@ -1,7 +1,8 @@
 """Keeps standard output and standard error usable.
 
 A stream that the caller has closed (`>&-`) is opened on /dev/null. Where the reader has ended, the terminal is closed,
-or the disk is full, output is dropped and the process continues (`keep_writing`).
+or the disk is full, output is dropped and the process continues (`keep_writing`). A command whose output is its result
+continues only without a reader: a full disk is an error.
 """
 
 from __future__ import annotations
@@ -29,24 +30,28 @@ def open_closed_streams() -> None:
     sys.stderr = sys.stderr or _text(io.FileIO(_STDERR, "w", closefd=False))
 
 
-def keep_writing(name: Literal["stdout", "stderr"]) -> None:
-    """Drop what cannot be written to `sys.stdout` or `sys.stderr`; a stream that was replaced stays as it is."""
+def keep_writing(name: Literal["stdout", "stderr"], despite: type[OSError] = OSError) -> None:
+    """Drop what `sys.stdout` or `sys.stderr` refuses by this error; a stream that was replaced stays as it is."""
     stream: TextIO = getattr(sys, name)
     if stream is not getattr(sys, f"__{name}__"):
         return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(despite):
         stream.flush()
-    setattr(sys, name, _text(_Dropping(stream.fileno(), "w", closefd=False), like=stream))
+    setattr(sys, name, _text(_Dropping(stream.fileno(), despite), like=stream))
 
 
 class _Dropping(io.FileIO):
     """Writes what can be written."""
 
+    def __init__(self, number: int, despite: type[OSError]) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._despite = despite
+
     def write(self, data: ReadableBuffer) -> int:
         size = memoryview(data).nbytes
         try:
             num_written = super().write(data)
-        except OSError:
+        except self._despite:
             return size
         return size if num_written is None else num_written
 
