@@ -13,9 +13,10 @@ are numbered from 0 or 1 without a gap; that of math-500.jsonl or aime_2025.json
 
 Invariant: no file of data is left out unsaid, and no row is read twice. A packed file (.gz) or one of tabs (.tsv)
 belongs to a split as others do, and is refused with it; so are files of two formats, parts in `-of-` of which some are
-missing, and parts beside a whole file. A .json file is of data, as JSON lines, where it is called as splits usually
-are, or as another file of data: others describe the data, such as dataset_infos.json. Links are followed: a folder of
-several names is read once, and a link to nothing is refused by who reads it.
+missing or there twice, and parts beside a whole file. A .json file is of data, as JSON lines, where it is called as
+splits usually are, or as another file of data: others describe the data, such as dataset_infos.json. Links are
+followed: a folder of several names is read once, and a link to nothing is refused by who reads it. A folder below that
+cannot be read is refused.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config.hub_names import SCHEME
 from rollpacker.core.errors import DataError
+from rollpacker.data.jsonl import reading
 from rollpacker.paths import read_text, real_path
 
 if TYPE_CHECKING:
@@ -59,8 +61,8 @@ def data_files(file: PromptFile) -> tuple[Path, ...]:
 
     Raises:
         DataError: The cache lacks the data set, or the Hub has no such names; the folder has no file, or several splits
-            or data sets of which none is chosen; the split has packed files, several formats, or not all of its parts;
-            or a file has tabs between its values.
+            or data sets of which none is chosen; a folder cannot be read; the split has packed files, several formats,
+            or not each of its parts once; or a file has tabs between its values.
     """
     path, name = file.location, file.hub_name
     if name is not None and name.snapshot is None:
@@ -79,7 +81,7 @@ def data_files(file: PromptFile) -> tuple[Path, ...]:
                 "Leave out the split, or give the folder its own: [{path: DIR, split: NAME}, FILE]",
             )
         if _suffix(path) == _TABS and path.is_file():
-            raise _with_tabs(path, "name another file")
+            raise _with_tabs(file.written, "name another file")
         return (path,)
     if (path / "dataset_dict.json").is_file():
         splits = _list_of(path / "dataset_dict.json", "splits", str)
@@ -163,18 +165,27 @@ def _found_files(file: PromptFile) -> tuple[Path, ...]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield the paths of what is neither a folder nor hidden. A folder of several names has one that is no link."""
+    """Yield the paths of what is neither a folder nor hidden.
+
+    Links to folders come last: a folder of several names has one without links, if there is one.
+    """
     walked = set[Path]()
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        here = Path(parent)
-        if (real := real_path(here)) in walked:
-            folders.clear()
-            continue
-        walked.add(real)
-        folders[:] = sorted(
-            (name for name in folders if not name.startswith(".")), key=lambda name: (here / name).is_symlink()
-        )
-        yield from (here / name for name in names if not name.startswith("."))
+    starts = deque([folder])
+    while starts:
+        for parent, folders, names in os.walk(starts.popleft(), onerror=_refuse_unreadable):
+            here = Path(parent)
+            if (real := real_path(here)) in walked:
+                folders.clear()
+                continue
+            walked.add(real)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            starts.extend(here / name for name in folders if (here / name).is_symlink())
+            yield from (here / name for name in names if not name.startswith("."))
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    with reading(Path(error.filename), "folder"):
+        raise error
 
 
 def _suffix(found: Path) -> str:
@@ -207,9 +218,9 @@ def _place(path: Path, found: Path, in_parts: Collection[tuple[Path, str]]) -> t
 def _check_formats(file: PromptFile, files: Sequence[Path]) -> None:
     for found in files:
         if _suffix(found) == _TABS:
-            raise _with_tabs(found, "move it out of the folder")
+            raise _with_tabs(_written(file, found), "move it out of the folder")
         if _suffix(found) not in _SUFFIXES:
-            raise DataError(f"{found} is packed", _READ, "Unpack it, or move it out of the folder")
+            raise DataError(f"{_written(file, found)} is packed", _READ, "Unpack it, or move it out of the folder")
     kinds = {_suffix(found): found for found in files}
     if len(kinds) > 1:
         first, second = list(kinds.values())[:2]
@@ -223,23 +234,22 @@ def _check_formats(file: PromptFile, files: Sequence[Path]) -> None:
 def _check_parts(file: PromptFile, files: Iterable[Path]) -> None:
     """Refuse parts of a known number where some are missing, and beside other files of the name.
 
-    Parts are counted from 0 or 1.
+    Parts are counted from 0 or 1, and each is there once.
     """
     parts: dict[tuple[Path, str], dict[int, dict[int, Path]]] = {}
     for found in files:
         shard = _SHARD.search(found.stem)
         number, total = (int(shard[1]), int(shard[2])) if shard else (0, 0)
         of_name = parts.setdefault((found.parent, _SHARD.sub("", found.stem)), {})
-        of_name.setdefault(total, {})[number] = found
+        if (first := of_name.setdefault(total, {}).setdefault(number, found)) != found:
+            raise _of_one_split(file, first, found)
     for of_name in parts.values():
         first, *others = (next(iter(numbered.values())) for numbered in of_name.values())
         if others:
-            raise DataError(
-                f"{_written(file, first)} and {others[0].name} are one split, and may have the same rows",
-                "Allowed: one file, or parts of the same number of them",
-                "Move the others out of the folder, or list the files that are meant in place of it",
-            )
+            raise _of_one_split(file, first, others[0])
         total, numbered = of_name.popitem()
+        if max(numbered) - min(numbered) >= total > 0:
+            raise _of_one_split(file, numbered[min(numbered)], numbered[max(numbered)])
         if len(numbered) < total:
             raise DataError(
                 f"{_written(file, first)} is one of {total:,} parts, of which {len(numbered):,} are there",
@@ -248,12 +258,20 @@ def _check_parts(file: PromptFile, files: Iterable[Path]) -> None:
             )
 
 
+def _of_one_split(file: PromptFile, first: Path, second: Path) -> DataError:
+    return DataError(
+        f"{_written(file, first)} and {second.name} are one split, and may have the same rows",
+        "Allowed: one file, or parts of the same number of them, counted from 0 or 1",
+        "Move the others out of the folder, or list the files that are meant in place of it",
+    )
+
+
 def _written(file: PromptFile, found: Path) -> str:
     return f"{file.written}/{found.relative_to(file.location)}"
 
 
-def _with_tabs(found: Path, otherwise: str) -> DataError:
-    return DataError(f"{found} has tabs between its values", _READ, f"Convert it, or {otherwise}")
+def _with_tabs(written: str, otherwise: str) -> DataError:
+    return DataError(f"{written} has tabs between its values", _READ, f"Convert it, or {otherwise}")
 
 
 def _choose(splits: Sequence[str], file: PromptFile) -> str:

@@ -1,11 +1,17 @@
 """Which files of a folder are read, and which folders are refused."""
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.errors import DataError
 from rollpacker.data.file_listing import data_files
 from rollpacker.data.prompts import load_prompts
+
+HASHES = ("0123456789abcdef", "fedcba9876543210")
 
 
 @pytest.fixture
@@ -36,7 +42,7 @@ def error_of(folder, split=None):
         ["test.jsonl", "test2.jsonl", "test6.jsonl"],
         ["part-1.csv", "part-2.csv", "part3.csv"],
         ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
-        ["train-00001-of-00002-0123456789abcdef.csv", "train-00002-of-00002-fedcba9876543210.csv"],
+        [f"train-00001-of-00002-{HASHES[0]}.csv", f"train-00002-of-00002-{HASHES[1]}.csv"],
         ["math00000-of-00002.parquet", "math00001-of-00002.parquet"],
         ["train/0000.parquet", "train/0001.parquet"],
         ["0.jsonl", "1.jsonl"],
@@ -129,9 +135,13 @@ def test_two_formats_of_one_split_are_refused_since_their_rows_may_be_the_same(f
         (["train/00001-of-00002.csv"], "is one of 2 parts, of which 1 are there"),
         (["train-00000-of-00001.csv", "train.csv"], "and train.csv are one split, and may have the same rows"),
         (["train-0-of-2.csv", "train-0-of-1.csv", "train-1-of-2.csv"], "and train-0-of-2.csv are one split"),
+        ([f"train-0-of-1-{HASHES[0]}.csv", "train-0-of-1.csv"], "and train-0-of-1.csv are one split"),
+        ([f"train-0-of-1-{each}.csv" for each in HASHES], f"and train-0-of-1-{HASHES[1]}.csv are one split"),
+        (["train-0-of-2.csv", "train-2-of-2.csv"], "and train-2-of-2.csv are one split"),
+        (["train-0-of-2.csv", "train-1-of-2.csv", "train-2-of-2.csv"], "and train-2-of-2.csv are one split"),
     ],
 )
-def test_some_parts_of_a_split_and_parts_beside_the_whole_are_refused(folder, names, words):
+def test_some_parts_of_a_split_parts_beside_the_whole_and_parts_that_are_there_twice_are_refused(folder, names, words):
     path = folder(*names, "test.csv")
     assert f"{path}/{min(names)} {words}" in error_of(path, "train")
     assert names_of(path, "test") == ["test.csv"]
@@ -148,6 +158,27 @@ def test_folders_that_are_links_are_read_once_each(folder, tmp_path):
     message = error_of(path)
     assert "holds several data sets: b, b/linked\n" in message
     assert names_of(path / "b" / "linked") == ["train/0.jsonl"]
+
+
+def test_folders_with_links_to_each_other_are_named_without_links(folder):
+    path = folder("a/train.jsonl", "b/train.jsonl")
+    for link, to in (("a/b", "b"), ("b/a", "a"), ("0", "b")):
+        (path / link).symlink_to(path / to)
+    assert "holds several data sets: a, b\n" in error_of(path)
+
+
+def test_a_folder_that_cannot_be_read_is_refused_unless_it_is_hidden(folder, monkeypatch):
+    path, scanned = folder("train-0.jsonl", "more/train-1.jsonl", ".cache/x.jsonl"), os.scandir
+
+    def scan_or_fail(path):
+        if Path(path).name in {"more", ".cache"}:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scanned(path)
+
+    monkeypatch.setattr(os, "scandir", scan_or_fail)
+    assert f"The folder {path}/more cannot be read: Permission denied" in error_of(path)
+    (path / "more").rename(path / ".more")
+    assert names_of(path) == ["train-0.jsonl"]
 
 
 def test_a_link_to_nothing_is_of_a_split_and_refused_with_it(folder, tmp_path):

@@ -105,6 +105,9 @@ def test_data_by_name_is_read_from_the_cache(cache, tmp_path):
         ("", ["README.md"], ["The folder hf://o/d holds no data"]),
         ("", ["a/t.csv", "a/t.jsonl"], ["Name the file that is meant: hf://o/d/a/t."]),
         ("/a", ["a/t-0-of-2.csv"], ["hf://o/d/a/t-0-of-2.csv is one of 2 parts"]),
+        ("", ["a/t.csv.gz"], ["hf://o/d/a/t.csv.gz is packed"]),
+        ("/a", ["a/t.tsv"], ["hf://o/d/a/t.tsv has tabs"]),
+        ("/a/t.tsv", ["a/t.tsv"], ["hf://o/d/a/t.tsv has tabs"]),
     ],
 )
 def test_mistakes_in_a_cached_data_set_name_it_as_the_configuration_does(cache, inside, files, words):
