@@ -66,13 +66,18 @@ def job_shape(config: RunConfig) -> JobShape:
     Raises:
         ConfigError: The actors find no room on such nodes.
     """
-    cluster = config.cluster
+    cluster = own_cluster(config)
     assert cluster is not None
-    if not config.num_environment_nodes:
-        cluster = cluster.model_copy(update={"environment_nodes": _NO_NODES})
     if config.backend.name == "sim":  # one process, which needs no GPU and no other node
         return JobShape(num_nodes=cluster.num_nodes or 1, cluster=cluster)
     return JobShape(num_nodes=cluster.num_nodes or _fewest_nodes(config, cluster), cluster=cluster)
+
+
+def own_cluster(config: RunConfig) -> ClusterSection | None:
+    """The cluster with nodes of environments only for a run that has environments."""
+    if config.cluster is None or config.num_environment_nodes:
+        return config.cluster
+    return config.cluster.model_copy(update={"environment_nodes": _NO_NODES})
 
 
 def workers_shape(config: RunConfig) -> JobShape | None:

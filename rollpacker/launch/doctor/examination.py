@@ -39,7 +39,7 @@ from rollpacker.launch.doctor.nodes import ask_nodes, check_nodes
 from rollpacker.launch.doctor.preemption import read_qos
 from rollpacker.launch.doctor.slurm import check_slurm
 from rollpacker.launch.doctor.worker_partition import check_workers
-from rollpacker.launch.shape import JobShape, workers_shape
+from rollpacker.launch.shape import JobShape, own_cluster, workers_shape
 from rollpacker.launch.site import read_site
 from rollpacker.launch.slurm_commands import has_slurm
 from rollpacker.launch.submission_environment import as_submitted
@@ -78,7 +78,7 @@ def check_place(environment: Mapping[str, str], *, has_cluster: bool) -> Finding
 def _check_slurm(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Check the cluster, and the partition of the workers that the run submits."""
     shape = None
-    if (cluster := config.cluster) is not None:
+    if (cluster := own_cluster(config)) is not None:
         shape = _submitted_from_here(JobShape(num_nodes=cluster.num_nodes or 1, cluster=cluster), environment)
     try:
         site = read_site()

@@ -177,13 +177,13 @@ def check_trial(section: ContainerSection, trial: ImageTrial) -> Finding:
     elif not trial.can_mount and section.image is not None and section.image.is_file():
         remedy = f"Without /dev/fuse, unpack the image: {unpacking(section)}"
     else:
-        remedy = f"Try it by hand: {shlex.join(_words(section))}"
+        remedy = f"Try it by hand: {shlex.join(_words(section, dict.fromkeys(section.environment, '...')))}"
     return problem("runtime", f"{section.runtime} does not run {section.image}: {trial.complaint}", remedy)
 
 
 def try_image(section: ContainerSection) -> ImageTrial:
     """Run Python in the image, once."""
-    outcome = run_program([*_words(section), "-c", _ASK_VERSION], deadline_s=_DEADLINE_S)
+    outcome = run_program([*_words(section, section.environment), "-c", _ASK_VERSION], deadline_s=_DEADLINE_S)
     return ImageTrial(
         version=outcome.output.strip() if outcome.is_success else "",
         complaint="" if outcome.is_success else outcome.reason,
@@ -192,8 +192,8 @@ def try_image(section: ContainerSection) -> ImageTrial:
     )
 
 
-def _words(section: ContainerSection) -> list[str]:
-    variables = (f"{name}={value}" for name, value in section.environment.items())
+def _words(section: ContainerSection, environment: Mapping[str, str]) -> list[str]:
+    variables = (f"{name}={value}" for name, value in environment.items())
     return [section.runtime, "exec", *section.options, str(section.image), "env", *variables, section.python, "-P"]
 
 

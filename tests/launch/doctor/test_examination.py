@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.config.compose import compose
+from rollpacker.config.words import replaced
 from rollpacker.launch.doctor import examination
 from rollpacker.launch.doctor.findings import Finding
 from tests.launch.doctor.test_preemption import QOS
@@ -47,10 +48,22 @@ def test_in_a_job_its_own_qos_counts_and_no_variable_of_sbatch(tmp_path: Path, m
     assert _told("job", job | shell, tmp_path, monkeypatch).text == "its nodes exist; 1440 minutes for each attempt"
 
 
-def _told(subject: str, environment: Mapping[str, str], run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Finding:
+def test_nodes_of_environments_are_checked_for_a_run_that_has_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = ["cluster.environment_nodes.num_nodes=1", "cluster.environment_nodes.cpus_per_node=9999"]
+    words = [*nodes, "backend=ray", "model=huggingface", "model.path=model", "data.path=prompts.jsonl"]
+    environment = ["environment=gym", "environment.env=my.py:Maze", "reward=environment"]
+    assert _told("job", {}, tmp_path, monkeypatch, *words).level == "ok"
+    assert "9999" in _told("job", {}, tmp_path, monkeypatch, *words, *environment).text
+
+
+def _told(
+    subject: str, environment: Mapping[str, str], run_dir: Path, monkeypatch: pytest.MonkeyPatch, *words: str
+) -> Finding:
     """The first finding on a subject; what comes later is not checked."""
     settings = {"KillWait": "30 sec", "PreemptType": "preempt/qos", "PreemptMode": "REQUEUE"}
     monkeypatch.setattr(examination, "has_slurm", lambda _: True)
     monkeypatch.setattr(examination, "read_site", lambda: replace(SITE, settings=settings))
-    findings = examination.examine(compose([*MODELLED, f"run.dir={run_dir}"]), environment)
+    findings = examination.examine(compose(replaced([*MODELLED, f"run.dir={run_dir}"], words)), environment)
     return next(finding for finding in findings if finding.subject == subject)

@@ -168,7 +168,7 @@ def test_an_image_that_is_missing_or_fails_is_a_problem(tmp_path: Path, monkeypa
         ({"complaint": "ModuleNotFoundError: No module named 'rollpacker'"}, "again, in a checkout of RollPacker"),
         ({"has_user_namespaces": False}, "user.max_user_namespaces"),
         ({"can_mount": False}, "apptainer build --sandbox FOLDER 'my images/image.sif'"),
-        ({}, "Try it by hand: apptainer exec 'my images/image.sif' env python3 -P"),
+        ({}, "Try it by hand: apptainer exec 'my images/image.sif' env TOKEN=... python3 -P"),
     ],
 )
 def test_the_remedy_for_an_image_that_fails_follows_from_what_this_kernel_allows(
@@ -179,10 +179,13 @@ def test_the_remedy_for_an_image_that_fails_follows_from_what_this_kernel_allows
     image.touch()
     failed = ImageTrial(version="", complaint="FATAL", has_user_namespaces=True, can_mount=True)
 
-    found = check_trial(ContainerSection(image=image), replace(failed, **trial))  # type: ignore[arg-type]
+    section = ContainerSection(image=image, environment={"TOKEN": "secret"})
+
+    found = check_trial(section, replace(failed, **trial))  # type: ignore[arg-type]
 
     assert found.level == "problem"
     assert remedy in found.remedy
+    assert "secret" not in found.remedy
 
 
 def test_a_runtime_that_a_setup_line_brings_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
