@@ -109,7 +109,7 @@ def _run_sweep(overrides: Sequence[str]) -> None:
     from rollpacker.config.multirun import compose_sweep, notes_of_points, run_sweep
     from rollpacker.data.hub import with_pinned_names
     from rollpacker.launch.validation import validate_sweep
-    from rollpacker.metrics.files import make_private_folder
+    from rollpacker.metrics.files import make_private_folder, storage_errors
     from rollpacker.runtime.placing.automatic import complete_point
 
     sweep = compose_sweep(overrides, tell_points, complete_point)
@@ -125,4 +125,7 @@ def _run_sweep(overrides: Sequence[str]) -> None:
         output().print(dry_run(points_of(sweep), sweep.launcher, sweep.folder), soft_wrap=True)
         return
     make_private_folder(sweep.folder)
+    with storage_errors(record := sweep.folder / "multirun.yaml"):  # Hydra's, with the values of cluster.environment
+        record.unlink(missing_ok=True)
+        record.touch(mode=0o600)
     run_sweep(sweep, run_point)

@@ -58,7 +58,7 @@ def validate_sweep(sweep: Sweep, run_facts_of: RunFactsOf) -> tuple[ResolvedRun,
     for point, own in zip(points, of_points, strict=True):
         with collected(own):
             resolved_runs.append(validate_run(point.config, _in_jobs(run_facts_of) if are_jobs else run_facts_of))
-    mistakes = [*mistakes_of_points(of_points), *_shared_folder_mistakes(sweep)]
+    mistakes = mistakes_of_points(of_points) or list(_shared_folder_mistakes(sweep))
     if settings is None or not are_jobs:
         raise_mistakes(mistakes)
         return tuple(resolved_runs)
@@ -276,13 +276,17 @@ def _time_mistakes(shape: JobShape) -> Iterator[UserError]:
 
 
 def _shared_folder_mistakes(sweep: Sweep) -> Iterator[UserError]:
-    """Report what an earlier launch has left for its own user alone in the folder that the points share."""
+    """Report that this user may not write the files of a launch into the folder that the points share.
+
+    Where a point cannot make its own folder there, that point's mistake says so.
+    """
     folder = sweep.folder.resolve()
     for name in ("multirun.yaml", *([FOLDER] if sweep.launcher is not None else [])):
         file = folder / name
-        if os.access(file, os.F_OK) and not os.access(file, os.W_OK, effective_ids=True):
+        place = file if os.access(file, os.F_OK) else folder
+        if os.access(place, os.F_OK) and not os.access(place, os.W_OK, effective_ids=True):
             yield ConfigError(
-                f"{file} does not let you write.",
+                f"{place} does not let you write.",
                 "The folder that the points share takes the scripts and the record of a launch, of one user alone.",
                 f"Choose a run.dir one folder deeper: run.dir={folder}/NAME/...",
             )

@@ -49,13 +49,16 @@ def test_nobody_else_enters_the_folder_that_the_points_of_a_sweep_share_nor_a_po
     assert {mode_of(folder) for folder in made} == {0o700}
 
 
-def test_nobody_else_reads_the_record_of_a_launch_in_a_folder_that_others_enter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("launcher", [["hydra/launcher=slurm", "hydra.launcher.detach=true"], []], ids=len)
+def test_nobody_else_reads_the_record_of_a_multirun_in_a_folder_that_others_enter(
+    launcher: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/multirun.yaml").touch()
+    (tmp_path / "sweep/multirun.yaml").chmod(0o644)
     install_command(tmp_path, "sbatch", "echo 1", monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))  # without the rest of Slurm
-    words = ["hydra/launcher=slurm", "hydra.launcher.detach=true", "cluster=slurm", "cluster.has_shared_files=true"]
+    words = [*launcher, "cluster=slurm", "cluster.has_shared_files=true", "run.progress=none"]
     given = [*words, "cluster.environment={TOKEN: secret}", "run.num_steps=1", f"run.dir={tmp_path}/sweep/x"]
     assert main(["train", "-m", *replaced(SMALL, given)]) == 0
     assert "secret" in (tmp_path / "sweep/multirun.yaml").read_text()

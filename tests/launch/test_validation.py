@@ -104,14 +104,19 @@ def test_an_array_of_workers_that_is_larger_than_slurm_takes_is_refused(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can lend this process another user's rights")
-@pytest.mark.parametrize("name", [".submitit", "multirun.yaml"])
-def test_a_folder_in_which_another_user_has_launched_is_refused(
-    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", [".submitit", "multirun.yaml", None])
+def test_a_folder_into_which_another_user_alone_writes_or_has_launched_is_refused(
+    name: str | None, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _check("hydra.launcher.executor=local") == 0  # loads modules, which the other user may not read
     with tempfile.TemporaryDirectory() as project:  # pytest's own folders are closed to others
-        Path(project).chmod(0o777)
-        (Path(project) / name).touch(mode=0o600)
+        Path(project).chmod(0o777 if name else 0o755)
+        if name:
+            (Path(project) / name).touch(mode=0o600)
+        else:
+            for point in "012":
+                (Path(project) / point).mkdir()
+                (Path(project) / point).chmod(0o777)
         os.seteuid(65534)
         try:
             code = _check(f"run.dir={project}/${{run.seed}}", "hydra.launcher.executor=local")
@@ -119,7 +124,7 @@ def test_a_folder_in_which_another_user_has_launched_is_refused(
             os.seteuid(0)
     assert code == 2
     told = _words(capsys)
-    assert f"{project}/{name} does not let you write." in told
+    assert f"{project}{f'/{name}' if name else ''} does not let you write." in told
     assert f"Choose a run.dir one folder deeper: run.dir={project}/NAME/..." in told
 
 

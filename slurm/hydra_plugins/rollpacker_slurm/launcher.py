@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobReturn
@@ -20,8 +19,6 @@ class SlurmLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._context, self._task, self._config = hydra_context, task_function, config
-        # Hydra writes its record next, which has the values of cluster.environment: for this user alone.
-        Path(config.hydra.sweep.dir, "multirun.yaml").touch(mode=0o600)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from rollpacker.launch.launcher import launch_from_hydra
