@@ -19,7 +19,7 @@ from pathlib import Path
 
 from submitit.core.utils import DelayedSubmission, JobPaths
 
-from rollpacker.core.errors import StorageFailed, WorldError
+from rollpacker.core.errors import WorldError
 from rollpacker.launch.elastic_script import ARRAY_SUFFIX
 from rollpacker.launch.job import PointProcess
 from rollpacker.launch.programs import run_program
@@ -51,8 +51,8 @@ def submit(folder: Path, script: str, calls: Mapping[Path, PointProcess], num_no
         num_nodes: Of each job.
 
     Raises:
-        WorldError: sbatch refused; nothing of these jobs is left.
-        StorageFailed: A file could not be written; where the jobs were submitted before, it names them.
+        WorldError: sbatch refused, and nothing of these jobs is left; or the job of a run before could not be read.
+        StorageFailed: A file could not be written. Where the jobs were submitted before, both name them.
     """
     with _scratch(folder) as scratch:
         pickles = [scratch / f"{index}.pkl" for index in range(len(calls))]
@@ -132,15 +132,16 @@ def _scratch(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _errors_after_submission(folder: Path, number: str) -> Iterator[None]:
-    """Name the job that Slurm has by now in the error of a failed write: it lacks files that it needs."""
+    """Name the job that Slurm has by now in the error of a file that failed: the job lacks files that it needs."""
     try:
         with storage_errors(folder):
             yield
-    except StorageFailed as error:
-        raise StorageFailed(
+    except WorldError as error:
+        remedy = error.remedy.removesuffix("; then resume with run.resume=auto").removesuffix(".")
+        raise type(error)(
             error.problem,
             f"Job {number} was submitted before that, and has not all the files that it needs.",
-            f"scancel {number}. {error.remedy.removesuffix('; then resume with run.resume=auto')}; then launch again",
+            f"scancel {number}. {remedy}; then launch again",
         ) from error
 
 

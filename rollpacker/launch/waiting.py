@@ -6,7 +6,6 @@ controller does not answer. A run whose folder was removed is not waited for.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -20,7 +19,7 @@ from rollpacker.launch.job_table import job_table
 from rollpacker.launch.log_reasons import last_lines
 from rollpacker.launch.points import Point
 from rollpacker.launch.run_status_view import RunStatusView
-from rollpacker.launch.submissions import JOB_FILE
+from rollpacker.launch.submissions import JOB_FILE, read_submission
 from rollpacker.terminal import Terminal
 
 LAUNCH_AGAIN = (
@@ -54,7 +53,12 @@ def wait_for(points: Sequence[Point], poll_interval_s: float, console: Terminal)
 
 def _has_ended(view: RunStatusView) -> bool:
     """Whether its job is over, or its folder was removed, by which the job was known."""
-    return view.job.is_over if view.job else not os.path.exists(view.run_dir / JOB_FILE)  # noqa: PTH110  raises nothing
+    if view.job is not None:
+        return view.job.is_over
+    try:
+        return read_submission(view.run_dir) is None
+    except WorldError:  # shared files may fail for a while
+        return False
 
 
 def raise_failures(ended: Sequence[tuple[Point, RunStatusView]]) -> None:

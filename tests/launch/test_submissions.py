@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 
 import pytest
 
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import WorldError
+from rollpacker.launch.job import PointProcess
 from rollpacker.launch.points import Point
 from rollpacker.launch.queued_points import points_in_queue
+from rollpacker.launch.sbatch import submit
 from rollpacker.launch.submissions import read_submission, write_submission
+from tests.launch.commands import install_command
 from tests.launch.runs import a_submission
 from tests.unreadable import make_unreadable
 
@@ -39,3 +43,14 @@ def test_a_point_is_not_taken_for_never_submitted_where_the_file_cannot_be_read(
         points_in_queue([Point(number=0, name="", config=config)])
     assert error.value.problem.startswith(f"{file} cannot be read: {reason}")
     assert "once `squeue --me` lists no job of this run" in error.value.remedy
+
+
+def test_a_job_is_named_whose_run_cannot_be_told_of_it_since_its_last_job_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose(["backend=sim", "model=qwen2.5-7b", "cluster=slurm", f"run.dir={tmp_path}"])
+    install_command(tmp_path, "sbatch", f"echo '{{' > {tmp_path}/job.json; echo 7", monkeypatch)
+    with pytest.raises(WorldError, match=r"job\.json cannot be read: it is damaged") as error:
+        submit(tmp_path, "", {tmp_path: PointProcess(print, config)}, 1)
+    assert error.value.allowed.startswith("Job 7 was submitted before that")
+    assert re.fullmatch(r"scancel 7\. Make it readable; .* of this run; then launch again", error.value.remedy)

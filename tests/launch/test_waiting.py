@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,29 @@ def test_the_wait_ends_with_the_last_job_also_while_accounting_does_not_answer(
     said = capsys.readouterr().out
     assert "`sacct` failed: sacct: error: Connection refused" in said
     assert "point 1: running on gpu[01-02]" in said
+
+
+def test_a_run_whose_folder_cannot_be_reached_for_a_while_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, there = tmp_path / "run", tmp_path / "there"
+    write_submission(there, a_submission("20", folder=tmp_path))
+    write_status(there, a_status("finished"))
+    run_dir.symlink_to(run_dir)  # which no file system follows
+
+    def mend(_: float) -> None:
+        if there.exists():  # the first time
+            run_dir.unlink()
+            there.rename(run_dir)
+
+    install_command(tmp_path, "squeue", "true", monkeypatch)
+    install_command(tmp_path, "sacct", "exit 1", monkeypatch)
+    monkeypatch.setattr(time, "sleep", mend)
+    config = compose(["backend=sim", "model=qwen2.5-7b", "cluster=slurm", f"run.dir={run_dir}"])
+
+    wait_for([Point(number=0, name="", config=config)], 0.01, Terminal(soft_wrap=True))
+
+    assert not there.exists()
 
 
 def test_a_run_whose_folder_is_removed_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
