@@ -83,6 +83,7 @@ async def driving(
     start_s=5.0,
     sync=None,
     rewards=None,
+    environments=None,
 ):
     """A driver whose engines hold policy 0 and whose replacements are what `replace` brings."""
     notes, lent, clock, watchdog = [], [], RunClock(), Watchdog(tmp_path / "stall.txt", 60)
@@ -121,6 +122,7 @@ async def driving(
             on_stream=lambda record, gpus, _: lent.append((record.begin.round, gpus)),
             note=notes.append,
         ),
+        environments=environments,
     )
     driver.notes, driver.lent = notes, lent
     try:

@@ -198,17 +198,17 @@ class Driver:
         self._trajectories.start(self._scheduler)
         self._digesting = asyncio.create_task(self._digest(), name="driver")
 
-    async def stop(self) -> None:
+    async def stop(self, *, ends_environments: bool = True) -> None:
         self._timers.stop()
         if self._digesting is not None:
             self._digesting.cancel()
             await asyncio.gather(self._digesting, return_exceptions=True)
-        for stop in (self._members.stop, self._aside.stop, self._trajectories.stop, self._orders.stop):
-            await stop()
-        await self._engines.stop()
-        await self._reward.stop()
+        for part in (self._members, self._aside, self._trajectories, self._orders, self._engines, self._reward):
+            await part.stop()
         self._wait.close()
         await self._inbox.stop()
+        if ends_environments:
+            await self._trajectories.end_environments()
 
     def interrupt(self, error: Exception) -> None:
         """End the round that runs with an error of someone else's: its batch could not be trained."""
@@ -216,7 +216,7 @@ class Driver:
 
     async def end_engines(self, slots: Collection[EngineId]) -> None:
         """End engines whatever they do: the run leaves, and its trainer needs their GPUs for a last checkpoint."""
-        await self.stop()
+        await self.stop(ends_environments=False)
         await self._engines.end(slots)
 
     async def next_batch(self, step: int) -> Batch | None:

@@ -114,10 +114,13 @@ class Trajectories:
             self._take(EnvironmentFailed(request=request, call=call, reason=LOST))
 
     async def stop(self) -> None:
-        """End all environments; a host that does not answer is ended with Ray's session."""
+        """Listen to the environments no more."""
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
+
+    async def end_environments(self) -> None:
+        """End all of them; a host that does not answer is ended with Ray's session."""
         if self._parts is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._stop_s):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,8 @@ from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.trajectories import Trajectories
 from rollpacker.runtime.run.rollouts import load_rollouts, save_rollouts
 from rollpacker.sim.virtual_time import run_in_virtual_time
+from tests.runtime.driving import driving
+from tests.runtime.scripted import ScriptedEngine
 
 REQUEST = RequestId(0, PromptId(0, "a"), 0)
 ENGINE = EngineId("engine-0")
@@ -321,7 +324,22 @@ async def test_episodes_under_way_move_with_their_group_and_survive_a_checkpoint
 
 def test_the_end_of_a_run_waits_for_environments_that_do_not_answer_no_longer_than_its_deadline():
     async def stop() -> float:
-        await World(service=Unreachable()).trajectories.stop()
+        await World(service=Unreachable()).trajectories.end_environments()
         return asyncio.get_running_loop().time()
 
     assert run_in_virtual_time(stop()) == STOP_S
+
+
+async def test_environments_end_once_after_the_last_checkpoint_which_does_not_wait_for_them(tmp_path: Path) -> None:
+    ended = []
+
+    class Ending(Service):
+        async def close(self) -> None:
+            ended.append(engine.is_closed)
+
+    engine = ScriptedEngine("engine-0", lambda _: 1)
+    parts = EnvironmentParts(service=Ending(), texts=SimpleNamespace())
+    async with driving(tmp_path, [engine], environments=parts) as driver:
+        await driver.end_engines([engine.engine])
+        assert (engine.is_closed, ended) == (True, [])
+    assert ended == [True]
