@@ -99,11 +99,10 @@ class RayCluster:
         self._watcher.cancel()
         try:
             if isinstance(error, EngineFailed) and len(self._node_names) > 1:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_BLAME_S):
-                        while self._loss is None:
-                            self._loss = await self._find_loss()
-                            await asyncio.sleep(_POLL_S)
+                until_s = time.monotonic() + _BLAME_S
+                while self._loss is None and time.monotonic() < until_s:
+                    self._loss = await self._find_loss()
+                    await asyncio.sleep(_POLL_S)
         finally:
             await self._stop()
         if self._loss is None or not isinstance(error, asyncio.CancelledError | EngineFailed):
@@ -126,7 +125,7 @@ class RayCluster:
                 in_time = f"within {self._start_deadline_s:g} s" if self._head.is_running else "but has ended"
                 raise WorldError(
                     f"Ray did not start on {name} {in_time}.",
-                    log_tail(self._head.log),
+                    await self._log_tails([0]),
                     f"Is there room in {self._head.folder.parent} and /dev/shm? Raise backend.deadlines.start_s.",
                 )
             await asyncio.sleep(_POLL_S)
@@ -164,9 +163,9 @@ class RayCluster:
         while missing := await self._missing_nodes():
             reports = await self._reports()
             if failed := _failed(reports):
-                raise self._did_not_join(failed, reports, "before it joined")
+                raise await self._did_not_join(failed, reports, "before it joined")
             if time.monotonic() > self._deadline:
-                raise self._did_not_join(missing, reports, f"within {self._start_deadline_s:g} s")
+                raise await self._did_not_join(missing, reports, f"within {self._start_deadline_s:g} s")
             stage = f"waiting for {self._with_stages(missing, reports)}"
             if stage != last_stage:
                 self._stage(stage)
@@ -183,7 +182,7 @@ class RayCluster:
     async def _find_loss(self) -> WorldError | None:
         """Check once that every node is still there."""
         if not self._head.is_running:
-            return self._lost([0])
+            return await self._lost([0])
         lost = set(_failed(await self._reports()))
         with suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_S):
@@ -194,7 +193,7 @@ class RayCluster:
                 "finds the node down and ends the job."
             )
         self.lost_nodes |= lost & self._spare
-        return self._lost(sorted(lost - self._spare)) if lost - self._spare else None
+        return await self._lost(sorted(lost - self._spare)) if lost - self._spare else None
 
     async def _missing_nodes(self) -> list[int]:
         """Indices of the nodes that are not part of Ray."""
@@ -209,19 +208,19 @@ class RayCluster:
                 return await self._reading.answer()
         return {}
 
-    def _did_not_join(self, nodes: Sequence[int], reports: Mapping[int, NodeReport], when: str) -> WorldError:
+    async def _did_not_join(self, nodes: Sequence[int], reports: Mapping[int, NodeReport], when: str) -> WorldError:
         return WorldError(
             f"{self._with_stages(nodes, reports)} did not join Ray {when}.",
-            self._log_tails(nodes),
+            await self._log_tails(nodes),
             f"Every node must reach {self._node_names[0]} over the network (cluster.network_interface) and see "
             f"{self.rendezvous.folder}; backend.deadlines.start_s gives them more time.",
         )
 
-    def _lost(self, nodes: Sequence[int]) -> WorldError:
+    async def _lost(self, nodes: Sequence[int]) -> WorldError:
         names = " and ".join(self._node_names[index] for index in nodes)
         return WorldError(
             f"{names} is lost: Ray there has ended.",
-            self._log_tails(nodes),
+            await self._log_tails(nodes),
             "The run's checkpoints are complete: unless Slurm requeues its job, start it again with run.resume=auto.",
         )
 
@@ -230,8 +229,12 @@ class RayCluster:
         said = {index: f" ({report.failure or report.stage})" for index, report in reports.items()}
         return " and ".join(f"{self._node_names[index]}{said.get(index, '')}" for index in nodes)
 
-    def _log_tails(self, nodes: Sequence[int]) -> str:
-        return "\n".join(log_tail(self._log_of(index)) for index in nodes)
+    async def _log_tails(self, nodes: Sequence[int]) -> str:
+        logs = [self._log_of(index) for index in nodes]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_S):
+                return "\n".join(await in_daemon_thread(lambda: [log_tail(log) for log in logs]))
+        return f"{logs[0].parent} does not answer: no log can be read."
 
     def _log_of(self, index: int) -> Path:
         return self._head.log if index == 0 else self.rendezvous.log_of(self._node_names[index])
@@ -246,8 +249,9 @@ class RayCluster:
                 async with asyncio.timeout(_SHUTDOWN_S):
                     await in_daemon_thread(ray.shutdown)
         _authenticate(None)
-        with suppress(StorageFailed):  # the other ranks end without it, by the head's silence
-            self.rendezvous.finish()  # not before: Ray would report every node that leaves
+        with suppress(StorageFailed, TimeoutError):  # the other ranks end without it, by the head's silence
+            async with asyncio.timeout(_ANSWER_S):
+                await in_daemon_thread(self.rendezvous.finish)  # not before: Ray would report every node that leaves
         await in_daemon_thread(self._head.stop)
 
 

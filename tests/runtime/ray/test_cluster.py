@@ -24,6 +24,25 @@ class LostFolder(Rendezvous):
         raise StorageFailed(f"{self.folder} could not be written: the network file system lost the file (ESTALE)")
 
 
+class HungFolder(Rendezvous):
+    """A network file system that answers nothing before `answer`."""
+
+    def __init__(self, folder, monkeypatch):
+        super().__init__(folder)
+        self.answer = threading.Event()
+        monkeypatch.setattr(cluster_module, "log_tail", self._wait)
+
+    def _wait(self, *_):
+        assert self.answer.wait(10), "the event loop is blocked"
+
+    def reports_of(self, _ranks):
+        self._wait()
+        return {}
+
+    def finish(self):
+        self._wait()
+
+
 class ClusterOfThree(RayCluster):
     """Does not ask Ray which of its nodes are missing."""
 
@@ -140,6 +159,17 @@ async def test_the_head_ends_and_the_runs_own_error_is_told_when_the_folder_is_l
     assert cluster.notes[-1] == "stopped"
 
 
+async def test_the_head_ends_and_a_lost_node_is_told_without_its_log_when_the_folder_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster_module, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(cluster_module, "_BLAME_S", 0.15)
+    cluster, folder = EndingCluster(tmp_path, monkeypatch), HungFolder(tmp_path / "ray", monkeypatch)
+    cluster.rendezvous, cluster.missing = folder, [2]
+    with pytest.raises(WorldError, match=f"n2 is lost(?s:.*){folder.folder} does not answer"):
+        await lose_an_engine(cluster)
+    assert cluster.notes[-1] == "stopped"
+    folder.answer.set()
+
+
 async def test_the_search_for_a_lost_node_pauses_between_two_looks(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_module, "_BLAME_S", 5 * cluster_module._POLL_S)
     cluster, looks = EndingCluster(tmp_path, monkeypatch), []
@@ -169,7 +199,7 @@ async def test_a_run_that_ends_well_is_not_requeued_for_a_node_that_is_lost_mean
     monkeypatch.setattr(cluster_module, "request_requeue", pytest.fail)
     cluster = EndingCluster(tmp_path, monkeypatch)
     async with cluster:
-        cluster._loss = cluster._lost([2])
+        cluster._loss = await cluster._lost([2])
 
 
 async def test_the_head_ends_when_the_search_for_a_lost_node_fails(tmp_path, monkeypatch):
