@@ -13,7 +13,6 @@ Everything is JSON: any process that reaches the port can write to the board, an
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from torch.distributed import DistError, DistStoreError
 from rollpacker.core.errors import EngineFailed
 from rollpacker.metrics.codec import UnionCodec, decode, encode
 from rollpacker.transfer.buckets import Piece
+from rollpacker.transfer.patience import Patience
 from rollpacker.transfer.stores import open_store, reach_store
 from rollpacker.transfer.transport_choice import Station, Transports
 
@@ -147,8 +147,8 @@ class ReceiverBoard:
     def __init__(self, offer: WeightOffer, name: ReceiverName) -> None:
         """Reach the sender; raises `EngineFailed` when it is not there any more."""
         self._name = name
-        self.deadline = time.monotonic() + offer.deadline_s
-        """Of the whole transfer, on the clock of `time.monotonic`, seconds."""
+        self.patience = Patience(offer.deadline_s)
+        """With the whole transfer."""
         try:
             self.store = reach_store(offer.host, offer.port, timeout_s=offer.timeout_s)
         except DistError as error:
@@ -187,15 +187,18 @@ class ReceiverBoard:
             raise self._lost_sender(error) from error
 
     def _wait(self, key: str) -> bytes:
-        remaining_s = max(0.001, self.deadline - time.monotonic())  # 0 would be no limit
-        try:
-            self.store.wait([key], timedelta(seconds=remaining_s))
-            text: bytes = self.store.get(key)
-        except DistStoreError as error:
-            raise EngineFailed(f"{self._name} waited too long for weights.", "", str(error)) from error
-        except DistError as error:
-            raise self._lost_sender(error) from error
-        return text
+        while True:
+            is_last = self.patience.is_over()
+            try:
+                self.store.wait([key], timedelta(seconds=self.patience.next_look_s))
+                text: bytes = self.store.get(key)
+            except DistStoreError as error:
+                if is_last:
+                    raise EngineFailed(f"{self._name} waited too long for weights.", "", str(error)) from error
+            except DistError as error:
+                raise self._lost_sender(error) from error
+            else:
+                return text
 
     def _lost_sender(self, error: Exception) -> EngineFailed:
         return EngineFailed(f"{self._name} cannot reach the sender of weights.", "", str(error).splitlines()[0])

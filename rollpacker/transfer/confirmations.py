@@ -13,6 +13,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineFailed, WeightSyncFailed
+from rollpacker.transfer.patience import NUM_LOOKS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -70,8 +71,9 @@ async def _until_the_rest_is_late(tasks: list[asyncio.Task[str]], straggler_s: f
     while len(pending) > num_answered:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         num_answered += sum(task.exception() is None for task in done)
-    if pending:
-        await asyncio.wait(pending, timeout=straggler_s)
+    for _ in range(NUM_LOOKS):  # and not once: the process may be stopped meanwhile
+        if pending:
+            _, pending = await asyncio.wait(pending, timeout=straggler_s / NUM_LOOKS)
 
 
 def _is_right(claimed: str, checksum: str) -> bool:

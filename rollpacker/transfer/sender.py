@@ -31,13 +31,11 @@ from rollpacker.transfer.groups import BroadcastGroup
 from rollpacker.transfer.memory import Buffer, CudaBuffer, HostBuffer, station_here
 from rollpacker.transfer.offers import Delivery, SendingOptions, WeightOffer
 from rollpacker.transfer.packing import Bucket, packed
+from rollpacker.transfer.patience import Patience
 from rollpacker.transfer.transport_choice import Station, Transports, choose_transports
 
 _POLL_S = 0.001
 """Between two looks at the board; a look costs some 0.05 ms."""
-
-_STANDSTILL_S = 1.0
-"""Between two looks: for the rest of it the process was stopped, and a job's other processes most likely, too."""
 
 
 class _Broken(Exception):
@@ -143,7 +141,7 @@ class WeightSender:
         roster = self._roster
         stations: dict[str, Station] = {}
         missing = list(roster.engines)
-        patience = _Patience(self._options.timeout_s)
+        patience = Patience(self._options.timeout_s)
         while missing:
             roster.take_dropped()
             for engine in [engine for engine in missing if engine not in roster.lost]:
@@ -196,21 +194,6 @@ class _Roster:
     def take_dropped(self) -> None:
         for engine, why in list(self.dropped.items()):
             self.lose(engine, why)
-
-
-class _Patience:
-    """How long receivers are waited for, without the time in which the process was stopped, by Ctrl-Z or Slurm."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._left_s = timeout_s
-        self._looked_at_s = time.monotonic()
-
-    def is_over(self) -> bool:
-        """Look; a wait does so all the time."""
-        now, before = time.monotonic(), self._looked_at_s
-        self._left_s -= min(now - before, _STANDSTILL_S)
-        self._looked_at_s = now
-        return self._left_s < 0
 
 
 class _Sending:
@@ -310,7 +293,7 @@ class _Sending:
 
     def _await_taken(self, num_notes: int) -> None:
         """Wait until every receiver has taken so many notes; raises `_Broken`."""
-        patience = _Patience(self._offer.timeout_s)
+        patience = Patience(self._offer.timeout_s)
         while behind := self._behind(num_notes):
             if patience.is_over():
                 self._drop(behind)

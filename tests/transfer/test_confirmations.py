@@ -9,9 +9,11 @@ import pytest
 from rollpacker.core.errors import EngineFailed, WeightSyncFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.weights import Weights
+from rollpacker.runtime.waiting.watchdog import Watchdog
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from rollpacker.transfer.confirmations import those_that_do_not_confirm
 from rollpacker.transfer.snapshots import SnapshotSync
+from tests.runtime.standstill import LATE_S, stoppable
 
 CHECKSUM = "1f"
 STRAGGLER_S = 60.0
@@ -24,6 +26,10 @@ async def after(wait_s: float) -> str:
 
 async def claims(checksum: str) -> str:
     return checksum
+
+
+async def after_all(answer: asyncio.Future[str]) -> str:
+    return await answer
 
 
 async def dies() -> str:
@@ -63,6 +69,19 @@ def test_an_engine_that_holds_something_else_is_lost_and_ends_the_run_only_if_no
     assert lost(b=claims("2e"), are_all=False) == torn
     with pytest.raises(WeightSyncFailed, match="No engine holds what the trainer sent"):
         lost(a=dies(), b=claims("2e"))
+
+
+async def test_time_in_which_the_process_was_stopped_is_not_charged_to_late_engines(tmp_path):
+    answer = asyncio.get_running_loop().create_future()
+    answers = {EngineId("a"): claims(CHECKSUM), EngineId("b"): after_all(answer)}
+    async with stoppable(Watchdog(tmp_path / "stall.txt", 60)) as stop:
+        asking = asyncio.create_task(
+            those_that_do_not_confirm(answers, policy_version=1, checksum=CHECKSUM, straggler_s=STRAGGLER_S)
+        )
+        for stopped_s in (0, LATE_S, 1000.0, LATE_S):
+            await stop(stopped_s)
+        answer.set_result(CHECKSUM)
+        assert await asking == {}
 
 
 class Exporting:

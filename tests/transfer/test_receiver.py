@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.distributed import DistStoreError
 
 from rollpacker.core.errors import EngineFailed
-from rollpacker.transfer import board, receiver
-from rollpacker.transfer.board import BucketNote, SenderBoard, TransportNote
+from rollpacker.transfer import patience, receiver
+from rollpacker.transfer.board import BucketNote, ReceiverBoard, SenderBoard, TransportNote
 from rollpacker.transfer.offers import ReceiverName, WeightOffer
 from rollpacker.transfer.transport_choice import Transports
 from tests.transfer.receivers import ANSWER_S, Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import timedelta
 
 DEADLINE_S = 100.0
 NAME = ReceiverName(engine="engine-0", rank=0, num_ranks=1)
@@ -63,7 +66,7 @@ def test_a_sender_that_falls_silent_is_given_up_at_the_deadline_of_the_whole_tra
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Silent, raising=False)
-    for module in (board, receiver):
+    for module in (patience, receiver):
         monkeypatch.setattr(module, "time", clock)
     sender = SenderBoard("127.0.0.1", ANSWER_S)
     transports = Transports(memory="host", by_handle=(), in_group=(str(NAME),))
@@ -78,4 +81,22 @@ def test_a_sender_that_falls_silent_is_given_up_at_the_deadline_of_the_whole_tra
         receiver.receive_weights(offer, NAME, Shelf("", keeps_tensors=False), torch.device("cpu"))
     assert DEADLINE_S <= clock.now <= DEADLINE_S + 2
     assert not clock.calls
+    sender.close()
+
+
+def test_time_in_which_a_receiver_was_stopped_is_not_charged_to_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stopped_s = Clock(), 1000.0
+    monkeypatch.setattr(patience, "time", clock)
+    sender = SenderBoard("127.0.0.1", ANSWER_S)
+    offer = WeightOffer(host="127.0.0.1", port=sender.port, timeout_s=ANSWER_S, deadline_s=DEADLINE_S)
+
+    def wait(_: list[str], timeout: timedelta) -> None:
+        clock.now += timeout.total_seconds() if clock.now else stopped_s
+        raise DistStoreError("no such key yet")
+
+    waiting = ReceiverBoard(offer, NAME)
+    monkeypatch.setattr(waiting, "store", SimpleNamespace(wait=wait))
+    with pytest.raises(EngineFailed, match="waited too long for weights"):
+        waiting.transports(0)
+    assert 0.9 * DEADLINE_S <= clock.now - stopped_s <= DEADLINE_S
     sender.close()
