@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,9 @@ def test_what_a_run_is_made_of_is_imported_without_torch():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-async def test_ray_lets_its_run_in_without_agents_and_while_its_workers_still_import(tmp_path, monkeypatch):
+async def test_ray_lets_its_run_in_without_agents_while_its_workers_still_import_and_leaves_it_its_signals(
+    tmp_path, monkeypatch, capfd
+):
     (tmp_path / "sitecustomize.py").write_text(ASLEEP)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     offer = NodeOffer(
@@ -90,8 +93,14 @@ async def test_ray_lets_its_run_in_without_agents_and_while_its_workers_still_im
     head = RayNode(offer, grace_s=600, folder=private_folder(["/tmp"], {}), log=tmp_path / "ray.log")  # noqa: S108
     rendezvous = Rendezvous(tmp_path / "meeting")
     rendezvous.open(0, "here")
+    heard = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.set)
     async with RayCluster(head, node_names=["here"], rendezvous=rendezvous, start_deadline_s=600, stage=lambda _: None):
         assert ray.is_initialized()
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.wait_for(heard.wait(), 60)
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+    assert "SIGTERM received" not in capfd.readouterr().err, "Ray's own handler ran, too"
     with pytest.raises(ray.exceptions.RaySystemError, match="Ray has not been started yet"):
         ray.put("late")  # which would start another Ray, or join that of another job
 
