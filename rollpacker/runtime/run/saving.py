@@ -103,7 +103,7 @@ class RunSaver:
             files={},
         )
         with self._preemption.deadline.timing_checkpoint():
-            await self._watchdog.within(self._deadline_s, "the trainer's checkpoint", self._write(meta, moment))
+            await self._watchdog.within(self._deadline_s, "the checkpoint", self._write(meta, moment))
         self._preemption.saved_steps = num_finished_steps
         self._outputs.callbacks.on_checkpoint(self._attempt.checkpoints.folder(num_finished_steps))
 
