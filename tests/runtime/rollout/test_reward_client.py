@@ -108,11 +108,11 @@ def test_a_request_to_a_server_may_take_its_limit_beside_that_of_the_rollout(tmp
     async def main():
         engine, reward = ScriptedEngine("engine-0", quick), StandingReward()
         async with driving(tmp_path, [engine], reward=reward, rewards=rewards, stall_s=15) as driver:
-            with pytest.raises(DeadlineExceeded, match=r"^Waited 655 s for the verdict of the reward"):
+            with pytest.raises(DeadlineExceeded, match=r"^Waited 1285 s for the verdict of the reward"):
                 await driver.next_batch(0)
             return asyncio.get_running_loop().time()
 
-    assert run_in_virtual_time(main()) == 15 + 64 * 10
+    assert run_in_virtual_time(main()) == 15 + 127 * 10
 
 
 async def test_a_reward_is_not_charged_with_time_in_which_the_process_was_stopped(tmp_path):
