@@ -53,7 +53,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.launch.doctor.examination import examine
     from rollpacker.runtime.run.streams import keep_writing
 
-    keep_writing("stdout", BrokenPipeError)  # without a reader all checks are made and decide the exit code
+    keep_writing("stdout", is_result=True)  # without a reader all checks are made and decide the exit code
     config = compose([*_defaults(arguments.words), *arguments.words])
     console = output()
     findings = list(_printed(console, examine(config, os.environ)))

@@ -91,7 +91,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.settings import parse_settings
     from rollpacker.runtime.run.streams import keep_writing
 
-    keep_writing("stdout", BrokenPipeError)  # without a reader `out` is written and `require` decides the exit code
+    keep_writing("stdout", is_result=True)  # without a reader `out` is written and `require` decides the exit code
     others, settings = parse_settings(
         "evaluate", arguments.words, dict.fromkeys(SETTINGS, ""), example="runs/x", takes_keys=True
     )
@@ -125,9 +125,11 @@ def run(arguments: Arguments) -> None:
 
         run_dirs = {step: config.run.dir for step, config in configs.items()}
         table = score_table(run_dirs, others_rewards, other=settings["against"])
-        output().print(*table.shown, sep="\n")
-        if out is not None:
-            write_responses(out, run_dirs)
+        try:  # each is shown or kept whether the other can be
+            if out is not None:
+                write_responses(out, run_dirs)
+        finally:
+            output().print(*table.shown, sep="\n")
     _require(requirements, table.scores)
 
 

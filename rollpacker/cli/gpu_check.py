@@ -58,7 +58,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.runtime.run.folder_checks import check_creatable
     from rollpacker.runtime.run.streams import keep_writing
 
-    keep_writing("stdout", BrokenPipeError)  # without a reader all rows are run and decide the exit code
+    keep_writing("stdout", is_result=True)  # without a reader all rows are run and decide the exit code
     others, settings = parse_settings("gpu-check", arguments.words, DEFAULTS, example="rows=decode,mfu")
     if others:
         raise ConfigError(

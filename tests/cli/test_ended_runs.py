@@ -252,6 +252,7 @@ def test_output_that_does_not_fit_on_the_disk_is_said_once(tmp_path, command):
     done = ended(tmp_path, command, "> /dev/full")
     assert done.returncode == 1
     assert done.stderr.count("No space left on device") == 1
+    assert (tmp_path / "scores.parquet").exists() == (command == "evaluate")
     assert "Exception ignored" not in done.stderr
 
 

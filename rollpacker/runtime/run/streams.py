@@ -1,13 +1,14 @@
 """Keeps standard output and standard error usable.
 
 A stream that the caller has closed (`>&-`) is opened on /dev/null. Where the reader has ended, the terminal is closed,
-or the disk is full, output is dropped and the process continues (`keep_writing`). A command whose output is its result
-continues only without a reader: a full disk is an error.
+or the disk is full, output is dropped and the process continues (`keep_writing`). Where the output is a command's
+result, a full disk is an error.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -30,28 +31,33 @@ def open_closed_streams() -> None:
     sys.stderr = sys.stderr or _text(io.FileIO(_STDERR, "w", closefd=False))
 
 
-def keep_writing(name: Literal["stdout", "stderr"], despite: type[OSError] = OSError) -> None:
-    """Drop what `sys.stdout` or `sys.stderr` refuses by this error; a stream that was replaced stays as it is."""
+def keep_writing(name: Literal["stdout", "stderr"], *, is_result: bool = False) -> None:
+    """Drop what `sys.stdout` or `sys.stderr` refuses; a stream that was replaced stays as it is.
+
+    What is a command's result is dropped only where its reader has ended, or its terminal is closed.
+    """
     stream: TextIO = getattr(sys, name)
     if stream is not getattr(sys, f"__{name}__"):
         return
-    with contextlib.suppress(despite):
+    with contextlib.suppress(OSError):
         stream.flush()
-    setattr(sys, name, _text(_Dropping(stream.fileno(), despite), like=stream))
+    setattr(sys, name, _text(_Dropping(stream.fileno(), is_result=is_result), like=stream))
 
 
 class _Dropping(io.FileIO):
     """Writes what can be written."""
 
-    def __init__(self, number: int, despite: type[OSError]) -> None:
+    def __init__(self, number: int, *, is_result: bool) -> None:
         super().__init__(number, "w", closefd=False)
-        self._despite = despite
+        self._is_result = is_result
 
     def write(self, data: ReadableBuffer) -> int:
         size = memoryview(data).nbytes
         try:
             num_written = super().write(data)
-        except self._despite:
+        except OSError as error:
+            if self._is_result and error.errno not in {errno.EPIPE, errno.EIO}:
+                raise
             return size
         return size if num_written is None else num_written
 
