@@ -32,8 +32,8 @@ class _Block(NamedTuple):
 
 def find_program(response_text: str) -> str | None:
     """Give the program, or None where there is none."""
-    blocks = _candidates(response_text)
-    if blocks:
+    blocks, aside = _candidates(response_text)
+    if blocks := blocks or aside:
         return next((block.body for block in reversed(blocks) if block.body.strip()), None)
     text = without_thoughts(response_text)
     return text if text.strip() else None
@@ -41,12 +41,12 @@ def find_program(response_text: str) -> str | None:
 
 def is_cut_off(response_text: str) -> bool:
     """Whether a response that ended at the length limit ended before its program did."""
-    blocks = _candidates(response_text)
+    blocks, _ = _candidates(response_text)
     return not blocks or not blocks[-1].is_closed
 
 
-def _candidates(response_text: str) -> list[_Block]:
-    """The blocks of which the last one is the program."""
+def _candidates(response_text: str) -> tuple[list[_Block], list[_Block]]:
+    """The blocks of which the last one is the program, and those of which it is where there are none."""
     blocks, aside = list[_Block](), list[_Block]()
     may_follow_words = True
     for before, _, mark, body, last, closing in _BLOCK.findall(_LINE_END.sub("\n", without_thoughts(response_text))):
@@ -59,7 +59,7 @@ def _candidates(response_text: str) -> list[_Block]:
         if is_python and program.strip() and not is_behind_words:
             may_follow_words = False
     python = [block for block in blocks if block.is_python]
-    return python if any(block.body.strip() for block in python) else blocks or aside
+    return python if any(block.body.strip() for block in python) else blocks, aside
 
 
 def _without_indentation(body: str, width: int) -> str:
