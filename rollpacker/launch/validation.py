@@ -278,15 +278,18 @@ def _time_mistakes(shape: JobShape) -> Iterator[UserError]:
 def _shared_folder_mistakes(sweep: Sweep) -> Iterator[UserError]:
     """Report that this user may not write the files of a launch into the folder that the points share.
 
-    Where a point cannot make its own folder there, that point's mistake says so.
+    Where a point cannot make its own folder there, that point's mistake says so. The record is made anew, which takes
+    the right to write the folder, and is nobody else's.
     """
     folder = sweep.folder.resolve()
-    for name in ("multirun.yaml", *([FOLDER] if sweep.launcher is not None else [])):
-        file = folder / name
-        place = file if os.access(file, os.F_OK) else folder
-        if os.access(place, os.F_OK) and not os.access(place, os.W_OK, effective_ids=True):
+    record = folder / "multirun.yaml"
+    for place in (folder, record, *([folder / FOLDER] if sweep.launcher is not None else [])):
+        if not os.access(place, os.F_OK):
+            continue
+        is_of_another = place == record and place.stat().st_uid != os.geteuid() != 0
+        if is_of_another or not os.access(place, os.W_OK, effective_ids=True):
             yield ConfigError(
-                f"{place} does not let you write.",
+                f"{place} is another user's." if is_of_another else f"{place} does not let you write.",
                 "The folder that the points share takes the scripts and the record of a launch, of one user alone.",
                 f"Choose a run.dir one folder deeper: run.dir={folder}/NAME/...",
             )

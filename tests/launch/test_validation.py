@@ -124,7 +124,8 @@ def test_a_folder_into_which_another_user_alone_writes_or_has_launched_is_refuse
             os.seteuid(0)
     assert code == 2
     told = _words(capsys)
-    assert f"{project}{f'/{name}' if name else ''} does not let you write." in told
+    why = "is another user's" if name == "multirun.yaml" else "does not let you write"
+    assert f"{project}{f'/{name}' if name else ''} {why}." in told
     assert f"Choose a run.dir one folder deeper: run.dir={project}/NAME/..." in told
 
 
