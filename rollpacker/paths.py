@@ -91,7 +91,8 @@ def nearest_beside(path: Path, is_meant: Callable[[Path], bool] = Path.exists) -
         files = {each.stem: each for each in beside if not each.is_dir()}
     except OSError:
         return None
-    for name, others in ((path.stem, files), (path.name, folders)):
+    kinds = [(path.stem, files), (path.name, folders)]
+    for name, others in kinds if path.suffix[1:].isalnum() else reversed(kinds):  # .5-7B is no ending
         if close := difflib.get_close_matches(name, others, n=1):
             return others[close[0]]
     return None

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _SUFFIXES = frozenset({".parquet", ".arrow", ".csv", ".jsonl", ".ndjson", ".json"})
 _READ = f"Allowed: files whose names end with {', '.join(sorted(_SUFFIXES))}"
 _TABS = ".tsv"
+_OF_FILE_SYSTEM = "lost+found"
+"""At the root of a disk, and readable by its administrator alone."""
 _PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip"})
 _SHARD = re.compile(r"[-_.]?(\d+)-of-(\d+)(-[0-9a-f]{16})?$")
 """What the name of one of a known number of files ends with."""
@@ -178,7 +180,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
                 folders.clear()
                 continue
             walked.add(real)
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and name != _OF_FILE_SYSTEM)
             starts.extend(here / name for name in folders if (here / name).is_symlink())
             yield from (here / name for name in names if not name.startswith("."))
 

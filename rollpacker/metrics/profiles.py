@@ -28,7 +28,10 @@ those of `ProfileFacts` and `Point`. What a point's `num_items` and `num_tokens`
                      few long and in many short
                      sequences of one length each
     update           opening and closing a step       0                               0
-    weight_sync      from the trainer to all engines  engines                         0
+    weight_sync      from the trainer to all          engines                         0
+                     engines; on shared GPUs with
+                     the trainer's sleep, without
+                     the engines' wake
     wake             an engine's wake, before its     0                               0
                      new weights
     rollout_start    what the first token with new    0                               0

@@ -61,7 +61,7 @@ class Subject:
     async def publish(self) -> float:
         """Send the trainer's policy to every engine in use, as a run does.
 
-        Returns the seconds that it took, without the wake of engines on shared GPUs.
+        Returns the seconds that it took; on shared GPUs with the trainer's sleep, without the engines' wake.
         """
         await self.trainers_turn()
         began, wake_s = now_s(), 0.0

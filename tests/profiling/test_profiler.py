@@ -270,7 +270,7 @@ def test_a_round_s_start_is_told_from_its_first_token_and_what_a_sequence_costs_
     [("tail-reward", ()), ("rollpacker", ("engine.num_engines=2", "engine.degrees=[1,2]"))],
     ids=str,
 )
-def test_engines_and_trainer_that_share_gpus_take_turns_and_each_point_is_without_their_switches(
+def test_engines_and_trainer_that_share_gpus_take_turns_and_each_point_is_without_engines_switches(
     system, words, tmp_path
 ):
     """`wake` tells it, and a modelled run adds it to each round."""
