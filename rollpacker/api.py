@@ -206,8 +206,8 @@ def train(*words: str, reward: str | Callable[..., object] | None = None, **keys
 def _split(text: object) -> list[str]:
     if not isinstance(text, str):
         raise ConfigError(
-            f"{text!r} is no text.",
-            "Words are texts, as `rollpacker train` takes them.",
+            f"{text!r} is not a string.",
+            "Words are strings, as `rollpacker train` takes them.",
             "Give a list of words as *WORDS, and a mapping of keys as **KEYS.",
         )
     try:

@@ -81,7 +81,7 @@ def real_path(path: Path) -> Path:
 def nearest_beside(path: Path, is_meant: Callable[[Path], bool] = Path.exists) -> Path | None:
     """The path beside a missing one whose name is most similar; None without any, and where none can be listed.
 
-    Files are similar without their endings. Of one stem, that with the ending of the missing one is meant.
+    Names of files are compared without their endings; of several with one stem, that with the missing one's is given.
     """
     try:
         beside = sorted(

@@ -121,7 +121,7 @@ def test_a_function_of_a_notebook_is_refused() -> None:
     ("words", "keys", "told"),
     [
         (["reward='a"], {}, "no closing quotation"),
-        ([None], {}, "None is no text"),
+        ([None], {}, "None is not a string"),
         ([["run.num_steps=1"]], {}, r"Give a list of words as \*WORDS"),
         ([{"run.num_steps": 1}], {}, r"a mapping of keys as \*\*KEYS"),
         ([], {"run__dir": "x\0y"}, "null character"),

@@ -43,7 +43,7 @@ class Compared(NamedTuple):
 def write_hardware(
     out: Path, base: str, values: Mapping[str, float], compared: Sequence[Compared], *, origin: str
 ) -> None:
-    """Write a hardware file, whose name is that of its option; outside the package `fitted_to` names the file, too.
+    """Write a hardware file named after its option; `fitted_to` of one outside the package ends with the file's name.
 
     Args:
         out: The file.

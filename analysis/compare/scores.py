@@ -56,7 +56,7 @@ def scores_of(columns: Sequence[Column]) -> Scores:
     """Read the scores of all runs that have any."""
     runs = {run.folder: run for column in columns for run in column.runs}
     tables = {folder: table for folder, run in runs.items() if len(table := run.evaluations)}
-    measured = [folder for folder in tables if not runs[folder].is_modelled]  # prompts of a modelled run ask nothing
+    measured = [folder for folder in tables if not runs[folder].is_modelled]  # a modelled run makes up its prompts
     recorded = {folder: read_sets(folder / EVALUATION_FOLDER) for folder in measured}
     owners = {name: {folder for folder in tables if name in set(tables[folder]["set"])} for name in _names(tables)}
     sets = [name for name, folders in owners.items() if len(folders) == len(tables)]
@@ -73,8 +73,8 @@ def scores_of(columns: Sequence[Column]) -> Scores:
         first = max((since for name, (_, since) in recorded.get(folder, {}).items() if name in sets), default=0)
         if (own.index < first).any():
             left_out.append(
-                f"Held-out prompts of {folder} were edited before its evaluation at step {first}: no mean has its "
-                "scores from before."
+                f"Held-out prompts of {folder} were edited before its evaluation at step {first}: its earlier "
+                "scores are in no mean."
             )
             own = own.loc[first:]
         by_run[folder] = own.dropna(subset=[("reward_mean", name) for name in sets])

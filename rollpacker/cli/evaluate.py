@@ -125,7 +125,7 @@ def run(arguments: Arguments) -> None:
 
         run_dirs = {step: config.run.dir for step, config in configs.items()}
         table = score_table(run_dirs, others_rewards, other=settings["against"])
-        try:  # each is shown or kept whether the other can be
+        try:  # the table is printed also where the file cannot be written
             if out is not None:
                 write_responses(out, run_dirs)
         finally:

@@ -15,7 +15,7 @@ Invariant: no file of data is left out unsaid, and no row is read twice. A packe
 belongs to a split as others do, and is refused with it; so are files of two formats, parts in `-of-` of which some are
 missing or there twice, and parts beside a whole file. A .json file is of data, as JSON lines, where it is called as
 splits usually are, or as another file of data: others describe the data, such as dataset_infos.json. Links are
-followed: a folder of several names is read once, and a link to nothing is refused by who reads it. A folder below that
+followed: a folder of several names is read once, and a link to nothing is refused when it is read. A folder below that
 cannot be read is refused.
 """
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _SUFFIXES = frozenset({".parquet", ".arrow", ".csv", ".jsonl", ".ndjson", ".json"})
 _READ = f"Allowed: files whose names end with {', '.join(sorted(_SUFFIXES))}"
 _TABS = ".tsv"
-_OF_FILE_SYSTEM = "lost+found"
+_LOST_AND_FOUND = "lost+found"
 """At the root of a disk, and readable by its administrator alone."""
 _PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip"})
 _SHARD = re.compile(r"[-_.]?(\d+)-of-(\d+)(-[0-9a-f]{16})?$")
@@ -180,7 +180,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
                 folders.clear()
                 continue
             walked.add(real)
-            folders[:] = sorted(name for name in folders if not name.startswith(".") and name != _OF_FILE_SYSTEM)
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and name != _LOST_AND_FOUND)
             starts.extend(here / name for name in folders if (here / name).is_symlink())
             yield from (here / name for name in names if not name.startswith("."))
 
@@ -234,9 +234,9 @@ def _check_formats(file: PromptFile, files: Sequence[Path]) -> None:
 
 
 def _check_parts(file: PromptFile, files: Iterable[Path]) -> None:
-    """Refuse parts of a known number where some are missing, and beside other files of the name.
+    """Refuse parts in `-of-` that are incomplete or there twice, or that stand beside another file of their name.
 
-    Parts are counted from 0 or 1, and each is there once.
+    Parts are numbered from 0 or 1.
     """
     parts: dict[tuple[Path, str], dict[int, dict[int, Path]]] = {}
     for found in files:
@@ -263,7 +263,7 @@ def _check_parts(file: PromptFile, files: Iterable[Path]) -> None:
 def _of_one_split(file: PromptFile, first: Path, second: Path) -> DataError:
     return DataError(
         f"{_written(file, first)} and {second.name} are one split, and may have the same rows",
-        "Allowed: one file, or parts of the same number of them, counted from 0 or 1",
+        "Allowed: one file, or the parts of one numbering, each once, numbered from 0 or 1",
         "Move the others out of the folder, or list the files that are meant in place of it",
     )
 

@@ -89,7 +89,7 @@ class RunJobs:
 
 
 def jobs_of(run_dir: Path) -> RunJobs | None:
-    """Find the jobs of a run; None where it was never submitted, or that cannot be read."""
+    """Find the jobs of a run; None where it was never submitted, or its `job.json` cannot be read."""
     try:
         submission = read_submission(run_dir)
     except WorldError:

@@ -38,7 +38,7 @@ def points_in_queue(points: Sequence[Point]) -> tuple[dict[int, str], dict[int, 
 
     Raises:
         ConfigError: Jobs would train something else than their points, or nothing.
-        WorldError: Points were submitted before, and Slurm does not answer; or it cannot be read whether they were.
+        WorldError: Points were submitted before, and Slurm does not answer; or a point's `job.json` cannot be read.
     """
     submitted = [point for point in points if read_submission(point.config.run.dir) is not None]
     collected = collect_status([point.config.run.dir for point in submitted])

@@ -51,8 +51,8 @@ def submit(folder: Path, script: str, calls: Mapping[Path, PointProcess], num_no
         num_nodes: Of each job.
 
     Raises:
-        WorldError: sbatch refused, and nothing of these jobs is left; or the job of a run before could not be read.
-        StorageFailed: A file could not be written. Where the jobs were submitted before, both name them.
+        WorldError: sbatch refused, and nothing of these jobs is left; or an earlier job's `job.json` cannot be read.
+        StorageFailed: A file could not be written. If Slurm has the jobs by then, either error names them.
     """
     with _scratch(folder) as scratch:
         pickles = [scratch / f"{index}.pkl" for index in range(len(calls))]

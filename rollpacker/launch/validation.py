@@ -278,8 +278,8 @@ def _time_mistakes(shape: JobShape) -> Iterator[UserError]:
 def _shared_folder_mistakes(sweep: Sweep) -> Iterator[UserError]:
     """Report that this user may not write the files of a launch into the folder that the points share.
 
-    Where a point cannot make its own folder there, that point's mistake says so. The record is made anew, which takes
-    the right to write the folder, and is nobody else's.
+    Where a point cannot make its own folder there, that point's mistake says so. The record is replaced, so the folder
+    must be writable and the record this user's.
     """
     folder = sweep.folder.resolve()
     record = folder / "multirun.yaml"

@@ -52,7 +52,7 @@ def wait_for(points: Sequence[Point], poll_interval_s: float, console: Terminal)
 
 
 def _has_ended(view: RunStatusView) -> bool:
-    """Whether its job is over, or its folder was removed, by which the job was known."""
+    """Whether the run's job is over, or is not known since the run's folder was removed."""
     if view.job is not None:
         return view.job.is_over
     try:

@@ -64,10 +64,10 @@ _OF_TEXTS = frozenset({400, 413, 422})
 _log = logging.getLogger(__name__)
 
 
-def longest_request_s(section: RewardSection) -> float:
-    """How long a server may take until a request has its first verdict; 0 where none scores.
+def longest_first_verdict_s(section: RewardSection) -> float:
+    """Return the longest time until a request has its first verdict; 0 where no server scores.
 
-    It may refuse the whole, a half, and so on down to one text.
+    The server may refuse all texts, then half of them, and so on down to one.
     """
     return (2 * MOST_AT_ONCE - 1) * section.timeout_s if "url" in section.names else 0.0
 

@@ -22,7 +22,7 @@ from torch.distributed import DistError, DistStoreError
 from rollpacker.core.errors import EngineFailed
 from rollpacker.metrics.codec import UnionCodec, decode, encode
 from rollpacker.transfer.buckets import Piece
-from rollpacker.transfer.patience import Patience
+from rollpacker.transfer.polled_timeout import PolledTimeout
 from rollpacker.transfer.stores import open_store, reach_store
 from rollpacker.transfer.transport_choice import Station, Transports
 
@@ -147,8 +147,8 @@ class ReceiverBoard:
     def __init__(self, offer: WeightOffer, name: ReceiverName) -> None:
         """Reach the sender; raises `EngineFailed` when it is not there any more."""
         self._name = name
-        self.patience = Patience(offer.deadline_s)
-        """With the whole transfer."""
+        self.timeout = PolledTimeout(offer.deadline_s)
+        """Of the whole transfer."""
         try:
             self.store = reach_store(offer.host, offer.port, timeout_s=offer.timeout_s)
         except DistError as error:
@@ -188,9 +188,9 @@ class ReceiverBoard:
 
     def _wait(self, key: str) -> bytes:
         while True:
-            is_last = self.patience.is_over()
+            is_last = self.timeout.is_over()
             try:
-                self.store.wait([key], timedelta(seconds=self.patience.next_look_s))
+                self.store.wait([key], timedelta(seconds=self.timeout.next_look_s))
                 text: bytes = self.store.get(key)
             except DistStoreError as error:
                 if is_last:

@@ -13,7 +13,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineFailed, WeightSyncFailed
-from rollpacker.transfer.patience import NUM_LOOKS
+from rollpacker.transfer.polled_timeout import NUM_LOOKS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping

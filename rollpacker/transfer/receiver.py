@@ -225,7 +225,7 @@ class _Receiving:
                 if time.monotonic() > next_look:
                     if self._board.is_given_up(self._attempt):
                         raise _Interrupted("The sender gave up a broadcast.")
-                    if self._board.patience.is_over():
+                    if self._board.timeout.is_over():
                         raise EngineFailed(f"{self._name} waited too long for a broadcast of weights.", "", "")
                     next_look = time.monotonic() + _LOOK_AT_BOARD_S
             work.wait()

@@ -31,7 +31,7 @@ from rollpacker.transfer.groups import BroadcastGroup
 from rollpacker.transfer.memory import Buffer, CudaBuffer, HostBuffer, station_here
 from rollpacker.transfer.offers import Delivery, SendingOptions, WeightOffer
 from rollpacker.transfer.packing import Bucket, packed
-from rollpacker.transfer.patience import Patience
+from rollpacker.transfer.polled_timeout import PolledTimeout
 from rollpacker.transfer.transport_choice import Station, Transports, choose_transports
 
 _POLL_S = 0.001
@@ -141,7 +141,7 @@ class WeightSender:
         roster = self._roster
         stations: dict[str, Station] = {}
         missing = list(roster.engines)
-        patience = Patience(self._options.timeout_s)
+        timeout = PolledTimeout(self._options.timeout_s)
         while missing:
             roster.take_dropped()
             for engine in [engine for engine in missing if engine not in roster.lost]:
@@ -150,7 +150,7 @@ class WeightSender:
                     stations.update(found)
                     missing.remove(engine)
             missing = [engine for engine in missing if engine not in roster.lost]
-            if missing and patience.is_over():
+            if missing and timeout.is_over():
                 for engine in missing:
                     roster.lose(engine, f"It was not ready for weights within {self._options.timeout_s:g} s.")
             elif missing:
@@ -293,9 +293,9 @@ class _Sending:
 
     def _await_taken(self, num_notes: int) -> None:
         """Wait until every receiver has taken so many notes; raises `_Broken`."""
-        patience = Patience(self._offer.timeout_s)
+        timeout = PolledTimeout(self._offer.timeout_s)
         while behind := self._behind(num_notes):
-            if patience.is_over():
+            if timeout.is_over():
                 self._drop(behind)
             time.sleep(_POLL_S)
 

@@ -45,7 +45,7 @@ def test_a_point_is_not_taken_for_never_submitted_where_the_file_cannot_be_read(
     assert "once `squeue --me` lists no job of this run" in error.value.remedy
 
 
-def test_a_job_is_named_whose_run_cannot_be_told_of_it_since_its_last_job_cannot_be_read(
+def test_a_submitted_job_is_named_in_the_error_where_the_runs_last_job_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = compose(["backend=sim", "model=qwen2.5-7b", "cluster=slurm", f"run.dir={tmp_path}"])

@@ -14,7 +14,7 @@ from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ScoringRequest
-from rollpacker.rewards.remote import MOST_AT_ONCE, UrlRewardWorker, ask, longest_request_s
+from rollpacker.rewards.remote import MOST_AT_ONCE, UrlRewardWorker, ask, longest_first_verdict_s
 from tests.rewards.servers import lengths, raw_server, reward_server
 
 
@@ -154,7 +154,7 @@ async def test_each_part_of_a_refused_request_has_its_own_time_and_the_first_one
     assert {verdict.time_s for verdict in verdicts} == {2.0}
     sizes = [len(question["query"]) for question in questions]
     until_the_first = sizes[: sizes.index(1) + 1]
-    assert longest_request_s(RewardSection(url=url, timeout_s=2.0)) == 2.0 * sum(until_the_first)
+    assert longest_first_verdict_s(RewardSection(url=url, timeout_s=2.0)) == 2.0 * sum(until_the_first)
 
 
 async def test_a_server_that_takes_too_long_is_a_timeout():

@@ -15,8 +15,9 @@ class DeadlineSection(Section):
     start_s: PositiveSeconds = 180
     """Ray, and every actor with its model loaded."""
     rollout_stall_s: PositiveSeconds = 600
-    """Without any response or reward, or without any reward while responses wait for one. The longest time that an
-    environment or a request to a `reward.url` may take comes on top."""
+    """Without any response or reward, or without any reward while responses wait for one. On top comes the longest
+    time that an environment may take for a call, or a `reward.url` until the first verdict of a request, which it may
+    refuse in ever smaller parts."""
     engine_call_s: PositiveSeconds = 300
     """One call to an engine: to take requests, to sleep, to wake, to give its statistics. An engine that misses it is
     lost and replaced; the run goes on."""

@@ -30,6 +30,7 @@ class WeightSyncSection(Section):
     `object_store`, nor with rollout workers, for which `elastic.bucket_mb` says the size."""
     timeout_s: PositiveSeconds = 60.0
     """An engine that does not hold the version so long after half of the engines do is replaced; so is one that started
-    later and still loads the last version so long after the next one is due. By `handles` and `broadcast` also one that
-    takes so long to be ready or to take one bucket, whatever the others hold. Half of
-    `backend.deadlines.weight_sync_s`, if longer, in a run that trains nothing: its engines read the model's files."""
+    later and still loads the last version so long after the next one is due. In a run that trains nothing, whose
+    engines read the model's files, it is half of `backend.deadlines.weight_sync_s`, if that is longer. With `handles`
+    and `broadcast`, an engine that takes so long to be ready or to take one bucket is replaced, too, whatever the
+    others hold."""

@@ -82,7 +82,7 @@ def _check_loss(
         (
             loss.is_in_place,
             "warning",
-            f"jobs of {loss.jobs} are stopped in place ({loss.mode}), lost after {elastic.silence_s:g} s of silence",
+            f"jobs of {loss.jobs} are stopped in place ({loss.mode}); each is lost after {elastic.silence_s:g} s",
             "Choose a partition or QOS that requeues or cancels.",
         ),
         (

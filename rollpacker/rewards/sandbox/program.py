@@ -4,9 +4,9 @@ It is the last fenced block of Markdown that is not blank: of those marked as Py
 there is one, so that the output shown behind a program is not run in its place; else of all, however they are marked.
 Without a fence it is the whole text. Thoughts hold no program (see `thoughts`).
 
-A fence may follow words on its line, if its block ends. One that is not marked as Python, or that stands behind a block
-which is marked so and whose fence begins a line, counts only where there is no other block: behind a program, words may
-lead to a call of it. A closing fence may stand behind the last line of the program, and precede tags such as
+A fence may follow words on its line, if its block ends. Such a block counts only where there is no other one, unless it
+is marked as Python and no Python block whose fence begins a line stands before it: words behind a program may lead to a
+call of it. A closing fence may stand behind the last line of the program, and precede tags such as
 `</answer>`. A block loses the indentation of its fence, as that of a list has one, and lines may end with `\r\n`. A
 fence with a mark begins a block also where the one before it has no end.
 """
@@ -46,7 +46,7 @@ def is_cut_off(response_text: str) -> bool:
 
 
 def _candidates(response_text: str) -> tuple[list[_Block], list[_Block]]:
-    """The blocks of which the last one is the program, and those of which it is where there are none."""
+    """Give the blocks of which the last one is the program, and those that count only where there are none of these."""
     blocks, aside = list[_Block](), list[_Block]()
     may_follow_words = True
     for before, _, mark, body, last, closing in _BLOCK.findall(_LINE_END.sub("\n", without_thoughts(response_text))):

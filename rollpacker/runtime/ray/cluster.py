@@ -32,7 +32,8 @@ Answer = TypeVar("Answer")
 _POLL_S = 0.05
 _WATCH_S = 1.0
 _ANSWER_S = 5.0
-"""Ray's head lists its nodes in milliseconds, as a file system does a folder; later the watcher goes on without."""
+"""Ray's head lists its nodes, and a file system a folder, in milliseconds; after this time the watcher goes on without
+the answer."""
 _SHUTDOWN_S = 20.0
 """Ray takes a second to disconnect."""
 _BLAME_S = 10.0
@@ -268,7 +269,7 @@ class _Question(Generic[Answer]):
         return await asyncio.shield(self._asking)
 
     def drop(self) -> None:
-        """Wait for it no more, nor for its failure."""
+        """Stop waiting for the answer, or for its failure."""
         if self._asking is not None:
             self._asking.cancel()
 

@@ -60,7 +60,7 @@ class _Scorer:
     open: dict[RequestId, ResponseToScore] = field(default_factory=dict)
     """The answers that it was given, in this order."""
     num_looks: int = 0
-    """At it since its last verdict came, or since it has had answers."""
+    """Looks since its last verdict, or since it was given answers."""
 
 
 class _Pool:

@@ -75,7 +75,7 @@ class Rendezvous:
 
     def head_address(self) -> str | None:
         """The head's address; None while it does not listen."""
-        return str(self._parse(_HEAD_FILE)["address"]) if _HEAD_FILE in self._names() else None
+        return str(self._content(_HEAD_FILE)["address"]) if _HEAD_FILE in self._names() else None
 
     def report(self, rank: int, report: NodeReport) -> None:
         write_atomically(self.folder / f"node-{rank}.json", json.dumps(asdict(report)).encode())
@@ -87,7 +87,7 @@ class Rendezvous:
         """The reports of those ranks that have written one; the folder is listed once."""
         there = self._names()
         names = {rank: f"node-{rank}.json" for rank in ranks}
-        return {rank: NodeReport(**self._parse(name)) for rank, name in names.items() if name in there}
+        return {rank: NodeReport(**self._content(name)) for rank, name in names.items() if name in there}
 
     def log_of(self, node: str) -> Path:
         return self.folder / f"{node}.log"
@@ -99,7 +99,7 @@ class Rendezvous:
     def is_finished(self) -> bool:
         return _DONE_FILE in self._names()
 
-    def _parse(self, name: str) -> dict[str, Any]:
+    def _content(self, name: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.folder / name).read_text())
         return content
 

@@ -64,7 +64,7 @@ from rollpacker.protocols.environment import EnvironmentParts
 from rollpacker.protocols.reward import RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, Verdict
 from rollpacker.protocols.weights import Published, WeightSync
-from rollpacker.rewards.remote import longest_request_s
+from rollpacker.rewards.remote import longest_first_verdict_s
 from rollpacker.runtime.rollout.aside import Aside
 from rollpacker.runtime.rollout.awaiting import Awaiting
 from rollpacker.runtime.rollout.batch import Batch
@@ -112,14 +112,14 @@ class Driver:
         self._clock, self._listeners = clock, listeners
         self._inbox = inbox = Inbox()
         stall_s, stop_s = fleet.deadlines.rollout_stall_s, fleet.deadlines.stop_s
-        request_s = longest_request_s(sampling.rewards)
+        verdict_s = longest_first_verdict_s(sampling.rewards)
         act_s = max(environments.longest_call_s, scheduler.beside.start_interval_s) if environments else 0.0
-        self._wait = Awaiting(watchdog, stall_s + max(request_s, act_s), self._describe_wait)  # nothing else may come
+        self._wait = Awaiting(watchdog, stall_s + max(verdict_s, act_s), self._describe_wait)  # nothing else may come
         self._reward = RewardClient(
             reward,
             check_of=sampling.rewards.name_of,
             watchdog=watchdog,
-            stall_s=stall_s + request_s,
+            stall_s=stall_s + verdict_s,
             on_verdicts=lambda verdicts: inbox.put(VerdictsArrived(verdicts)),
             on_error=inbox.put,
         )

@@ -114,7 +114,7 @@ class Trajectories:
             self._take(EnvironmentFailed(request=request, call=call, reason=LOST))
 
     async def stop(self) -> None:
-        """Listen to the environments no more."""
+        """Stop listening to the environments."""
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)

@@ -223,7 +223,7 @@ def _read_identity(run_dir: Path) -> RunIdentity:
 
 
 def _parse(file: Path) -> RunIdentity | str:
-    """Read `run.json`, of another schema version that alone; gives what is wrong with it when it cannot be read."""
+    """Read `run.json`, or only its schema version if that is another one; gives what is wrong if it cannot be read."""
     try:
         content = read_bytes(file)
         version = VERSIONED.validate_json(content, strict=True).schema_version

@@ -9,14 +9,17 @@ from __future__ import annotations
 import time
 
 NUM_LOOKS = 20
-"""In the time that a wait may take, at least."""
+"""Calls of `is_over` within a timeout, at least."""
 
 _LEAST_S = 0.001
-"""Of a wait: 0 would be no limit to torch."""
+"""Shortest wait: torch takes 0 for no limit."""
 
 
-class Patience:
-    """The time that a wait has left."""
+class PolledTimeout:
+    """A timeout that does not count the time in which the process was stopped.
+
+    `is_over` is called every `timeout_s / NUM_LOOKS` or more often: of a longer gap only so much counts.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._left_s = timeout_s
@@ -24,7 +27,7 @@ class Patience:
         self._looked_at_s = time.monotonic()
 
     def is_over(self) -> bool:
-        """Look; True when nothing is left."""
+        """Count the time since the last call, and return whether none is left."""
         now, before = time.monotonic(), self._looked_at_s
         self._left_s -= min(now - before, self._look_s)
         self._looked_at_s = now
