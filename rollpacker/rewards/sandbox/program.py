@@ -4,11 +4,11 @@ It is the last fenced block of Markdown that is not blank: of those marked as Py
 there is one, so that the output shown behind a program is not run in its place; else of all, however they are marked.
 Without a fence it is the whole text. Thoughts hold no program (see `thoughts`).
 
-A fence may follow words on its line, if its block ends. Such a block counts only where there is no other one, unless it
-is marked as Python and no Python block whose fence begins a line stands before it: words behind a program may lead to a
-call of it. A closing fence may stand behind the last line of the program, and precede tags such as
-`</answer>`. A block loses the indentation of its fence, as that of a list has one, and lines may end with `\r\n`. A
-fence with a mark begins a block also where the one before it has no end.
+A fence may follow the mark of a list, or words on its line, if its block ends. Behind words a block counts only where
+there is no other one, unless it is marked as Python and no Python block whose fence begins a line stands before it:
+words behind a program may lead to a call of it. A closing fence may stand behind the last line of the program, and
+precede tags such as `</answer>`. A block loses the indentation of its fence, as that of a list has one, and lines may
+end with `\r\n`. A fence with a mark begins a block also where the one before it has no end.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from rollpacker.rewards.thoughts import FENCED_BLOCK, without_thoughts
 
+_LIST_MARK = re.compile(r"[-+*]|\d+[.)]")
 _LINE_END = re.compile(r"\r\n?")
 _BLOCK = re.compile(FENCED_BLOCK, re.DOTALL | re.MULTILINE | re.VERBOSE)
 _PYTHON = re.compile(r"\s*(\{\s*\.?)?py(?!con|tb)", re.IGNORECASE)
@@ -50,7 +51,7 @@ def _candidates(response_text: str) -> tuple[list[_Block], list[_Block]]:
     blocks, aside = list[_Block](), list[_Block]()
     may_follow_words = True
     for before, _, mark, body, last, closing in _BLOCK.findall(_LINE_END.sub("\n", without_thoughts(response_text))):
-        is_python, is_behind_words = _PYTHON.match(mark) is not None, bool(before.strip())
+        is_python, is_behind_words = _PYTHON.match(mark) is not None, bool(_LIST_MARK.sub("", before).strip())
         if is_behind_words and not closing:
             continue
         program = _without_indentation(body + last.rstrip(), len(before))

@@ -126,6 +126,8 @@ def test_what_holds_no_program_has_none(response):
         ("```python\nprint(1)```\nIt pri", False),
         ("Here: ```python\nprint(1", True),
         ("```python\nprint(1) ```\nIt pri", False),
+        ("- ```\n  print(1)\n  ```\nIt pri", False),
+        ("1. ```\n   print(1)", True),
         ("For the input: ```\n1 2\n```\nthe answer is 3. So I fi", True),
         ("The input is in ```\nSolution:\n```\nprint(1)\n```\nIt pri", False),
         ("```\nprint(1)\n```\nRun it: ```bash\npython", False),
