@@ -92,7 +92,8 @@ def nearest_beside(path: Path, is_meant: Callable[[Path], bool] = Path.exists) -
     except OSError:
         return None
     kinds = [(path.stem, files), (path.name, folders)]
-    for name, others in kinds if path.suffix[1:].isalnum() else reversed(kinds):  # .5-7B is no ending
+    is_file = path.stem in files or path.suffix[1:2].isalpha()  # .5-7B is no ending
+    for name, others in kinds if is_file else reversed(kinds):
         if close := difflib.get_close_matches(name, others, n=1):
             return others[close[0]]
     return None

@@ -100,6 +100,7 @@ def test_links_that_lead_in_a_circle_are_followed_as_far_as_they_go(tmp_path: Pa
         ("train", ["train.csv"], "train.csv"),
         ("Qwen2.5-7B", ["Qwen2.5-7b/", "Qwen2/", "qwen2.sh"], "Qwen2.5-7b"),
         ("math_train", ["math-train/", "math-training.md"], "math-train"),
+        ("train", ["train.csv", "trainer/"], "train.csv"),
         ("modle", ["model/"], "model"),
     ],
 )
