@@ -1,7 +1,7 @@
 """How long a party of a transfer waits for another one, without the time in which it was stopped.
 
 While a process is stopped, by Ctrl-Z or Slurm, nothing can arrive, and a job's other processes are most likely stopped,
-too. So a wait looks at what it waits for again and again, and a stop costs no more than the time between two looks.
+too. So a wait looks at what it waits for again and again, and a stop costs no more than a share of its timeout.
 """
 
 from __future__ import annotations

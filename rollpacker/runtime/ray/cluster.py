@@ -235,7 +235,7 @@ class RayCluster:
         with suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_S):
                 return "\n".join(await in_daemon_thread(lambda: [log_tail(log) for log in logs]))
-        return f"{logs[0].parent} does not answer: no log can be read."
+        return f"{logs[-1].parent} does not answer: no log can be read."
 
     def _log_of(self, index: int) -> Path:
         return self._head.log if index == 0 else self.rendezvous.log_of(self._node_names[index])

@@ -50,13 +50,14 @@ class _Dropping(io.FileIO):
     def __init__(self, number: int, *, is_result: bool) -> None:
         super().__init__(number, "w", closefd=False)
         self._is_result = is_result
+        self._when_unread = {errno.EPIPE, errno.EIO} if self.isatty() else {errno.EPIPE}  # EIO: a terminal is closed
 
     def write(self, data: ReadableBuffer) -> int:
         size = memoryview(data).nbytes
         try:
             num_written = super().write(data)
         except OSError as error:
-            if self._is_result and error.errno not in {errno.EPIPE, errno.EIO}:
+            if self._is_result and error.errno not in self._when_unread:
                 raise
             return size
         return size if num_written is None else num_written
