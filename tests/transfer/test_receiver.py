@@ -11,7 +11,7 @@ import torch
 from torch.distributed import DistStoreError
 
 from rollpacker.core.errors import EngineFailed
-from rollpacker.transfer import patience, receiver
+from rollpacker.transfer import polled_timeout, receiver
 from rollpacker.transfer.board import BucketNote, ReceiverBoard, SenderBoard, TransportNote
 from rollpacker.transfer.offers import ReceiverName, WeightOffer
 from rollpacker.transfer.transport_choice import Transports
@@ -66,7 +66,7 @@ def test_a_sender_that_falls_silent_is_given_up_at_the_deadline_of_the_whole_tra
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Silent, raising=False)
-    for module in (patience, receiver):
+    for module in (polled_timeout, receiver):
         monkeypatch.setattr(module, "time", clock)
     sender = SenderBoard("127.0.0.1", ANSWER_S)
     transports = Transports(memory="host", by_handle=(), in_group=(str(NAME),))
@@ -86,7 +86,7 @@ def test_a_sender_that_falls_silent_is_given_up_at_the_deadline_of_the_whole_tra
 
 def test_time_in_which_a_receiver_was_stopped_is_not_charged_to_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stopped_s = Clock(), 1000.0
-    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(polled_timeout, "time", clock)
     sender = SenderBoard("127.0.0.1", ANSWER_S)
     offer = WeightOffer(host="127.0.0.1", port=sender.port, timeout_s=ANSWER_S, deadline_s=DEADLINE_S)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors, num_bytes_of_tensors
-from rollpacker.transfer import patience
+from rollpacker.transfer import polled_timeout
 from rollpacker.transfer import sender as sender_module
 from rollpacker.transfer.offers import SendingOptions
 from rollpacker.transfer.packing import PackedPolicy
@@ -145,7 +145,7 @@ def test_time_in_which_the_process_was_stopped_is_not_charged_to_receivers(polic
 
     monkeypatch.setattr(machine, look, see_and_stop)
     clock = SimpleNamespace(monotonic=lambda: real() + stopped_s, sleep=time.sleep)
-    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(polled_timeout, "time", clock)
     with transfer("handles", {"engine-0": ""}) as (sender, workers):
         delivery, _ = send(sender, policy)
         assert workers["engine-0/0"].received().held == checksum_of_tensors(policy)
