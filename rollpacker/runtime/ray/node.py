@@ -109,7 +109,6 @@ class RayNode:
             "--object-store-memory": offer.object_store_mb * _MEBIBYTE,
             "--temp-dir": self._folder.sessions,
             "--dashboard-agent-listen-port": 0,
-            "--runtime-env-agent-port": free_port(offer.address),
             "--include-log-monitor": "false",  # actors write logs of their own
             "--log-style": "record",
         }

@@ -7,7 +7,6 @@ import os
 import random
 import socket
 import struct
-from contextlib import suppress
 from pathlib import Path
 
 from rollpacker.core.errors import ConfigError
@@ -20,7 +19,8 @@ JOINABLE_LOOPBACK = "127.0.0.2"
 _ONLY_FROM_HERE = (LOOPBACK, "127.0.1.1")
 """Many distributions resolve a machine's own name to one of these."""
 _FIRST_PORT = 20_000
-"""Above those that Ray gives to its workers."""
+"""Above those that Ray gives to its workers: it starts with none of them as its own."""
+_ABOVE_RAYS = range(_FIRST_PORT, 1 << 16)
 _OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _MOST_TRIES = 100
 
@@ -47,17 +47,23 @@ def node_address(name: str, interface: str | None, *, is_alone: bool) -> str:
 
 
 def free_port(address: str) -> int:
-    """Choose an unused port, one that no outgoing connection can take before its server does where there are such."""
-    others = range(_FIRST_PORT, _first_outgoing_port())
+    """Choose an unused port, one that no outgoing connection can take before its server does where there are such.
+
+    Raises:
+        OSError: Each one that was tried is in use, or the address is none of this node's.
+    """
     chance = random.SystemRandom()  # a run seeds the other generator, which would give its ports again
-    for port in chance.sample(others, min(_MOST_TRIES, len(others))):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind((address, port))
-            return port
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        chosen: int = probe.getsockname()[1]
-        return chosen
+    refusal = OSError()
+    for ports in (range(_FIRST_PORT, _first_outgoing_port()), _ABOVE_RAYS):
+        for port in chance.sample(ports, min(_MOST_TRIES, len(ports))):
+            with socket.socket() as probe:
+                try:
+                    probe.bind((address, port))
+                except OSError as error:
+                    refusal = error
+                else:
+                    return port
+    raise refusal
 
 
 def _first_outgoing_port() -> int:

@@ -57,7 +57,7 @@ def main() -> None:
 
     def start_raylet_with_ports(*arguments: Any, **settings: Any) -> Any:
         given = inspect.signature(start_raylet).bind(*arguments, **settings).arguments
-        for name in ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN"):
+        for name in ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT"):
             port_name = getattr(_raylet, f"{name}_PORT_NAME")
             _raylet.persist_port(given["session_dir"], given["node_id"], port_name, _NO_PORT)  # type: ignore[attr-defined]  # its stub lacks it
         return start_raylet(*arguments, **settings)

@@ -55,10 +55,16 @@ def test_a_free_port_is_none_that_an_outgoing_connection_or_a_worker_of_ray_take
 
 
 @pytest.mark.parametrize("ranges", ["1024\t65535\n", None])
-def test_where_all_ports_are_for_outgoing_connections_the_system_chooses(monkeypatch, tmp_path, ranges):
+def test_where_all_ports_are_for_outgoing_connections_it_is_still_none_of_a_worker_of_ray(
+    monkeypatch, tmp_path, ranges
+):
     known = tmp_path / "ip_local_port_range"
     if ranges is not None:
         known.write_text(ranges)
     monkeypatch.setattr("rollpacker.runtime.ray.node_address._OUTGOING_PORTS", known)
-    with socket.create_server(("127.0.0.1", free_port("127.0.0.1"))):
-        pass
+    assert all(free_port("127.0.0.1") > 19_999 for _ in range(200))
+
+
+def test_an_address_of_another_machine_has_no_port_here():
+    with pytest.raises(OSError, match="Cannot assign"):
+        free_port("192.0.2.1")
