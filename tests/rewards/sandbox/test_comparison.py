@@ -131,6 +131,9 @@ def test_a_number_with_a_fraction_is_equal_however_python_writes_it(number):
         (1.0000001, (1,), False),
         (1.0000001, (1.0,), True),
         ({1: 2}, ({"1": 2},), True),
+        ({None: 1, True: 2, 0.5: 3}, ({"null": 1, "true": 2, "0.5": 3},), True),
+        ({10**5000: 1}, ({"": 1},), False),
+        ({(1,): 1}, ({"": 1},), False),
     ],
 )
 def test_values_are_equal_as_in_python_but_for_tuples_and_rounding(given, accepted, is_right):
