@@ -55,10 +55,7 @@ _SCRATCH_BYTES = 1 << 30
 _RESOLVER = Path("/etc/resolv.conf")
 """Names servers of host names; often a link to /run."""
 
-_OTHERWISE = (
-    "environment.isolation=rlimits does not isolate environments: they can read this user's files, use the network and "
-    "kill the run's processes"
-)
+_SETTING = "environment.isolation"
 
 _PLACES = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, *sys.path]))"
 
@@ -106,7 +103,7 @@ def bubblewrap_command(
     Raises:
         UserError: It cannot start here.
     """
-    require_bubblewrap("environment.isolation", "environments", _OTHERWISE)
+    require_bubblewrap(_SETTING, "environments")
     program = python or sys.executable
     needed = [*readable, Path.cwd(), Path(rollpacker.__file__).parent, Path(program), *_places_of(program, variables)]
     needed += [*_caches(variables), *([_RESOLVER] if has_network else [])]
@@ -117,13 +114,7 @@ def bubblewrap_command(
         *("--setenv", "TMPDIR", _SCRATCH, "--chdir", str(Path.cwd()), "--"),
     ]
     if failure := start_error([*command, program, "-c", ""], variables):
-        raise no_start(
-            "environment.isolation=bubblewrap",
-            "environment",
-            _OTHERWISE,
-            failure=failure,
-            trusted="set environment.isolation=rlimits where environments are trusted",
-        )
+        raise no_start(_SETTING, "bubblewrap", "environments", failure)
     return command
 
 

@@ -49,13 +49,12 @@ def start_error(command: Sequence[str], variables: Mapping[str, str]) -> str | N
     return said[-1] if said else f"it exits with code {ended.returncode}"
 
 
-def require_bubblewrap(setting: str, what: str, otherwise: str) -> None:
+def require_bubblewrap(setting: str, what: str) -> None:
     """Refuse a machine without the program.
 
     Args:
         setting: The key that asks for it.
         what: Bubblewrap isolates.
-        otherwise: What holds without it, as a sentence without its full stop.
 
     Raises:
         UserError: It is not in the PATH.
@@ -63,25 +62,37 @@ def require_bubblewrap(setting: str, what: str, otherwise: str) -> None:
     if shutil.which("bwrap") is None:
         raise UserError(
             f"{setting}=bubblewrap, and there is no program `bwrap` in the PATH.",
-            f"bubblewrap isolates {what}. {otherwise}.",
+            f"bubblewrap isolates {what}. {without_it(setting, what)}",
             "Install the system's package `bubblewrap`, also in the image that runs",
         )
 
 
-def no_start(setting: str, what: str, otherwise: str, *, failure: str, trusted: str) -> UserError:
+def no_start(setting: str, isolation: str, what: str, failure: str) -> UserError:
     """Make the refusal of a machine where none starts.
 
     Args:
-        setting: The key and its value.
+        setting: The key that asks for isolation.
+        isolation: Its value.
         what: Does not start.
-        otherwise: As in `require_bubblewrap`.
         failure: Why not, in the system's words.
-        trusted: What to set where, instead.
     """
     return UserError(
-        f"{setting}, and no {what} starts here: {failure}.",
-        "It takes bubblewrap 0.7 or later, and user namespaces, which some systems and containers forbid. "
-        f"{otherwise}.",
+        f"{setting}={isolation}, and {what} do not start here: {failure}.",
+        "Isolation takes bubblewrap 0.7 or later, and user namespaces, which some systems and containers forbid. "
+        f"{without_it(setting, what)}",
         "Ask for user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
-        f"kernel.apparmor_restrict_unprivileged_userns), or {trusted}",
+        f"kernel.apparmor_restrict_unprivileged_userns), or {where_trusted(setting, what)}",
     )
+
+
+def without_it(setting: str, what: str) -> str:
+    """Say what holds without bubblewrap."""
+    return (
+        f"{setting}=rlimits does not isolate {what}: they can read this user's files, use the network and kill the "
+        "run's processes."
+    )
+
+
+def where_trusted(setting: str, what: str) -> str:
+    """Say what to set, and where, instead of bubblewrap."""
+    return f"set {setting}=rlimits where {what} are trusted"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import UserError
-from rollpacker.rewards.sandbox.namespaces import no_start, require_bubblewrap
+from rollpacker.rewards.sandbox.namespaces import no_start, require_bubblewrap, where_trusted, without_it
 from rollpacker.rewards.sandbox.system_calls import MACHINES
 from rollpacker.rewards.sandbox.worker import SUPERVISOR
 from rollpacker.rewards.supervisor_process import SupervisorProcess
@@ -15,10 +16,8 @@ from rollpacker.rewards.supervisor_process import SupervisorProcess
 if TYPE_CHECKING:
     from rollpacker.config.sections.sandbox import SandboxSection
 
-_FALLBACK = (
-    "reward.sandbox.isolation=rlimits does not isolate programs: they can read this user's files, use the network and "
-    "kill the run's processes"
-)
+_SETTING = "reward.sandbox.isolation"
+_PROGRAMS = "programs of responses"
 
 
 def check_sandbox(section: SandboxSection) -> str:
@@ -29,26 +28,17 @@ def check_sandbox(section: SandboxSection) -> str:
     """
     is_isolated = section.isolation == "bubblewrap"
     if is_isolated:
-        require_bubblewrap("reward.sandbox.isolation", "programs of responses", _FALLBACK)
+        require_bubblewrap(_SETTING, _PROGRAMS)
     if is_isolated and platform.machine() not in MACHINES:
         raise UserError(
-            f"reward.sandbox.isolation=bubblewrap on a machine of kind {platform.machine()}.",
-            f"The filter of system calls supports {' and '.join(MACHINES)}. {_FALLBACK}.",
-            "Run elsewhere, or set reward.sandbox.isolation=rlimits where the programs are trusted",
+            f"{_SETTING}=bubblewrap on a machine of kind {platform.machine()}.",
+            f"The filter of system calls supports {' and '.join(MACHINES)}. {without_it(_SETTING, _PROGRAMS)}",
+            f"Run elsewhere, or {where_trusted(_SETTING, _PROGRAMS)}",
         )
-    process = SupervisorProcess(SUPERVISOR, [section.bounds_json()])
-    try:
+    with closing(SupervisorProcess(SUPERVISOR, [section.bounds_json()])) as process:
         failure = process.start_failure()
-    finally:
-        process.close()
     if failure is not None:
-        raise no_start(
-            f"reward.sandbox.isolation={section.isolation}",
-            "sandbox",
-            _FALLBACK,
-            failure=failure,
-            trusted="set reward.sandbox.isolation=rlimits where the programs are trusted",
-        )
+        raise no_start(_SETTING, section.isolation, _PROGRAMS, failure)
     if is_isolated:
         return f"bubblewrap {_version()} isolates programs"
     return "programs have resource limits and are not isolated: they can read this user's files and use the network"
