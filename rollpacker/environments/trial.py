@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import ConfigError, EngineFailed
@@ -45,12 +46,9 @@ def try_environment(config: RunConfig, prompt: Prompt) -> tuple[str, ...]:
     Raises:
         ConfigError: It cannot be made, no reset gives an observation, or the step returns something else than a step.
     """
-    process = _started(config)
-    try:
+    with closing(_started(config)) as process:
         _reset(config, process, prompt)
         return _try_step(config, process)
-    finally:
-        process.close()
 
 
 def first_observation(config: RunConfig, prompt: Prompt) -> Observation:
@@ -59,12 +57,9 @@ def first_observation(config: RunConfig, prompt: Prompt) -> Observation:
     Raises:
         ConfigError: As `try_environment`.
     """
-    process = _started(config)
-    try:
+    with closing(_started(config)) as process:
         observation: Observation = _reset(config, process, prompt)["observation"]
-        return observation
-    finally:
-        process.close()
+    return observation
 
 
 def _reset(config: RunConfig, process: SupervisorProcess, prompt: Prompt) -> dict[str, Any]:
@@ -148,13 +143,11 @@ def prompt_rows(config: RunConfig) -> list[dict[str, Any]]:
 
 
 def _asked(config: RunConfig, what: str, of: object, limit_s: float) -> list[dict[str, Any]]:
-    process = _started(config)
-    try:
-        answer = process.ask(json.dumps({what: of}), limit_s)
-    except EngineFailed as error:
-        answer = {"failure": str(error)}
-    finally:
-        process.close()
+    with closing(_started(config)) as process:
+        try:
+            answer = process.ask(json.dumps({what: of}), limit_s)
+        except EngineFailed as error:
+            answer = {"failure": str(error)}
     if "failure" in answer:
         raise _unusable(config, answer["failure"])
     given: list[dict[str, Any]] = answer[what]

@@ -61,7 +61,6 @@ def score_file(
     files: Sequence[PromptFile],
     responses_path: Path,
     out_path: Path,
-    on_progress: Callable[[int, int], None] | None = None,
     *,
     open_judge: Callable[[JudgeSection], RewardWorker] | None = None,
     can_replace: bool = True,
@@ -73,7 +72,6 @@ def score_file(
         files: The prompt files, for the references.
         responses_path: Read as prompt files are, with `id` and `response`; several rows may name the same prompt.
         out_path: Created, replaced or, if it is a stream, written to at the end.
-        on_progress: Told the number of scored responses, and of all, when some are done.
         open_judge: Loads the LLM judge, where the reward has one.
         can_replace: Whether `out_path` may be a file that exists.
 
@@ -103,7 +101,7 @@ def score_file(
         check_sandbox(reward.sandbox)
     check_rubrics(reward, prompts.values())
     requests = _read_responses(reward, responses_path, prompts, f"Allowed: {legal_ids}", remedy)
-    verdicts = asyncio.run(_score(reward, requests, on_progress or _ignore_progress, open_judge))
+    verdicts = asyncio.run(_score(reward, requests, open_judge))
     lines = [
         json.dumps(
             {"id": verdict.request.prompt.key, "reward": verdict.reward, "reason": verdict.reason}
@@ -124,7 +122,6 @@ def score_file(
 async def _score(
     reward: RewardSection,
     requests: Sequence[ScoringRequest],
-    on_progress: Callable[[int, int], None],
     open_judge: Callable[[JudgeSection], RewardWorker] | None,
 ) -> list[Verdict]:
     """Give the verdicts in the order of the requests."""
@@ -138,7 +135,6 @@ async def _score(
         await worker.score(requests)
         while len(verdicts) < len(requests):
             verdicts |= {verdict.request: verdict for verdict in await worker.collect()}
-            on_progress(len(verdicts), len(requests))
     finally:
         await worker.close()
     return [verdicts[request.request] for request in requests]
@@ -189,7 +185,3 @@ def _refuse_inputs(out_path: Path, *inputs: Path) -> None:
             raise DataError(
                 f"out={out_path} is one of the input files", "Allowed: another file", "Choose another name for out"
             )
-
-
-def _ignore_progress(_num_scored: int, _num_responses: int) -> None:
-    pass

@@ -38,10 +38,7 @@ def prompts(tmp_path):
 def test_each_response_gets_a_line_in_the_order_of_the_input(tmp_path, prompts):
     answers = [("2", "+1 2"), ("walk-1", "+2 5"), ("walk-1", "+2 6"), ("2", "hm"), ("walk-1", "+1 4")]
     responses = write(tmp_path / "answers.jsonl", [{"id": key, "response": text} for key, text in answers])
-    told = []
-    summary = score_file(
-        WALK, [PromptFile(path=prompts)], responses, tmp_path / "scores.jsonl", lambda *counts: told.append(counts)
-    )
+    summary = score_file(WALK, [PromptFile(path=prompts)], responses, tmp_path / "scores.jsonl")
     assert read(tmp_path / "scores.jsonl") == [
         {"id": "2", "reward": 1.0, "reason": "correct"},
         {"id": "walk-1", "reward": 1.0, "reason": "correct"},
@@ -51,7 +48,6 @@ def test_each_response_gets_a_line_in_the_order_of_the_input(tmp_path, prompts):
     ]
     assert (summary.num_responses, summary.reward_mean) == (5, 0.4)
     assert summary.num_by_reason == {"correct": 2, "wrong_sum": 1, "malformed": 1, "missed_target": 1}
-    assert told[-1] == (5, 5)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,15 +57,8 @@ _PLACES = {name: f"\ue000{index}\ue001" for index, name in enumerate(VARIABLES[:
 _PLACE = re.compile("\ue000([0-9])\ue001")
 
 
-@dataclass(frozen=True, slots=True)
-class _Variable:
-    """A place in a layout."""
-
-    name: str
-
-
-_Layout = tuple["list[int] | _Variable", ...]
-"""Tokens that are always the same, and what comes between them."""
+_Layout = tuple[list[int] | str, ...]
+"""Tokens that are always the same, and between them the names of variables."""
 
 
 def dialogue(prompt: Prompt) -> str:
@@ -169,7 +161,7 @@ class JudgePrompts:
         question, response = self._plain(request.prompt_text), self._plain(request.response_text)
         filled["question"] = self._shorten(question, max(room // 2, room - len(response)))
         filled["response"] = self._shorten(response, room - len(filled["question"]))
-        parts = (filled[part.name] if isinstance(part, _Variable) else part for part in layout)
+        parts = (filled[part] if isinstance(part, str) else part for part in layout)
         return np.fromiter(itertools.chain.from_iterable(parts), dtype=np.int32)
 
     def check(self, prompt: Prompt) -> None:
@@ -198,7 +190,7 @@ class JudgePrompts:
 
     def _room(self, layout: _Layout, filled: Mapping[str, Sequence[int]]) -> int:
         """Tokens that question and response may have together."""
-        taken = sum(len(filled.get(part.name, ())) if isinstance(part, _Variable) else len(part) for part in layout)
+        taken = sum(len(filled.get(part, ()) if isinstance(part, str) else part) for part in layout)
         return self._max_tokens - taken
 
     def _shorten(self, token_ids: list[int], room: int) -> list[int]:
@@ -229,13 +221,13 @@ class JudgePrompts:
                 "Correct the file of reward.judge.template.",
             ) from error
         text = self._as_chat(message)
-        parts: list[list[int] | _Variable] = [self._beginning()]
+        parts: list[list[int] | str] = [self._beginning()]
         for index, piece in enumerate(_PLACE.split(text)):
             if index % 2:
-                parts.append(_Variable(VARIABLES[int(piece)]))
+                parts.append(VARIABLES[int(piece)])
             elif piece:
                 parts.append(self._tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
-        num_responses = parts.count(_Variable("response"))
+        num_responses = parts.count("response")
         if num_responses != 1:
             raise ConfigError(
                 f"The judge's template shows the response {num_responses} times"
