@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.rewards.sandbox.corpus import FORMS, generate
-from tests.rewards.sandbox.programs import Pool, fenced, request_of, write_prompts
+from tests.rewards.sandbox.programs import reasons_of
 
 NUM_EACH = 1000
 LIMIT_S = 10.0
@@ -28,24 +28,11 @@ def main() -> None:
     programs = generate(given.num_each, given.seed)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        reasons = asyncio.run(reasons_of(Path(folder), programs))
+        cases = [(program.fields, program.source) for program in programs]
+        reasons = asyncio.run(reasons_of(Path(folder), cases, limits_s=(LIMIT_S,)))
     took_s = time.monotonic() - began_s
     print(f"seed {given.seed}, {took_s:.0f} s, load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
     print_table(programs, reasons)
-
-
-async def reasons_of(folder, programs):
-    """Give the reason of each program's verdict."""
-    lines = [{"id": str(index), **program.fields} for index, program in enumerate(programs)]
-    references = write_prompts(folder, lines)
-    async with Pool(num_workers=2) as pool:
-        verdicts = await pool.score(
-            *(
-                request_of(index, references[str(index)], fenced(program.source), limits_s=(LIMIT_S,))
-                for index, program in enumerate(programs)
-            )
-        )
-    return [verdict.reason for verdict in verdicts]
 
 
 def print_table(programs, reasons):

@@ -215,12 +215,6 @@ def test_a_server_of_another_kind_is_refused(folder: Path, capsys: pytest.Captur
     assert "timeout_s" not in message
 
 
-def test_a_server_that_refuses_every_request_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with reward_server(lambda _question: (401, {})) as (url, _):
-        message = refused(folder, capsys, ["check", *RUN, f"reward.url={url}"])
-    assert "no score comes from there: it answered with status 401" in message
-
-
 def test_a_function_that_takes_answers_is_refused_where_no_prompt_has_one(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

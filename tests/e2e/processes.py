@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import subprocess
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 MARK = "ROLLPACKER_TEST_RUN"
 """Environment variable by which a test knows what its run has started."""
+
+_END_LIMIT_S = 60.0
+"""Within which processes that were killed or told to end have ended, on a busy machine."""
 
 _FREEZER = Path(__file__).with_name("freezer")
 
@@ -126,6 +130,22 @@ def _state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+@contextmanager
+def watched(*pids: int) -> Iterator[Callable[[], None]]:
+    """Give a function that waits until all these processes have ended; all live when this is called."""
+    files = [os.pidfd_open(pid) for pid in pids]
+
+    def wait_for_the_end() -> None:
+        for file in files:
+            assert select.select([file], [], [], _END_LIMIT_S)[0], "a process is still there"
+
+    try:
+        yield wait_for_the_end
+    finally:
+        for file in files:
+            os.close(file)
 
 
 class NamedProcess(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -153,28 +153,30 @@ class Client:
         return status, json.loads(await self.reader.readexactly(length))
 
 
-def talk(endpoint: ChatEndpoint, *turns: Mapping[str, Any]) -> list[tuple[int, Any]]:
+async def begun(endpoint: ChatEndpoint, tools: Sequence[dict[str, Any]] = ()) -> Client:
+    """Connect to an endpoint, and begin a conversation there."""
+    client = await Client(endpoint).connect()
+    endpoint.begin(Conversation(PROMPT, PARAMS, tools))
+    return client
+
+
+async def talk(endpoint: ChatEndpoint, *turns: Mapping[str, Any]) -> list[tuple[int, Any]]:
     """The answers to one request more than there are turns; each request goes on from the last turn."""
-
-    async def run() -> list[tuple[int, Any]]:
-        client = await Client(endpoint).connect()
-        endpoint.begin(Conversation(PROMPT, PARAMS))
-        messages, answers = list(PROMPT), []
-        for each in turns:
-            asking = asyncio.create_task(client.post(messages))
-            await endpoint.asked
-            endpoint.give(each)
-            answers.append(await asking)
-            messages += [answers[-1][1]["choices"][0]["message"], said("on")]
-        async with asyncio.timeout(5.0):
-            return [*answers, await client.post(messages)]
-
-    return asyncio.run(run())
+    client = await begun(endpoint)
+    messages, answers = list(PROMPT), []
+    for each in turns:
+        asking = asyncio.create_task(client.post(messages))
+        await endpoint.asked
+        endpoint.give(each)
+        answers.append(await asking)
+        messages += [answers[-1][1]["choices"][0]["message"], said("on")]
+    async with asyncio.timeout(5.0):
+        return [*answers, await client.post(messages)]
 
 
-def test_a_turn_comes_back_as_an_openai_client_reads_it_and_past_the_last_one_the_context_is_full():
+async def test_a_turn_comes_back_as_an_openai_client_reads_it_and_past_the_last_one_the_context_is_full():
     endpoint = ChatEndpoint(2, "hermes")
-    (status, answer), _, (last, refusal) = talk(endpoint, turn("2"), turn("3"))
+    (status, answer), _, (last, refusal) = await talk(endpoint, turn("2"), turn("3"))
     assert status == 200
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "2"}
     assert answer["choices"][0]["finish_reason"] == "stop"
@@ -202,89 +204,69 @@ def test_a_turn_comes_back_as_an_openai_client_reads_it_and_past_the_last_one_th
         ("hermes", "three", []),
     ],
 )
-def test_calls_of_tools_are_found_in_a_turn_and_what_they_give_follows_it_with_the_name(parser, text, calls):
-    async def run() -> None:
-        endpoint = ChatEndpoint(9, parser)
-        client = await Client(endpoint).connect()
-        endpoint.begin(Conversation(PROMPT, PARAMS, TOOLS))
-        asking = asyncio.create_task(client.post(PROMPT, tools=TOOLS))
-        await endpoint.asked
-        endpoint.give(turn(text))
-        choice = (await asking)[1]["choices"][0]
-        message = choice["message"]
-        assert (message["content"], choice["finish_reason"]) == (text, "tool_calls" if calls else "stop")
-        made = message.get("tool_calls", [])
-        arguments = [json.loads(each["function"]["arguments"]) for each in made]
-        assert [(each["function"]["name"], of) for each, of in zip(made, arguments, strict=True)] == calls
-        results = [{"role": "tool", "tool_call_id": each["id"], "content": str(at)} for at, each in enumerate(made)]
-        following = asyncio.create_task(client.post([*PROMPT, message, *(results or [said("on")])], tools=TOOLS))
-        added = await endpoint.asked
-        following.cancel()
-        named = [{"role": "tool", "content": str(at), "name": name} for at, (name, _) in enumerate(calls)]
-        assert added == (named or [said("on")])
-
-    asyncio.run(run())
+async def test_calls_of_tools_are_found_in_a_turn_and_what_they_give_follows_it_with_the_name(parser, text, calls):
+    endpoint = ChatEndpoint(9, parser)
+    client = await begun(endpoint, TOOLS)
+    asking = asyncio.create_task(client.post(PROMPT, tools=TOOLS))
+    await endpoint.asked
+    endpoint.give(turn(text))
+    choice = (await asking)[1]["choices"][0]
+    message = choice["message"]
+    assert (message["content"], choice["finish_reason"]) == (text, "tool_calls" if calls else "stop")
+    made = message.get("tool_calls", [])
+    arguments = [json.loads(each["function"]["arguments"]) for each in made]
+    assert [(each["function"]["name"], of) for each, of in zip(made, arguments, strict=True)] == calls
+    results = [{"role": "tool", "tool_call_id": each["id"], "content": str(at)} for at, each in enumerate(made)]
+    following = asyncio.create_task(client.post([*PROMPT, message, *(results or [said("on")])], tools=TOOLS))
+    added = await endpoint.asked
+    following.cancel()
+    named = [{"role": "tool", "content": str(at), "name": name} for at, (name, _) in enumerate(calls)]
+    assert added == (named or [said("on")])
 
 
-def test_calls_between_special_tokens_are_found_and_no_such_token_is_content():
-    async def run() -> None:
-        endpoint = ChatEndpoint(9, "hermes")
-        client = await Client(endpoint).connect()
-        endpoint.begin(Conversation(PROMPT, PARAMS, TOOLS))
-        asking = asyncio.create_task(client.post(PROMPT, tools=TOOLS))
-        await endpoint.asked
-        call = '{"name": "add", "arguments": {"first": 1}}'
-        endpoint.give(turn(call, spelled=f"<tool_call>{call}</tool_call><|im_end|>"))
-        message = (await asking)[1]["choices"][0]["message"]
-        assert message["content"] == call
-        assert [each["function"]["name"] for each in message["tool_calls"]] == ["add"]
-
-    asyncio.run(run())
+async def test_calls_between_special_tokens_are_found_and_no_such_token_is_content():
+    endpoint = ChatEndpoint(9, "hermes")
+    client = await begun(endpoint, TOOLS)
+    asking = asyncio.create_task(client.post(PROMPT, tools=TOOLS))
+    await endpoint.asked
+    call = '{"name": "add", "arguments": {"first": 1}}'
+    endpoint.give(turn(call, spelled=f"<tool_call>{call}</tool_call><|im_end|>"))
+    message = (await asking)[1]["choices"][0]["message"]
+    assert message["content"] == call
+    assert [each["function"]["name"] for each in message["tool_calls"]] == ["add"]
 
 
-def test_after_a_turn_that_was_cut_off_there_is_no_other():
-    (_, answer), (last, _) = talk(ChatEndpoint(9, "hermes"), turn("2", "length"))
+async def test_after_a_turn_that_was_cut_off_there_is_no_other():
+    (_, answer), (last, _) = await talk(ChatEndpoint(9, "hermes"), turn("2", "length"))
     assert answer["choices"][0]["finish_reason"] == "length"
     assert last == 400
 
 
-def test_a_request_that_nothing_can_be_trained_of_is_answered_and_kept_as_the_reason():
-    async def run() -> None:
-        endpoint = ChatEndpoint(9, "hermes")
-        client = await Client(endpoint).connect()
-        endpoint.begin(Conversation(PROMPT, PARAMS))
-        status, answer = await client.post([said("from 7")])
-        assert status == 400
-        assert "from 7" in answer["error"]["message"]
-        assert "from 7" in str(endpoint.refused)
-        assert not endpoint.asked.done()
-
-    asyncio.run(run())
+async def test_a_request_that_nothing_can_be_trained_of_is_answered_and_kept_as_the_reason():
+    endpoint = ChatEndpoint(9, "hermes")
+    client = await begun(endpoint)
+    status, answer = await client.post([said("from 7")])
+    assert status == 400
+    assert "from 7" in answer["error"]["message"]
+    assert "from 7" in str(endpoint.refused)
+    assert not endpoint.asked.done()
 
 
-def test_two_requests_at_once_are_refused_since_a_trajectory_has_one_sequence():
-    async def run() -> None:
-        endpoint = ChatEndpoint(9, "hermes")
-        client = await Client(endpoint).connect()
-        endpoint.begin(Conversation(PROMPT, PARAMS))
-        first = asyncio.create_task(client.post(PROMPT))
-        await endpoint.asked
-        status, _ = await (await Client(endpoint).connect()).post(PROMPT)
-        assert status == 400
-        assert "another one waits" in str(endpoint.refused)
-        first.cancel()
-
-    asyncio.run(run())
+async def test_two_requests_at_once_are_refused_since_a_trajectory_has_one_sequence():
+    endpoint = ChatEndpoint(9, "hermes")
+    client = await begun(endpoint)
+    first = asyncio.create_task(client.post(PROMPT))
+    await endpoint.asked
+    status, _ = await (await Client(endpoint).connect()).post(PROMPT)
+    assert status == 400
+    assert "another one waits" in str(endpoint.refused)
+    first.cancel()
 
 
 @pytest.mark.parametrize(("token", "path", "status"), [("other", None, 401), (None, "/v1/models", 404)])
-def test_another_token_or_path_reaches_no_policy(token: str | None, path: str | None, status: int):
-    async def run() -> None:
-        endpoint = ChatEndpoint(9, "hermes")
-        client = await Client(endpoint).connect()
-        endpoint.begin(Conversation(PROMPT, PARAMS))
-        answered, _ = await client.post(PROMPT, token, path or "/v1/chat/completions")
-        assert answered == status
-        assert not endpoint.asked.done()
-
-    asyncio.run(run())
+async def test_another_token_or_path_reaches_no_policy(token: str | None, path: str | None, status: int):
+    endpoint = ChatEndpoint(9, "hermes")
+    client = await begun(endpoint)
+    answered, _ = await client.post(PROMPT, token, path or "/v1/chat/completions")
+    assert answered == status
+    assert not endpoint.asked.done()

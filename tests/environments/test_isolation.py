@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -18,22 +17,18 @@ import pytest
 
 import rollpacker
 from rollpacker.core.errors import ConfigError, UserError
-from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.environments.isolation import variables_of_environment
-from rollpacker.environments.pool import EnvironmentPool
 from rollpacker.environments.starting import EnvironmentStarter, starter_of
 from rollpacker.environments.trial import tool_schemas, try_environment
-from rollpacker.protocols.environment import EnvironmentReset, EnvironmentTurn
-from rollpacker.protocols.references import AnswerReference
-from rollpacker.protocols.rollout import FinishReason, Prompt
 from rollpacker.rewards.processes import tree_of
 from rollpacker.rewards.sandbox import namespaces
 from rollpacker.rewards.sandbox.namespaces import is_real_root
 from rollpacker.rewards.supervisor_process import SupervisorProcess
-from tests.environments.answers import answers_of
-from tests.sim.composed import composed
+from tests.e2e.processes import watched
+from tests.environments.test_trial import config_of, prompt
 
 WALK = "rollpacker.environments.walk_turns:WalkTurns"
+ISOLATED = "environment.isolation=bubblewrap"
 SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "OPENAI_API_KEY", "CLIENT_SECRET", "RAY_ADDRESS", "SLURM_JOB_ID")
 
 CURIOUS = """
@@ -102,19 +97,6 @@ def started(source: str, **others: Any) -> Iterator[SupervisorProcess]:
 def said(process: SupervisorProcess, action: str) -> str:
     answer = process.ask(json.dumps({"step": {"text": action}}), 30.0)
     return str(answer.get("failure") or answer["observation"])
-
-
-def watched(pids: list[int]) -> list[int]:
-    """Open what tells of the end of processes, while they live."""
-    return [os.pidfd_open(pid) for pid in pids]
-
-
-def ends(files: list[int]) -> bool:
-    try:
-        return all(select.select([file], [], [], 10.0)[0] for file in files)
-    finally:
-        for file in files:
-            os.close(file)
 
 
 @pytest.mark.parametrize("is_isolated", [False, pytest.param(True, marks=needs_bubblewrap)])
@@ -205,50 +187,18 @@ def test_an_isolated_environment_reaches_the_network_where_it_may_and_itself_alw
 
 
 @needs_bubblewrap
-async def test_an_isolated_environment_is_walked_in_a_pool_to_its_reward():
-    pool = EnvironmentPool(EnvironmentStarter(WALK, {}, is_isolated=True), limit_s=30.0)
-    try:
-        for sample in range(2):
-            request = RequestId(0, PromptId(0, "p"), sample)
-            pool.reset(request, 0, EnvironmentReset(seed=1, options={"ground_truth": "3 12"}))
-            answers = await answers_of(pool)
-            for call, action in enumerate(("+4 7", "+4 11", "+1 12"), 1):
-                turn = EnvironmentTurn(
-                    text=action, spelled=action, token_ids=(), logprobs=(), finish_reason=FinishReason.STOP
-                )
-                pool.step(request, call, turn)
-                answers += await answers_of(pool)
-            pool.end(request)
-            assert [each.observation for each in answers] == ["", "7 12 :", "11 12 :", "12 12 :"]
-            assert [each.reward for each in answers] == [0.0, 0.0, 0.0, 1.0]
-    finally:
-        await pool.close()
-
-
-@needs_bubblewrap
 @pytest.mark.parametrize("way", ["close", "restart", "kill"])
 def test_nothing_of_an_isolated_environment_outlives_its_process(curious: str, way: str):
     with started(curious, is_isolated=True) as process:
         said(process, "start")
         tree = list(tree_of(process.pid))
         assert len(tree) >= 5, "the keeper, bubblewrap, the environment and what it started"
-        files = watched(tree)
-        if way == "kill":
-            os.kill(process.pid, signal.SIGKILL)
-        else:
-            getattr(process, way)()
-        assert ends(files)
-
-
-def config_of(*words: str) -> Any:
-    return composed("model.path=model", "data.path=prompts.jsonl", *words)
-
-
-def prompt() -> Prompt:
-    return Prompt(key="p", domain=Domain("walk"), messages=(), text="3 20 :", reference=AnswerReference(text="3 20"))
-
-
-ISOLATED = "environment.isolation=bubblewrap"
+        with watched(*tree) as wait_for_the_end:
+            if way == "kill":
+                os.kill(process.pid, signal.SIGKILL)
+            else:
+                getattr(process, way)()
+            wait_for_the_end()
 
 
 @needs_bubblewrap

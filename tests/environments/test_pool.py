@@ -24,6 +24,7 @@ from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.rewards.supervisor_process import environment_of_children, words_that_run
 from tests.environments.answers import answers_of
+from tests.environments.test_isolation import needs_bubblewrap
 
 WALK = "rollpacker.environments.walk_turns:WalkTurns"
 DELAYED = "rollpacker.environments.delayed:Delayed"
@@ -61,6 +62,13 @@ class Env:
             return "", float("nan"), False, False, {}
         return action.upper(), 0.5, False, action == "long", {}
 """
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    """Where the class of `OWN` is."""
+    (tmp_path / "own.py").write_text(OWN)
+    return f"{tmp_path}/own.py:Env"
 
 
 def turn(text: str) -> EnvironmentTurn:
@@ -101,14 +109,14 @@ def pids(pool: EnvironmentPool) -> list[int]:
     return [process.pid for process in processes if process is not None]
 
 
-async def test_a_walk_is_walked_step_by_step_and_rewarded_at_its_end():
-    async with pool_of(WALK) as pool:
+@pytest.mark.parametrize("is_isolated", [False, pytest.param(True, marks=needs_bubblewrap)])
+async def test_a_walk_is_walked_step_by_step_and_rewarded_at_its_end(is_isolated: bool):
+    starter = EnvironmentStarter(WALK, {}, is_isolated=is_isolated)
+    async with closing(EnvironmentPool(starter, limit_s=30.0)) as pool:
         pool.reset(request(), 0, START)
         assert (await answer(pool)).observation == ""
         rewards = []
-        for call, (action, observation) in enumerate(
-            [("+4 7", "7 12 :"), ("+4 11", "11 12 :"), ("+1 12", "12 12 :")], start=1
-        ):
+        for call, action, observation in ((1, "+4 7", "7 12 :"), (2, "+4 11", "11 12 :"), (3, "+1 12", "12 12 :")):
             pool.step(request(), call, turn(action))
             found = await answer(pool)
             assert (found.call, found.observation, found.failure) == (call, observation, None)
@@ -180,9 +188,8 @@ async def test_an_environment_that_hangs_is_killed_when_it_is_ended_and_another_
         assert len(pids(pool)) == 1
 
 
-async def test_it_is_said_once_which_limit_ended_an_environment_that_did_not_answer(tmp_path: Path, caplog):
-    (tmp_path / "own.py").write_text(OWN)
-    starter = EnvironmentStarter(f"{tmp_path}/own.py:Env", {})
+async def test_it_is_said_once_which_limit_ended_an_environment_that_did_not_answer(own: str, caplog):
+    starter = EnvironmentStarter(own, {})
     async with closing(EnvironmentPool(starter, limit_s=30.0, limits={"turn": "environment.turn_timeout_s=2"})) as pool:
         pool.reset(request(0), 0, START)
         pool.end(request(0), has_hung=True)
@@ -196,9 +203,8 @@ async def test_it_is_said_once_which_limit_ended_an_environment_that_did_not_ans
     assert said == ["it did not start in time", "its turn took longer than environment.turn_timeout_s=2"]
 
 
-async def test_a_process_that_has_not_started_when_its_trajectorys_time_is_over_serves_the_next_one(tmp_path: Path):
-    (tmp_path / "own.py").write_text(OWN)
-    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+async def test_a_process_that_has_not_started_when_its_trajectorys_time_is_over_serves_the_next_one(own: str):
+    async with pool_of(own) as pool:
         pool._free.append(await asyncio.to_thread(pool._starter.start))  # as one whose trajectory was stopped meanwhile
         (starting,) = pids(pool)
         pool.reset(request(), 0, START)
@@ -223,9 +229,8 @@ async def test_a_process_that_is_not_ready_in_time_is_a_time_out_of_its_trajecto
         assert pids(pool) == []
 
 
-async def test_one_that_hangs_and_does_not_end_at_a_signal_does_not_hold_the_others(tmp_path: Path):
-    (tmp_path / "own.py").write_text(OWN)
-    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+async def test_one_that_hangs_and_does_not_end_at_a_signal_does_not_hold_the_others(own: str):
+    async with pool_of(own) as pool:
         for sample in range(2):
             pool.reset(request(sample), 0, START)
             await answer(pool)
@@ -245,9 +250,8 @@ async def test_one_that_hangs_and_does_not_end_at_a_signal_does_not_hold_the_oth
         assert pids(pool) == [pool._open[request(1)].pid]
 
 
-async def test_a_trajectory_that_is_stopped_leaves_its_environment_to_finish_for_the_next_one(tmp_path: Path):
-    (tmp_path / "own.py").write_text(OWN)
-    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+async def test_a_trajectory_that_is_stopped_leaves_its_environment_to_finish_for_the_next_one(own: str):
+    async with pool_of(own) as pool:
         pool.reset(request(), 0, START)
         await answer(pool)
         before = pids(pool)
@@ -277,9 +281,8 @@ async def test_one_that_is_stopped_in_the_moment_of_its_call_is_free_again_when_
         assert len(pids(pool)) == 1
 
 
-async def test_environments_that_do_not_finish_are_not_more_than_were_open_at_once(tmp_path: Path):
-    (tmp_path / "own.py").write_text(OWN)
-    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+async def test_environments_that_do_not_finish_are_not_more_than_were_open_at_once(own: str):
+    async with pool_of(own) as pool:
         for sample in range(4):
             pool.reset(request(sample), 0, START)
             assert (await answer(pool)).request == request(sample)
@@ -289,10 +292,9 @@ async def test_environments_that_do_not_finish_are_not_more_than_were_open_at_on
         assert len(pids(pool)) <= 3
 
 
-async def test_what_an_environment_started_ends_with_it(tmp_path: Path):
-    (tmp_path / "own.py").write_text(OWN)
+async def test_what_an_environment_started_ends_with_it(own: str):
     started = []
-    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+    async with pool_of(own) as pool:
         for sample, has_hung in ((0, True), (1, False)):
             pool.reset(request(sample), 0, START)
             await answer(pool)
@@ -307,9 +309,8 @@ async def test_what_an_environment_started_ends_with_it(tmp_path: Path):
             os.kill(pid, 0)
 
 
-async def test_no_fresh_process_takes_the_next_turn_of_one_that_died_between_two(tmp_path: Path):
-    (tmp_path / "own.py").write_text(OWN)
-    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+async def test_no_fresh_process_takes_the_next_turn_of_one_that_died_between_two(own: str):
+    async with pool_of(own) as pool:
         pool.reset(request(), 0, START)
         await answer(pool)
         (pid,) = pids(pool)
@@ -381,11 +382,8 @@ async def test_an_environment_that_crashes_is_a_failure_of_its_trajectory_alone(
         ("set", "no JSON: Object of type set"),
     ],
 )
-async def test_what_an_environment_raises_or_answers_otherwise_is_a_failure_in_words(
-    tmp_path: Path, action: str, says: str
-):
-    (tmp_path / "own.py").write_text(OWN)
-    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+async def test_what_an_environment_raises_or_answers_otherwise_is_a_failure_in_words(own: str, action: str, says: str):
+    async with pool_of(own) as pool:
         pool.reset(request(), 0, START)
         assert (await answer(pool)).observation == "seed 1"
         pool.step(request(), 1, turn(action))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from rollpacker.environments import python_tool
 from rollpacker.environments.tools import Tools
+from tests.environments.test_isolation import needs_bubblewrap
 
 CALCULATE = "rollpacker.environments.calculator:calculate"
 
@@ -143,7 +143,7 @@ def test_a_turn_without_a_call_ends_the_trajectory(tools: Tools):
     assert contents(tools, "It is 5/6.<|im_end|>") == []
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap")
+@needs_bubblewrap
 def test_python_runs_in_the_sandbox_and_shows_what_it_prints_its_last_value_and_its_errors(tmp_path: Path):
     made = Tools(["rollpacker.environments.python_tool:python"], "hermes")
     try:

@@ -8,34 +8,17 @@ import pytest
 
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.core.events import CaseRun
-from rollpacker.core.ids import Domain, PromptId, RequestId
-from rollpacker.protocols.references import AnswerReference
-from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import make_reward_worker
 from rollpacker.rewards.routing import SummingRewardWorker
 from rollpacker.rewards.scores import CHECKER_CRASHED, CORRECT, TIMEOUT, has_failed, verdict_of
 from rollpacker.rewards.worker import InPlaceRewardWorker
-
-
-def request_of(sample, truth, response, domain="walk"):
-    return ScoringRequest(
-        request=RequestId(round=0, prompt=PromptId(epoch=0, key="a"), sample=sample),
-        domain=Domain(domain),
-        prompt_text="",
-        response_text=response,
-        is_truncated=False,
-        reference=AnswerReference(text=truth),
-    )
+from tests.rewards.asking import request_of, verdicts_of
 
 
 async def score(worker, *requests):
     try:
         await worker.score(requests)
-        verdicts = []
-        while len(verdicts) < len(requests):
-            verdicts += await worker.collect()
-        assert len(verdicts) == len(requests)
-        return sorted(verdicts, key=lambda verdict: verdict.request.sample)
+        return await verdicts_of(worker, len(requests))
     finally:
         await worker.close()
 
@@ -119,7 +102,7 @@ async def test_the_time_limit_of_a_program_is_no_failure_and_that_of_a_check_bes
     program, check, reason, is_failure
 ):
     parts = {"tests": (ScriptedWorker(program, RUNS), 1.0), "mine": (ScriptedWorker(check), 1.0)}
-    [verdict] = await score(SummingRewardWorker(parts), request_of(0, "", ""))
+    [verdict] = await score(SummingRewardWorker(parts), request_of(0, ""))
     assert (verdict.reason, has_failed(verdict)) == (reason, is_failure)
     assert verdict.case_runs == (() if is_failure else RUNS)
 
@@ -129,7 +112,7 @@ async def test_a_part_keeps_its_own_value_beside_an_inner_one_of_the_same_name()
         "a": (InPlaceRewardWorker(lambda: {"score": 1.0, "b": 5.0, "c": 3.0}), 1.0),
         "a.b": (InPlaceRewardWorker(lambda: 0.5), 1.0),
     }
-    [verdict] = await score(SummingRewardWorker(parts), request_of(0, "", ""))
+    [verdict] = await score(SummingRewardWorker(parts), request_of(0, ""))
     assert verdict.parts == {"a": 1.0, "a.b": 0.5, "a.c": 3.0}
 
 
@@ -175,9 +158,9 @@ async def test_a_response_that_was_forgotten_between_its_parts_has_no_verdict():
     early, late = InPlaceRewardWorker(lambda: 1.0), LateWorker(lambda: 2.0)
     worker = SummingRewardWorker({"early": (early, 1.0), "late": (late, 1.0)})
     try:
-        await worker.score([request_of(0, "", "")])
+        await worker.score([request_of(0, "")])
         await worker.forget()
-        await worker.score([request_of(1, "", "")])
+        await worker.score([request_of(1, "")])
         late.may_answer.set()
         [verdict] = await worker.collect()
         assert (verdict.request.sample, verdict.reward) == (1, 3.0)

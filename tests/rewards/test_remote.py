@@ -11,34 +11,21 @@ import pytest
 
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.core.errors import EngineFailed
-from rollpacker.core.ids import Domain, PromptId, RequestId
-from rollpacker.protocols.references import AnswerReference
-from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.remote import MOST_AT_ONCE, UrlRewardWorker, ask, longest_first_verdict_s
+from tests.rewards.asking import request_of, verdicts_of
 from tests.rewards.servers import lengths, raw_server, reward_server
 
 
-def request_of(sample, response):
-    return ScoringRequest(
-        request=RequestId(round=0, prompt=PromptId(epoch=0, key="a"), sample=sample),
-        domain=Domain("poems"),
-        prompt_text="Rhyme.",
-        response_text=response,
-        is_truncated=False,
-        reference=AnswerReference(text="none"),
-    )
+def poem(sample, response):
+    return request_of(sample, "none", response, prompt_text="Rhyme.")
 
 
 async def score(url, responses, num_workers=1, timeout_s=30.0, pauses_s=()):
     """Give reward and reason of each response."""
     worker = UrlRewardWorker(url, num_workers, timeout_s, pauses_s)
     try:
-        await worker.score([request_of(sample, response) for sample, response in enumerate(responses)])
-        verdicts = []
-        while len(verdicts) < len(responses):
-            verdicts += await worker.collect()
-        in_order = sorted(verdicts, key=lambda verdict: verdict.request.sample)
-        return [(verdict.reward, verdict.reason) for verdict in in_order]
+        await worker.score([poem(sample, response) for sample, response in enumerate(responses)])
+        return [(verdict.reward, verdict.reason) for verdict in await verdicts_of(worker, len(responses))]
     finally:
         await worker.close()
 
@@ -61,23 +48,15 @@ async def test_a_reward_may_be_all_that_a_function_returns():
     assert rewards == [(0.5, "scored"), (1.0, "rhymes"), (0.25, "scored"), (0.0, "not_finite"), (0.0, "wrong_result")]
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "reason"),
-    [
-        (200, b"<html>", "wrong_result"),
-        (200, {"rewards": [1.0]}, "wrong_result"),
-        (200, {"scores": [1.0, 1.0]}, "wrong_result"),
-        (200, [1.0, 1.0], "wrong_result"),
-    ],
-)
-async def test_a_wrong_answer_is_a_reason_and_the_next_is_scored(status, body, reason):
-    answers = iter([(status, body)])
+@pytest.mark.parametrize("body", [b"<html>", {"rewards": [1.0]}, {"scores": [1.0, 1.0]}, [1.0, 1.0]])
+async def test_a_wrong_answer_is_a_reason_and_the_next_is_scored(body):
+    answers = iter([(200, body)])
     with reward_server(lambda question: next(answers, None) or lengths(question)) as (url, _):
         worker = UrlRewardWorker(url, 1, 30.0, ())
         try:
-            await worker.score([request_of(0, "x"), request_of(1, "x")])
-            assert {verdict.reason for verdict in await worker.collect()} == {reason}
-            await worker.score([request_of(2, "xyz")])
+            await worker.score([poem(0, "x"), poem(1, "x")])
+            assert {verdict.reason for verdict in await worker.collect()} == {"wrong_result"}
+            await worker.score([poem(2, "xyz")])
             [verdict] = await worker.collect()
             assert (verdict.reward, verdict.reason) == (3.0, "scored")
         finally:
@@ -123,7 +102,7 @@ async def test_a_part_of_a_refused_request_has_its_verdict_before_the_next_one_i
     with reward_server(answer) as (url, _):
         worker = UrlRewardWorker(url, 1, 30.0, ())
         try:
-            await worker.score([request_of(0, "x"), request_of(1, "xx")])
+            await worker.score([poem(0, "x"), poem(1, "xx")])
             assert [verdict.request.sample for verdict in await asyncio.wait_for(worker.collect(), 20)] == [0]
             may_answer.set()
             assert [verdict.request.sample for verdict in await worker.collect()] == [1]
@@ -145,30 +124,14 @@ async def test_each_part_of_a_refused_request_has_its_own_time_and_the_first_one
     with reward_server(answer) as (url, questions):
         worker = UrlRewardWorker(url, 1, 30.0, ())
         try:
-            await worker.score([request_of(sample, "x") for sample in range(MOST_AT_ONCE)])
-            verdicts = []
-            while len(verdicts) < MOST_AT_ONCE:
-                verdicts += await worker.collect()
+            await worker.score([poem(sample, "x") for sample in range(MOST_AT_ONCE)])
+            verdicts = await verdicts_of(worker, MOST_AT_ONCE)
         finally:
             await worker.close()
     assert {verdict.time_s for verdict in verdicts} == {2.0}
     sizes = [len(question["query"]) for question in questions]
     until_the_first = sizes[: sizes.index(1) + 1]
     assert longest_first_verdict_s(RewardSection(url=url, timeout_s=2.0)) == 2.0 * sum(until_the_first)
-
-
-async def test_a_server_that_takes_too_long_is_a_timeout():
-    may_end = threading.Event()
-
-    def hang(question):
-        may_end.wait()
-        return lengths(question)
-
-    with reward_server(hang) as (url, _):
-        try:
-            assert await score(url, ["x"], timeout_s=0.1) == [(0.0, "timeout")]
-        finally:
-            may_end.set()
 
 
 def test_a_request_has_the_time_of_each_of_its_responses():
@@ -181,7 +144,7 @@ def test_a_request_has_the_time_of_each_of_its_responses():
     with reward_server(hang) as (url, _):
         began_s = time.monotonic()
         try:
-            outcomes = ask(url, [request_of(sample, "x") for sample in range(3)], 0.1)
+            outcomes = ask(url, [poem(sample, "x") for sample in range(3)], 0.1)
         finally:
             may_end.set()
         assert time.monotonic() - began_s >= 0.3
@@ -268,11 +231,12 @@ async def test_a_server_that_refuses_whatever_it_is_sent_ends_the_run(status):
 
 WAITS = """
 import asyncio, sys
-from tests.rewards.test_remote import UrlRewardWorker, request_of
+from rollpacker.rewards.remote import UrlRewardWorker
+from tests.rewards.asking import request_of
 
 async def main(url):
     worker = UrlRewardWorker(url, 1, 600.0, ())
-    await worker.score([request_of(0, "x")])
+    await worker.score([request_of(0, "", "x")])
     await asyncio.to_thread(sys.stdin.readline)
     await worker.close()
 
@@ -312,11 +276,11 @@ async def test_what_was_forgotten_has_no_verdict_and_no_part_of_it_is_asked_for(
     with reward_server(answer) as (url, questions):
         worker = UrlRewardWorker(url, 1, 30.0, ())
         try:
-            await worker.score([request_of(0, "x"), request_of(1, "x")])
+            await worker.score([poem(0, "x"), poem(1, "x")])
             await asyncio.to_thread(came.wait)
-            await worker.score([request_of(2, "xx")])
+            await worker.score([poem(2, "xx")])
             await worker.forget()
-            await worker.score([request_of(3, "xxx")])
+            await worker.score([poem(3, "xxx")])
             may_answer.set()
             assert [verdict.request.sample for verdict in await worker.collect()] == [3]
         finally:

@@ -19,17 +19,14 @@ from rollpacker.rewards.factory import check_references, make_reward_worker
 from rollpacker.rewards.routing import RoutingRewardWorker
 from rollpacker.rewards.scoring import score_file
 from rollpacker.rewards.worker import InPlaceRewardWorker, KillableRewardWorker
-from tests.rewards.test_parts import request_of
+from tests.rewards.asking import request_of, verdicts_of
 
 MIXED = Path(__file__).parents[1] / "data" / "mixed.jsonl"
 SECTION = RewardSection(name="math", domains={"walk": "walk"}, timeout_s=20)
 
 
-async def collect(worker, num_verdicts):
-    verdicts = []
-    while len(verdicts) < num_verdicts:
-        verdicts += await worker.collect()
-    return {verdict.request.sample: verdict.reason for verdict in verdicts}
+async def reasons_of(worker, number):
+    return [verdict.reason for verdict in await verdicts_of(worker, number)]
 
 
 async def test_each_response_is_scored_once_by_the_reward_of_its_domain():
@@ -44,9 +41,9 @@ async def test_each_response_is_scored_once_by_the_reward_of_its_domain():
                 request_of(3, "42", "\\boxed{41}", domain="algebra"),
             ]
         )
-        assert await collect(worker, 4) == {0: "correct", 1: "correct", 2: "malformed", 3: "wrong_answer"}
+        assert await reasons_of(worker, 4) == ["correct", "correct", "malformed", "wrong_answer"]
         await worker.score([request_of(4, "3 4", "+1 5")])
-        assert await collect(worker, 1) == {4: "wrong_sum"}
+        assert await reasons_of(worker, 1) == ["wrong_sum"]
     finally:
         await worker.close()
 
@@ -65,7 +62,7 @@ async def test_a_check_that_cannot_start_is_not_waited_for_although_the_others_w
 async def test_closing_wakes_who_waits_for_verdicts():
     worker = RoutingRewardWorker(InPlaceRewardWorker(walk.score), {Domain("b"): InPlaceRewardWorker(walk.score)})
     await worker.score([request_of(0, "3 4", "+1 4", domain="b")])
-    assert await collect(worker, 1) == {0: "correct"}
+    assert await reasons_of(worker, 1) == ["correct"]
     waiting = asyncio.create_task(worker.collect())
     await asyncio.sleep(0)
     await worker.close()

@@ -1,25 +1,23 @@
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.core.errors import EngineFailed
-from rollpacker.core.ids import Domain, PromptId, RequestId
-from rollpacker.protocols.references import AnswerReference
-from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import make_reward_worker
 from rollpacker.rewards.supervisor_process import SupervisorProcess
 from rollpacker.rewards.worker import SCORING_PROCESS, InPlaceRewardWorker, KillableRewardWorker
+from tests.e2e.processes import watched
+from tests.rewards.asking import request_of, verdicts_of
 
 HERE = Path(__file__).parent
 LONG_S = 60.0
@@ -31,18 +29,6 @@ def _hostile_module_can_be_imported(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
-def request_of(sample, ground_truth, response_text="", prompt="", is_truncated=False):
-    return ScoringRequest(
-        request=RequestId(round=0, prompt=PromptId(epoch=0, key="a"), sample=sample),
-        domain=Domain("math"),
-        prompt_text=f"<user>{prompt}</user>",
-        prompt=prompt,
-        response_text=response_text,
-        is_truncated=is_truncated,
-        reference=AnswerReference(text=ground_truth),
-    )
-
-
 @asynccontextmanager
 async def hostile_worker(timeout_s=LONG_S, num_workers=1):
     worker = KillableRewardWorker("hostile_module:score", num_workers, timeout_s)
@@ -52,39 +38,14 @@ async def hostile_worker(timeout_s=LONG_S, num_workers=1):
         await worker.close()
 
 
-async def collect(worker, num_verdicts):
-    verdicts = []
-    while len(verdicts) < num_verdicts:
-        verdicts += await worker.collect()
-    return verdicts
-
-
 async def score(worker, *ground_truths):
     """Give the reasons in the order of the orders."""
     await worker.score([request_of(sample, order) for sample, order in enumerate(ground_truths)])
-    verdicts = await collect(worker, len(ground_truths))
-    assert Counter(verdict.request.sample for verdict in verdicts) == Counter(range(len(ground_truths)))
-    return [verdict.reason for verdict in sorted(verdicts, key=lambda verdict: verdict.request.sample)]
+    return [verdict.reason for verdict in await verdicts_of(worker, len(ground_truths))]
 
 
 async def read_fifo(path):
     return int(await asyncio.to_thread(path.read_text))
-
-
-@contextmanager
-def watched(*pids):
-    """Give a function that waits until all these processes have ended."""
-    files = [os.pidfd_open(pid) for pid in pids]
-
-    def wait_for_the_end():
-        for file in files:
-            assert select.select([file], [], [], LONG_S)[0], "a process is still there"
-
-    try:
-        yield wait_for_the_end
-    finally:
-        for file in files:
-            os.close(file)
 
 
 @pytest.fixture
@@ -95,7 +56,8 @@ def fifo(tmp_path):
 
 async def test_a_score_depends_on_the_four_arguments_and_takes_its_time():
     async with hostile_worker() as worker:
-        await worker.score([request_of(3, "echo", 'line\n"two" é\ud800', "prompt", is_truncated=True)])
+        texts = {"prompt_text": "<user>prompt</user>", "prompt": "prompt"}
+        await worker.score([request_of(3, "echo", 'line\n"two" é\ud800', **texts, is_truncated=True)])
         [verdict] = await worker.collect()
         assert verdict.request.sample == 3
         assert (verdict.reward, verdict.reason) == (1.0, 'prompt|line\n"two" é?')
@@ -215,7 +177,7 @@ async def test_a_waiting_check_does_not_hold_up_the_other_workers(fifo):
         await worker.score([request_of(0, f"wait {fifo}")])
         await read_fifo(fifo)
         await worker.score([request_of(sample, "ok") for sample in range(1, 20)])
-        assert {verdict.request.sample for verdict in await collect(worker, 19)} == set(range(1, 20))
+        assert {verdict.request.sample for verdict in await verdicts_of(worker, 19)} == set(range(1, 20))
         await asyncio.to_thread(fifo.write_text, "go on")
         [last] = await worker.collect()
         assert last.request.sample == 0
@@ -225,7 +187,7 @@ async def test_a_killed_scorer_is_a_crash_and_the_next_is_scored(fifo):
     async with hostile_worker() as worker:
         await worker.score([request_of(0, f"hang_in_c {fifo}"), request_of(1, "ok")])
         os.kill(await read_fifo(fifo), signal.SIGKILL)
-        verdicts = await collect(worker, 2)
+        verdicts = await verdicts_of(worker, 2)
         assert [verdict.reason for verdict in verdicts] == ["checker_crashed", "scored"]
 
 
@@ -234,7 +196,7 @@ async def test_a_killed_supervisor_is_a_crash_its_scorer_dies_and_the_next_is_sc
         await worker.score([request_of(0, f"hang_in_c {fifo}"), request_of(1, "ok")])
         with watched(await read_fifo(fifo)) as wait_for_the_end:
             os.kill(worker.pids[0], signal.SIGKILL)
-            verdicts = await collect(worker, 2)
+            verdicts = await verdicts_of(worker, 2)
             assert [verdict.reason for verdict in verdicts] == ["checker_crashed", "scored"]
             wait_for_the_end()
 
@@ -269,7 +231,7 @@ async def test_ctrl_c_does_not_end_the_processes():
 async def test_a_scorer_serves_many_checks_and_is_renewed_now_and_then():
     async with hostile_worker() as worker:
         await worker.score([request_of(sample, "pid") for sample in range(1500)])
-        scorers = Counter(verdict.reward for verdict in await collect(worker, 1500))
+        scorers = Counter(verdict.reward for verdict in await verdicts_of(worker, 1500))
         assert sorted(scorers.values()) == [500, 1000]
 
 
@@ -338,14 +300,14 @@ async def test_a_reward_that_cannot_be_loaded_is_an_error_not_a_verdict(monkeypa
 
 PARENT = """
 import asyncio, os, sys, time
-sys.path.insert(0, {here!r})
-from test_worker import KillableRewardWorker, request_of
+from rollpacker.rewards.worker import KillableRewardWorker
+from tests.rewards.asking import request_of
 
 async def main(situation, fifo):
     worker = KillableRewardWorker("hostile_module:score", 2, 600.0)
     print(*worker.pids, flush=True)
     if situation != "starting":
-        await worker.score([request_of(0, f"hang_in_c {{fifo}}"), request_of(1, "ok")])
+        await worker.score([request_of(0, f"hang_in_c {fifo}"), request_of(1, "ok")])
         await worker.collect()
     if situation == "forked" and os.fork() == 0:
         time.sleep(600)
@@ -359,7 +321,7 @@ asyncio.run(main(*sys.argv[1:]))
 def test_no_process_outlives_a_parent_that_is_killed(fifo, situation):
     """Not even while another child of the parent holds copies of its sockets (`forked`)."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])}
-    program = [sys.executable, "-c", PARENT.format(here=str(HERE)), situation, str(fifo)]
+    program = [sys.executable, "-c", PARENT, situation, str(fifo)]
     with subprocess.Popen(
         program, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as parent:
@@ -378,7 +340,7 @@ async def test_math_answers_that_sympy_never_finishes_are_killed_and_the_next_is
     try:
         responses = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{7}", r"\boxed{(10^8)!}", r"\boxed{8}", "no idea"]
         await worker.score([request_of(sample, "7", response) for sample, response in enumerate(responses)])
-        verdicts = await collect(worker, len(responses))
+        verdicts = await verdicts_of(worker, len(responses))
         assert [verdict.reason for verdict in verdicts] == [
             "timeout",
             "correct",

@@ -58,14 +58,15 @@ class Pool:
         return [by_request[request.request] for request in requests]
 
 
-async def reasons_of(tmp_path, cases):
-    """Give the reason of each of (fields of a prompt, program)."""
-    references = write_prompts(tmp_path, [{"id": str(index), **fields} for index, (fields, _) in enumerate(cases)])
-    async with Pool(num_workers=2) as pool:
-        verdicts = await pool.score(
-            *(request_of(index, references[str(index)], fenced(program)) for index, (_, program) in enumerate(cases))
-        )
-    return [verdict.reason for verdict in verdicts]
+async def reasons_of(folder, cases, *, limits_s=(), **pool):
+    """Give the reason of each of (fields of a prompt, program), from a pool of two workers or as it is given."""
+    references = write_prompts(folder, [{**fields, "id": str(index)} for index, (fields, _) in enumerate(cases)])
+    requests = [
+        request_of(index, references[str(index)], fenced(program), limits_s=limits_s)
+        for index, (_, program) in enumerate(cases)
+    ]
+    async with Pool(**{"num_workers": 2} | pool) as opened:
+        return [verdict.reason for verdict in await opened.score(*requests)]
 
 
 async def verdicts_that_differ(tmp_path, cases, *, is_right):

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.grading import reasons_of
+from tests.benchmarks.grading import LIMIT_S
 from tests.rewards.sandbox import corpus
+from tests.rewards.sandbox.programs import reasons_of
 
 NUM_EACH = 24
 
 
 async def test_correct_programs_pass_and_wrong_ones_fail(tmp_path):
     programs = corpus.generate(NUM_EACH, seed=7)
-    reasons = await reasons_of(tmp_path, programs)
+    reasons = await reasons_of(tmp_path, [(each.fields, each.source) for each in programs], limits_s=(LIMIT_S,))
     assert [
         (program, reason)
         for program, reason in zip(programs, reasons, strict=True)

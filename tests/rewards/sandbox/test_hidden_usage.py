@@ -9,7 +9,7 @@ import time
 import pytest
 
 from rollpacker.rewards.sandbox.meter import Meter
-from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
+from tests.rewards.sandbox.programs import Pool, reasons_of, request_of, write_prompts
 
 BOUNDS = {"num_workers": 2, "memory_mb": 128, "processes": 32, "files_mb": 64}
 LONG_S = 60.0
@@ -89,47 +89,32 @@ while True:
 
 @pytest.mark.parametrize("name", TAKES_TOO_MUCH)
 async def test_memory_that_no_process_shows_is_counted(name, tmp_path):
-    one = write_prompts(tmp_path, [ONE])["one"]
-    async with Pool(**BOUNDS) as pool:
-        (verdict,) = await pool.score(request_of(0, one, HEAD + TAKES_TOO_MUCH[name], limits_s=(LONG_S,)))
-    assert verdict.reason == "memory"
+    assert await reasons_of(tmp_path, [(ONE, HEAD + TAKES_TOO_MUCH[name])], limits_s=(LONG_S,), **BOUNDS) == ["memory"]
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "rlimits"])
 async def test_what_a_program_leaves_running_is_held_to_its_limits_while_its_output_is_compared(isolation, tmp_path):
     num_lines = 500_000
-    reference = write_prompts(
-        tmp_path, [{"id": "long", "test_cases": [{"input": "", "output": "1.5 2\n" * num_lines}]}]
-    )["long"]
+    long = {"test_cases": [{"input": "", "output": "1.5 2\n" * num_lines}]}
     program = (
         "import os, time\nfor _ in range(4):\n  if os.fork() == 0:\n    parent = os.getppid()\n"
         "    while os.getppid() == parent: time.sleep(0.001)\n    held = bytearray(<MB> << 20)\n    time.sleep(1000)\n"
         f"print('1.50 2\\n' * {num_lines})"
     )
-    async with Pool(**BOUNDS, isolation=isolation) as pool:
-        greedy, modest = await pool.score(
-            *(request_of(index, reference, program.replace("<MB>", each)) for index, each in enumerate(["100", "1"]))
-        )
-    assert (greedy.reason, modest.reason) == ("memory", "correct")
+    cases = [(long, program.replace("<MB>", each)) for each in ("100", "1")]
+    assert await reasons_of(tmp_path, cases, **BOUNDS, isolation=isolation) == ["memory", "correct"]
 
 
 async def test_an_input_is_no_memory_of_the_program_that_reads_it(tmp_path):
     case = {"input": "12345678\n" * (2 << 20), "output": f"{2 << 20}", "memory_limit_mb": 64}
-    reference = write_prompts(tmp_path, [{"id": "large", "test_cases": [case]}])["large"]
-    async with Pool(num_workers=1) as pool:
-        (verdict,) = await pool.score(request_of(0, reference, "import sys\nprint(sum(1 for _ in sys.stdin))"))
-    assert verdict.reason == "correct"
+    program = "import sys\nprint(sum(1 for _ in sys.stdin))"
+    assert await reasons_of(tmp_path, [({"test_cases": [case]}, program)]) == ["correct"]
 
 
 async def test_what_nobody_could_count_is_refused(tmp_path):
-    one = write_prompts(tmp_path, [ONE])["one"]
     tried = "\ntry:\n    {}\nexcept (OSError, ValueError, AssertionError): print('ok')\nelse: print('allowed')"
-    async with Pool(**BOUNDS) as pool:
-        verdicts = await pool.score(
-            *(request_of(index, one, HEAD + tried.format(each)) for index, each in enumerate(REFUSED.values()))
-        )
-    found = {name: verdict.reason for name, verdict in zip(REFUSED, verdicts, strict=True)}
-    assert found == dict.fromkeys(REFUSED, "correct")
+    reasons = await reasons_of(tmp_path, [(ONE, HEAD + tried.format(each)) for each in REFUSED.values()], **BOUNDS)
+    assert dict(zip(REFUSED, reasons, strict=True)) == dict.fromkeys(REFUSED, "correct")
 
 
 @pytest.mark.parametrize("way", IGNORES_ITS_CHILDREN)
@@ -199,13 +184,8 @@ NORMAL = {
 
 
 async def test_what_programs_do_in_good_faith_works(tmp_path):
-    one = write_prompts(tmp_path, [ONE])["one"]
-    async with Pool(num_workers=2) as pool:
-        verdicts = await pool.score(
-            *(request_of(index, one, f"import os\n{each}\nprint('ok')") for index, each in enumerate(NORMAL.values()))
-        )
-    found = {name: verdict.reason for name, verdict in zip(NORMAL, verdicts, strict=True)}
-    assert found == dict.fromkeys(NORMAL, "correct")
+    reasons = await reasons_of(tmp_path, [(ONE, f"import os\n{each}\nprint('ok')") for each in NORMAL.values()])
+    assert dict(zip(NORMAL, reasons, strict=True)) == dict.fromkeys(NORMAL, "correct")
 
 
 def test_the_waits_of_several_threads_excuse_no_sleep_of_later():

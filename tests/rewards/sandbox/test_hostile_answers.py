@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.rewards.sandbox import comparison_process
-from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
+from tests.rewards.sandbox.programs import Pool, reasons_of, request_of, write_prompts
 
 LONG_S = 60.0
 HASH_MODULUS = (1 << 61) - 1
@@ -131,23 +131,15 @@ def result_of(case, given):
 
 
 async def test_a_program_that_always_says_something_is_held_to_its_limits_none_the_less(tmp_path):
-    references = write_prompts(tmp_path, [CALL, ASSERTED])
     chatter = f"{SAY}\nimport time\ndef f(x):\n  while True:\n    say(b'<letter>', b'')\n    time.sleep(0.005)"
-    async with Pool(num_workers=2) as pool:
-        verdicts = await pool.score(
-            request_of(0, references["call"], chatter.replace("<letter>", "V"), limits_s=(0.3,)),
-            request_of(1, references["call"], chatter.replace("<letter>", "B"), limits_s=(0.3,)),
-        )
-    assert [verdict.reason for verdict in verdicts] == ["timeout"] * 2
+    cases = [(CALL, chatter.replace("<letter>", each)) for each in "VB"]
+    assert await reasons_of(tmp_path, cases, limits_s=(0.3,)) == ["timeout"] * 2
 
 
 async def test_the_end_of_a_runner_is_noticed_behind_a_part_of_a_frame(tmp_path):
-    call = write_prompts(tmp_path, [CALL])["call"]
     killer = (
         "import os, signal, time\ndef f(x):\n  for file in range(3, 12):\n"
         "    try: os.write(file, b'V\\0\\0\\xff\\xffabc')\n    except OSError: pass\n"
         "  os.kill(os.getppid(), signal.SIGKILL)\n  time.sleep(1000)"
     )
-    async with Pool(num_workers=1) as pool:
-        (verdict,) = await pool.score(request_of(0, call, killer, limits_s=(LONG_S,)))
-    assert verdict.reason == "error"
+    assert await reasons_of(tmp_path, [(CALL, killer)], limits_s=(LONG_S,)) == ["error"]

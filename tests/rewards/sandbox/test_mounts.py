@@ -11,10 +11,10 @@ import pytest
 from rollpacker.core.errors import WorldError
 from rollpacker.rewards.sandbox import interpreter
 from rollpacker.rewards.sandbox.interpreter import find_interpreter_files
-from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
+from tests.rewards.sandbox.programs import reasons_of
 
 TOLD = "4711"
-ONE = {"id": "one", "test_cases": [{"input": "", "output": TOLD}]}
+ONE = {"test_cases": [{"input": "", "output": TOLD}]}
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 LEFT_OUT = (
     "site-packages",
@@ -27,6 +27,10 @@ LEFT_OUT = (
     "config-*",
     "pydoc_data",
 )
+
+
+def reading(path):
+    return f"print(open({str(path)!r}).read())"
 
 
 @pytest.fixture
@@ -58,59 +62,41 @@ def python_of_ones_own(for_anybody, monkeypatch):
 
 
 async def test_python_under_tmp_runs_programs_and_data_beside_it_cannot_be_read(python_of_ones_own, tmp_path):
-    one = write_prompts(tmp_path, [ONE])["one"]
-    async with Pool(num_workers=1) as pool:
-        right, where, *readers = await pool.score(
-            request_of(0, one, f"import ssl, sqlite3, ctypes, math; print({TOLD!r})"),
-            request_of(1, one, f"import sys; assert sys.prefix in {str(python_of_ones_own[0])!r}; print({TOLD!r})"),
-            *(
-                request_of(2 + n, one, f"print(open({str(place)!r}).read())")
-                for n, place in enumerate(python_of_ones_own)
-            ),
-        )
-    assert [right.reason, where.reason] == ["correct"] * 2
-    assert [reader.reason for reader in readers] == ["error"] * len(python_of_ones_own)
+    programs = [
+        f"import ssl, sqlite3, ctypes, math; print({TOLD!r})",
+        f"import sys; assert sys.prefix in {str(python_of_ones_own[0])!r}; print({TOLD!r})",
+        *(reading(place) for place in python_of_ones_own),
+    ]
+    reasons = await reasons_of(tmp_path, [(ONE, each) for each in programs])
+    assert reasons == ["correct"] * 2 + ["error"] * len(python_of_ones_own)
 
 
-@pytest.mark.parametrize("variable", ["LD_LIBRARY_PATH", "PYTHONPATH", "PATH", "HOME", "TMPDIR"])
-async def test_a_folder_that_a_variable_names_is_not_in_the_sandbox(variable, outside_tmp, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("LD_LIBRARY_PATH", "{folder}"),
+        ("LD_LIBRARY_PATH", "/:/var/tmp:.:"),
+        ("PYTHONPATH", "{folder}:{given}"),
+        ("PATH", "{folder}:{given}"),
+        ("HOME", "{folder}"),
+        ("TMPDIR", "{folder}"),
+    ],
+)
+async def test_a_folder_that_a_variable_names_is_not_in_the_sandbox(
+    variable, value, outside_tmp, tmp_path, monkeypatch
+):
     (outside_tmp / "data").write_text(TOLD)
-    one = write_prompts(tmp_path, [ONE])["one"]
-    given = os.environ.get(variable)
-    monkeypatch.setenv(
-        variable, f"{outside_tmp}:{given}" if given and variable in {"PATH", "PYTHONPATH"} else str(outside_tmp)
-    )
-    async with Pool(num_workers=1) as pool:
-        right, reader = await pool.score(
-            request_of(0, one, f"print({TOLD!r})"),
-            request_of(1, one, f"print(open('{outside_tmp}/data').read())"),
-        )
-    assert (right.reason, reader.reason) == ("correct", "error")
-
-
-async def test_a_library_path_of_everything_shows_nothing(outside_tmp, tmp_path, monkeypatch):
-    (outside_tmp / "data").write_text(TOLD)
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/:/var/tmp:.:")
-    one = write_prompts(tmp_path, [ONE])["one"]
-    async with Pool(num_workers=1) as pool:
-        right, reader = await pool.score(
-            request_of(0, one, f"print({TOLD!r})"),
-            request_of(1, one, f"print(open('{outside_tmp}/data').read())"),
-        )
-    assert (right.reason, reader.reason) == ("correct", "error")
+    monkeypatch.setenv(variable, value.format(folder=outside_tmp, given=os.environ.get(variable, "")))
+    cases = [(ONE, f"print({TOLD!r})"), (ONE, reading(outside_tmp / "data"))]
+    assert await reasons_of(tmp_path, cases) == ["correct", "error"]
 
 
 async def test_packages_can_be_imported_wherever_they_are_also_under_tmp(for_anybody, tmp_path):
     (for_anybody / "packages").mkdir()
     (for_anybody / "packages" / "own.py").write_text(f"secret = {TOLD!r}")
     (for_anybody / "data").write_text(TOLD)
-    one = write_prompts(tmp_path, [ONE])["one"]
-    async with Pool(num_workers=1, packages=for_anybody / "packages") as pool:
-        right, reader = await pool.score(
-            request_of(0, one, "import own; print(own.secret)"),
-            request_of(1, one, f"print(open('{for_anybody}/data').read())"),
-        )
-    assert (right.reason, reader.reason) == ("correct", "error")
+    cases = [(ONE, "import own; print(own.secret)"), (ONE, reading(for_anybody / "data"))]
+    assert await reasons_of(tmp_path, cases, packages=for_anybody / "packages") == ["correct", "error"]
 
 
 def test_what_is_needed_is_files_but_for_the_standard_library_and_the_systems_libraries():

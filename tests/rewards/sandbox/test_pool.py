@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +19,7 @@ from rollpacker.rewards.sandbox import supervisor as supervision
 from rollpacker.rewards.sandbox import worker
 from rollpacker.rewards.sandbox.bubblewrap import Bounds
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
+from tests.e2e.processes import is_alive
 from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
 
 ONE = {"id": "one", "test_cases": [{"input": "", "output": "1"}]}
@@ -76,14 +76,6 @@ async def test_closing_ends_what_runs_and_wakes_who_waits(tmp_path):
     await pool.worker.close()
     assert list(await waiting) == []
     await until(lambda: not any(is_alive(pid) for pid in inside))
-
-
-def is_alive(pid):
-    """Whether it runs; whoever adopted it may never take note of its end."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    except OSError:
-        return False
 
 
 async def test_a_killed_supervisor_takes_its_sandbox_with_it_and_is_replaced(tmp_path):

@@ -2,13 +2,12 @@
 
 import pytest
 
-from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
+from tests.rewards.sandbox.programs import reasons_of
 
 ECHO = {
-    "id": "echo",
     "test_cases": [{"input": "3 4\n", "output": "3 4"}, {"input": "", "output": ""}, {"input": "5\n", "output": "5"}],
 }
-PLUS = {"id": "plus", "entry_point": "f", "test_cases": [{"args": [1], "expected": 2}]}
+PLUS = {"entry_point": "f", "test_cases": [{"args": [1], "expected": 2}]}
 
 READ = {
     "by the name": "print(open('/dev/stdin').read())",
@@ -72,55 +71,38 @@ GUARD = "import os\nif not os.fstat(0).st_size: raise SystemExit\n"
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "rlimits"])
 async def test_streams_can_be_opened_by_name_and_exit_ends_a_program_well(isolation, tmp_path):
-    references = write_prompts(tmp_path, [ECHO])
     programs = {f"read {how}": source for how, source in READ.items()}
     programs |= {f"written {how}": source.format("open(0).read()") for how, source in WRITTEN.items()}
     programs |= {f"ends by {how}": GUARD + source for how, source in ENDS.items()}
     programs |= {f"a stream {how}": GUARD + source for how, source in ENDS_OF_STREAMS.items()}
-    async with Pool(num_workers=2, isolation=isolation) as pool:
-        verdicts = await pool.score(
-            *(request_of(index, references["echo"], source) for index, source in enumerate(programs.values()))
-        )
-    found = {name: verdict.reason for name, verdict in zip(programs, verdicts, strict=True)}
-    assert found == dict.fromkeys(programs, "correct")
+    reasons = await reasons_of(tmp_path, [(ECHO, source) for source in programs.values()], isolation=isolation)
+    assert dict(zip(programs, reasons, strict=True)) == dict.fromkeys(programs, "correct")
 
 
 async def test_exit_with_a_code_is_an_error_and_in_a_function_no_value(tmp_path):
-    references = write_prompts(tmp_path, [ECHO, PLUS])
-    async with Pool(num_workers=1) as pool:
-        verdicts = await pool.score(
-            request_of(0, references["echo"], "print(open(0).read()); exit(1)"),
-            request_of(1, references["echo"], "print(open(0).read()); quit('no')"),
-            request_of(2, references["plus"], "def f(x): exit()"),
-            request_of(3, references["plus"], "def f(x): return x + 1 + len(open('/dev/stdin').read())"),
-            request_of(4, references["plus"], "import sys\ndef f(x):\n    sys.stdout.close()\n    return x + 1"),
-        )
-    assert [verdict.reason for verdict in verdicts] == ["error", "error", "error", "correct", "correct"]
+    cases = [
+        (ECHO, "print(open(0).read()); exit(1)"),
+        (ECHO, "print(open(0).read()); quit('no')"),
+        (PLUS, "def f(x): exit()"),
+        (PLUS, "def f(x): return x + 1 + len(open('/dev/stdin').read())"),
+        (PLUS, "import sys\ndef f(x):\n    sys.stdout.close()\n    return x + 1"),
+    ]
+    assert await reasons_of(tmp_path, cases) == ["error", "error", "error", "correct", "correct"]
 
 
 async def test_a_program_has_a_file_that_it_can_read(tmp_path):
     program = "import os\nprint(os.path.basename(__file__), open(__file__).read())"
     case = {"input": "", "output": f"solution.py {program}"}
-    reference = write_prompts(tmp_path, [{"id": "own", "test_cases": [case]}])["own"]
-    async with Pool(num_workers=1) as pool:
-        (verdict,) = await pool.score(request_of(0, reference, program))
-    assert verdict.reason == "correct"
+    assert await reasons_of(tmp_path, [({"test_cases": [case]}, program)]) == ["correct"]
 
 
 async def test_what_a_program_makes_of_the_files_of_its_streams_harms_only_itself(tmp_path):
-    references = write_prompts(tmp_path, [ECHO])
-    async with Pool(num_workers=1) as pool:
-        verdicts = await pool.score(
-            request_of(0, references["echo"], "import os\nprint(open(0).read())\nos.unlink('/tmp/.stdin')"),
-            request_of(
-                1,
-                references["echo"],
-                "import os\nprint(open(0).read())\nos.unlink('/tmp/.stdin')\nos.symlink('/dev/full', '/tmp/.stdin')",
-            ),
-            request_of(2, references["echo"], "import os\nprint(open(0).read())\nos.unlink('/tmp/.stdout')"),
-            request_of(
-                3, references["echo"], "import os\nos.unlink('/tmp/.stdin')\nos.mkdir('/tmp/.stdin')\nprint('3 4')"
-            ),
-            request_of(4, references["echo"], "print(open(0).read())"),
-        )
-    assert [verdict.reason for verdict in verdicts] == ["correct", "correct", "error", "error", "correct"]
+    programs = [
+        "import os\nprint(open(0).read())\nos.unlink('/tmp/.stdin')",
+        "import os\nprint(open(0).read())\nos.unlink('/tmp/.stdin')\nos.symlink('/dev/full', '/tmp/.stdin')",
+        "import os\nprint(open(0).read())\nos.unlink('/tmp/.stdout')",
+        "import os\nos.unlink('/tmp/.stdin')\nos.mkdir('/tmp/.stdin')\nprint('3 4')",
+        "print(open(0).read())",
+    ]
+    reasons = await reasons_of(tmp_path, [(ECHO, each) for each in programs], num_workers=1)
+    assert reasons == ["correct", "correct", "error", "error", "correct"]

@@ -9,7 +9,7 @@ import pytest
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.rewards.scoring import score_file
-from tests.rewards.sandbox.programs import Pool, fenced, request_of, write_prompts
+from tests.rewards.sandbox.programs import Pool, fenced, reasons_of, request_of, write_prompts
 
 MIXED = Path(__file__).parents[2] / "data" / "mixed.jsonl"
 
@@ -145,40 +145,24 @@ VERDICTS = [
 
 
 async def test_programs_get_what_they_are_worth(tmp_path):
-    lines = {line["id"]: line for line, _, _ in VERDICTS}
-    references = write_prompts(tmp_path, lines.values())
-    async with Pool() as pool:
-        verdicts = await pool.score(
-            *(
-                request_of(index, references[line["id"]], fenced(program))
-                for index, (line, program, _) in enumerate(VERDICTS)
-            )
-        )
-    found = [(*each, verdict.reason) for each, verdict in zip(VERDICTS, verdicts, strict=True)]
-    assert [(line["id"], *rest) for line, *rest in found if rest[-1] != rest[-2]] == []
-    assert all(verdict.reward == float(verdict.reason == "correct") for verdict in verdicts)
+    reasons = await reasons_of(tmp_path, [(line, program) for line, program, _ in VERDICTS])
+    found = [(line["id"], *rest, reason) for (line, *rest), reason in zip(VERDICTS, reasons, strict=True)]
+    assert [each for each in found if each[-1] != each[-2]] == []
 
 
 async def test_annotations_are_what_python_makes_of_them(tmp_path):
-    printed = {"id": "printed", "test_cases": [{"input": "", "output": "<class 'int'>"}]}
-    reference = write_prompts(tmp_path, [printed])["printed"]
+    printed = {"test_cases": [{"input": "", "output": "<class 'int'>"}]}
     programs = ("def f(x: int): pass\nprint(f.__annotations__['x'])", "def f(x: Unknown): pass\nprint(int)")
-    async with Pool(num_workers=1) as pool:
-        verdicts = await pool.score(*(request_of(index, reference, each) for index, each in enumerate(programs)))
-    assert [verdict.reason for verdict in verdicts] == ["correct", "error"]
+    assert await reasons_of(tmp_path, [(printed, each) for each in programs]) == ["correct", "error"]
 
 
 async def test_numbers_of_numpy_are_numbers(tmp_path):
-    called = {"id": "called", "entry_point": "f", "test_cases": [{"args": [2], "expected": [4, True, 0.5]}]}
-    asserted = {"id": "asserted", "test_list": ["assert f(2) == [4, True, 0.5] and f(2)[0] < 5"]}
-    references = write_prompts(tmp_path, [called, asserted])
+    called = {"entry_point": "f", "test_cases": [{"args": [2], "expected": [4, True, 0.5]}]}
+    asserted = {"test_list": ["assert f(2) == [4, True, 0.5] and f(2)[0] < 5"]}
     program = "import numpy as np\ndef f(x): return [np.int64(2 * x), np.int64(x) > 1, np.float32(x) / 4]"
-    packages = Path(np.__file__).parents[1]
-    async with Pool(num_workers=1, packages=packages, memory_mb=2048) as pool:
-        verdicts = await pool.score(
-            *(request_of(index, each, program, limits_s=(10.0,)) for index, each in enumerate(references.values()))
-        )
-    assert [verdict.reason for verdict in verdicts] == ["correct", "correct"]
+    cases = [(called, program), (asserted, program)]
+    pool = {"packages": Path(np.__file__).parents[1], "memory_mb": 2048}
+    assert await reasons_of(tmp_path, cases, limits_s=(10.0,), **pool) == ["correct", "correct"]
 
 
 async def test_runs_of_cases_come_back_up_to_the_first_that_failed(tmp_path):
