@@ -53,10 +53,8 @@ class Sample:
     """Shape [R], at least one."""
     behaviour_logprobs: Logprobs
     """Shape [R]."""
-    advantage: float
-    """Of all its tokens, where `advantages_R` is None."""
-    advantages_R: npt.NDArray[np.float32] | None = None
-    """Of each token."""
+    advantages_R: npt.NDArray[np.float32]
+    """Of each token; those that no policy sampled do not count."""
     proximal_logprobs_R: Tensor | None = None
     """Of the sampled tokens alone; None while the current policy is the proximal one."""
     mask_R: npt.NDArray[np.bool_] | None = None
@@ -81,14 +79,7 @@ class Sample:
     @property
     def has_advantage(self) -> bool:
         """Whether any token that a policy sampled has one."""
-        return self.advantage != 0 if self.advantages_R is None else bool(self.of_sampled(self.advantages_R).any())
-
-    @property
-    def sampled_advantages(self) -> npt.NDArray[np.float32]:
-        """Of the tokens that a policy sampled."""
-        if self.advantages_R is None:
-            return np.full(self.num_trained, self.advantage, dtype=np.float32)
-        return self.of_sampled(self.advantages_R)
+        return bool(self.of_sampled(self.advantages_R).any())
 
     def of_sampled(self, values_R: npt.NDArray[Value]) -> npt.NDArray[Value]:
         """Those of the tokens that a policy sampled."""
@@ -202,21 +193,20 @@ def _collate(samples: Sequence[Sample], rows: tuple[int, ...], device: torch.dev
         is_sampled[row, num_prompt - 1 - first_scored : end - 1 - first_scored] = (
             True if sample.mask_R is None else sample.mask_R
         )
-    num_tokens = tuple(sample.num_trained for sample in chosen)
+    behaviour = [sample.of_sampled(sample.behaviour_logprobs) for sample in chosen]
+    advantages = [sample.of_sampled(sample.advantages_R) for sample in chosen]
     proximal = [sample.proximal_logprobs_R for sample in chosen if sample.proximal_logprobs_R is not None]
     assert len(proximal) in {0, len(chosen)}, "either every sample has proximal log-probabilities or none"
     tokens = torch.from_numpy(token_ids).to(device)
     return MicroBatch(
         rows=rows,
         num_inputs_B=tuple(sample.num_inputs for sample in chosen),
-        num_tokens_B=num_tokens,
+        num_tokens_B=tuple(sample.num_trained for sample in chosen),
         input_ids_BT=tokens[:, :-1],
         target_ids_BK=tokens[:, first_scored + 1 :],
         is_sampled_BK=torch.from_numpy(is_sampled).to(device),
-        behaviour_N=torch.from_numpy(
-            np.concatenate([sample.of_sampled(sample.behaviour_logprobs) for sample in chosen])
-        ).to(device),
-        advantages_N=torch.from_numpy(np.concatenate([sample.sampled_advantages for sample in chosen])).to(device),
+        behaviour_N=torch.from_numpy(np.concatenate(behaviour)).to(device),
+        advantages_N=torch.from_numpy(np.concatenate(advantages)).to(device),
         proximal_N=torch.cat(proximal) if proximal else None,
         is_whole=chosen[0].is_whole,
         is_stale_N=_stale(chosen, device),

@@ -142,27 +142,27 @@ class Objective:
     def samples_of(self, group: RolloutGroup, shape: BatchShape) -> list[Sample]:
         """Return a group's samples for the step of its batch."""
         section = self._section
-        advantages_R: Sequence[float] = [0.0] * len(group.rewards)
-        of_tokens: Sequence[npt.NDArray[np.float32] | None] = [None] * len(group.rewards)
         if section.advantage in TURN_ADVANTAGES:
             of_turns = turn_advantages(
                 group, section.advantage, discount=section.turn_discount, weight=section.turn_weight
             )
-            of_tokens = token_advantages(group, of_turns)
+            advantages = token_advantages(group, of_turns)
         else:
-            advantages_R = self._advantages(group.rewards).tolist()
+            advantages = [
+                np.full(response.num_tokens, advantage, dtype=np.float32)
+                for response, advantage in zip(group.responses, self._advantages(group.rewards), strict=True)
+            ]
         return [
             Sample(
                 prompt_token_ids=group.prompt_token_ids,
                 response_token_ids=response.token_ids,
                 behaviour_logprobs=response.logprobs,
-                advantage=advantage,
-                advantages_R=of_its_tokens,
+                advantages_R=advantages_R,
                 mask_R=response.mask,
                 is_stale_R=_stale(response, shape),
                 is_masked=section.mask_truncated and response.finish_reason is FinishReason.LENGTH,
             )
-            for response, advantage, of_its_tokens in zip(group.responses, advantages_R, of_tokens, strict=True)
+            for response, advantages_R in zip(group.responses, advantages, strict=True)
         ]
 
     def with_batch_advantages(
@@ -174,7 +174,10 @@ class Objective:
         num_tokens = [[sample.num_trained for sample in group] for group in groups]
         advantages = batch_advantages(rewards, num_tokens, self._section.advantage)
         return [
-            [dataclasses.replace(sample, advantage=float(one)) for sample, one in zip(group, of_group, strict=True)]
+            [
+                dataclasses.replace(sample, advantages_R=np.full_like(sample.advantages_R, advantage))
+                for sample, advantage in zip(group, of_group, strict=True)
+            ]
             for group, of_group in zip(groups, advantages, strict=True)
         ]
 

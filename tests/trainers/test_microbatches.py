@@ -92,7 +92,7 @@ def sample(prompt: list[int], response: list[int], advantage: float) -> Sample:
         prompt_token_ids=np.array(prompt, dtype=np.int32),
         response_token_ids=np.array(response, dtype=np.int32),
         behaviour_logprobs=-np.array(response, dtype=np.float32),
-        advantage=advantage,
+        advantages_R=np.full(len(response), advantage, dtype=np.float32),
     )
 
 

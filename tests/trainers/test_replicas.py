@@ -47,7 +47,7 @@ def sample_of(length: int) -> Sample:
         prompt_token_ids=one,
         response_token_ids=np.resize(one, length),
         behaviour_logprobs=np.zeros(length, dtype=np.float32),
-        advantage=1.0,
+        advantages_R=np.ones(length, dtype=np.float32),
     )
 
 

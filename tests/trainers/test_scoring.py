@@ -50,7 +50,7 @@ def microbatch_of(*lengths: tuple[int, int]) -> Any:
             prompt_token_ids=generator.integers(0, VOCABULARY, num_prompt).astype(np.int32),
             response_token_ids=generator.integers(0, VOCABULARY, num_tokens).astype(np.int32),
             behaviour_logprobs=np.zeros(num_tokens, dtype=np.float32),
-            advantage=1.0,
+            advantages_R=np.ones(num_tokens, dtype=np.float32),
         )
         for num_prompt, num_tokens in lengths
     ]

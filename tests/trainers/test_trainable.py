@@ -132,7 +132,7 @@ def test_up_to_that_length_a_sample_has_the_same_logprobs_in_any_company():
             prompt_token_ids=generator.integers(2, 64, 8).astype(np.int32),
             response_token_ids=generator.integers(2, 64, num_response).astype(np.int32),
             behaviour_logprobs=np.zeros(num_response, np.float32),
-            advantage=1.0,
+            advantages_R=np.ones(num_response, np.float32),
         )
 
     @torch.no_grad()

@@ -316,6 +316,6 @@ _IDLE = Sample(
     prompt_token_ids=np.zeros(1, dtype=np.int32),
     response_token_ids=np.zeros(1, dtype=np.int32),
     behaviour_logprobs=np.zeros(1, dtype=np.float32),
-    advantage=0.0,
+    advantages_R=np.zeros(1, dtype=np.float32),
 )
 """One token, for a pass that a rank makes only because the others do."""

@@ -84,7 +84,7 @@ def samples() -> list[Sample]:
             prompt_token_ids=generator.integers(2, 24, int(generator.integers(1, 9))).astype(np.int32),
             response_token_ids=generator.integers(2, 24, length).astype(np.int32),
             behaviour_logprobs=np.zeros(length, dtype=np.float32),
-            advantage=1.0,
+            advantages_R=np.ones(length, dtype=np.float32),
         )
         for length in (1, 2, 5, 11, 16)
     ]
@@ -459,7 +459,7 @@ def test_context_parallel_ranks_have_equally_much_attention_to_compute(ranks: Ra
         assert max(part.key_ids) < num_parts * len(part.token_ids)
 
 
-def test_models_and_layouts_that_would_compute_something_else_are_refused(ranks: Ranks, models, tmp_path):
+def test_models_that_would_compute_something_else_are_refused(ranks: Ranks, models, tmp_path):
     deviations = {
         "attends within a sliding window": ("qwen2-tied", {"use_sliding_window": True}),
         "scales its rotary embedding by linear": (
@@ -481,17 +481,11 @@ def test_models_and_layouts_that_would_compute_something_else_are_refused(ranks:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
         works.append(Work(model_path=folder, section=LAYOUTS["tensor"]))
-    layouts = {
-        "trainer.tensor_parallel=4 does not divide the model's 2 key-value heads": {"tensor_parallel": 4},
-        "trainer.pipeline_parallel=3 does not divide the model's 2 layers": {"pipeline_parallel": 3},
-        "has 2 ranks and its configuration asks for 1": {},
-    }
-    works.extend(Work(model_path=models["qwen3"], section=layout) for layout in layouts.values())
     own, other = ranks.run(scenarios.make_errors, works)
     assert own == other
-    for problem, expected in zip(own, [*deviations, *layouts], strict=True):
+    for problem, expected in zip(own, deviations, strict=True):
+        assert problem.startswith("ModelError")
         assert expected in problem
-        assert problem.startswith("ModelError" if expected in deviations else "ConfigError")
 
 
 def test_the_shim_changes_what_megatron_sees_and_nothing_else(ranks: Ranks, models):
