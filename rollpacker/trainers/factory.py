@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from rollpacker.core.errors import ConfigError
 from rollpacker.trainers.replicas import whole_up_to
 
 if TYPE_CHECKING:
@@ -44,12 +43,6 @@ def _make_policy(config: RunConfig, rank: TrainerRank | None) -> Policy:
         case "torch":
             from rollpacker.trainers.torch_policy import TorchPolicy
 
-            if rank is not None and rank.num_ranks > 1:
-                raise ConfigError(
-                    f"trainer.name=torch with {rank.num_ranks} ranks",
-                    "The embedded trainer is one process",
-                    "Choose trainer=fsdp or trainer=megatron",
-                )
             return TorchPolicy(config.model.directory, config.trainer, **model)
         case "fsdp":
             from rollpacker.trainers.fsdp.policy import FsdpPolicy

@@ -14,7 +14,7 @@ import transformers
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import silu
 
-from rollpacker.core.errors import ConfigError, ModelError
+from rollpacker.core.errors import ModelError
 from rollpacker.data.causal_models import REFUSALS
 from rollpacker.trainers.trainable import refuse_unknown
 
@@ -82,19 +82,7 @@ def read_architecture(model_path: Path) -> Architecture:
 
 
 def transformer_config(architecture: Architecture, section: TrainerSection, dtype: torch.dtype) -> TransformerConfig:
-    """Raises `ConfigError` when the model cannot be cut as the configuration says."""
-    for key, ranks, name, count in (
-        ("tensor_parallel", section.tensor_parallel, "key-value heads", architecture.num_key_heads),
-        ("tensor_parallel", section.tensor_parallel, "attention heads", architecture.num_heads),
-        ("tensor_parallel", section.tensor_parallel, "columns of a feed-forward layer", architecture.ffn_size),
-        ("pipeline_parallel", section.pipeline_parallel, "layers", architecture.num_layers),
-    ):
-        if count % ranks:
-            raise ConfigError(
-                f"trainer.{key}={ranks} does not divide the model's {count} {name}",
-                f"Allowed: {', '.join(str(n) for n in range(1, count + 1) if count % n == 0 and n <= 64)}",  # noqa: PLR2004
-                f"Lower trainer.{key}",
-            )
+    """What Megatron-core takes for a model and a layout; the degrees divide the model."""
     recompute: dict[str, Any] = {}
     if section.recompute_activations:
         recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

@@ -34,7 +34,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from rollpacker.core.errors import ConfigError, ModelError
+from rollpacker.core.errors import ModelError
 from rollpacker.protocols.tensors import RunningChecksum, are_finite
 from rollpacker.trainers.checkpoints import (
     MODEL_FOLDER,
@@ -92,11 +92,12 @@ class MegatronPolicy:
     ) -> None:
         """Load this rank's part of a Hugging Face directory; the ranks have met (`process_group.join`).
 
+        There are as many as `section` says, and its degrees divide the model (`rollpacker.data.degrees`).
         `timeout_s` is the deadline of every collective, as in `join`. `seed` sets torch's generators, which nothing
         draws from.
 
         Raises:
-            ConfigError: The model cannot be sharded over the ranks as configured.
+            ConfigError: Transformer Engine or Apex is installed.
             ModelError: The directory holds no model that Megatron-core computes as transformers does.
         """
         cpu_shim.apply()
@@ -330,13 +331,6 @@ def _checksum(model: ScoringModel, architecture: Architecture) -> str:
 
 
 def _split_ranks(section: TrainerSection, timeout_s: float) -> None:
-    num_ranks = dist.get_world_size()
-    if num_ranks != section.num_ranks:
-        raise ConfigError(
-            f"The trainer has {num_ranks} ranks and its configuration asks for {section.num_ranks}",
-            "trainer.tensor_parallel x pipeline_parallel x context_parallel x data_parallel of them",
-            "Start as many, or change one of the four",
-        )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=section.tensor_parallel,
         pipeline_model_parallel_size=section.pipeline_parallel,
