@@ -11,9 +11,9 @@ import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rollpacker.core.errors import CheckpointError, DataError, ImpossibleEvent
+from rollpacker.core.errors import CheckpointError, ImpossibleEvent
 from rollpacker.core.events import PromptsDrawn
 from rollpacker.core.ids import Domain, PromptId
 
@@ -35,19 +35,13 @@ class PromptOrder:
         """Start before the first prompt of epoch 0.
 
         Args:
-            keys_by_domain: Every domain's keys in the file's order; a key is unique over all domains.
+            keys_by_domain: Every domain's keys in the file's order, at least one; a key is unique over all domains.
             seed: Of the run.
             shuffle: A new order in every epoch, instead of the file's.
             num_epochs: How often each prompt is drawn; None never ends.
             contents: Checksums of the domains' prompts, for `edited_since`.
-
-        Raises:
-            DataError: A domain has no prompt, or a key appears twice.
         """
         self._keys_by_domain = {domain: tuple(keys) for domain, keys in keys_by_domain.items()}
-        _check_keys(self._keys_by_domain)
-        self._seed = seed
-        self._shuffle = shuffle
         self._num_epochs = num_epochs
         self._contents = dict(contents)
         self._cursors = {
@@ -75,57 +69,26 @@ class PromptOrder:
         return {
             "fingerprint": self._fingerprint,
             "contents": self._contents,
-            "seed": self._seed,
-            "shuffle": self._shuffle,
             "positions": {domain: [cursor.epoch, cursor.position] for domain, cursor in self._cursors.items()},
         }
 
-    def restore(self, snapshot: Mapping[str, object]) -> None:
-        """Continue from a snapshot of the same prompts, seed and shuffling.
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Continue from a snapshot of the same seed and shuffling.
 
         Raises:
-            CheckpointError: The snapshot is of another order, or damaged; nothing has changed then.
+            CheckpointError: The snapshot is of other prompts; nothing has changed then.
         """
         if not is_of(snapshot, self._keys_by_domain):
             raise other_prompts()
-        self._check_same("seed", snapshot, self._seed, "run.seed")
-        self._check_same("shuffle", snapshot, self._shuffle, "data.shuffle")
-        positions = {domain: self._check_position(domain, snapshot) for domain in self._cursors}
-        for domain, (epoch, position) in positions.items():
+        for domain, (epoch, position) in snapshot["positions"].items():
             self._cursors[domain].jump(epoch, position)
 
-    def edited_since(self, snapshot: Mapping[str, object]) -> list[Domain]:
+    def edited_since(self, snapshot: Mapping[str, Any]) -> list[Domain]:
         """Name the domains whose prompts say something else than those of a snapshot, under the same ids."""
-        match snapshot.get("contents"):
-            case dict(earlier):
-                return [domain for domain, now in self._contents.items() if earlier.get(domain, now) != now]
-        return []
+        return [domain for domain, now in self._contents.items() if snapshot["contents"][domain] != now]
 
     def _is_over(self, cursor: _Cursor) -> bool:
         return self._num_epochs is not None and cursor.epoch >= self._num_epochs
-
-    @staticmethod
-    def _check_same(name: str, snapshot: Mapping[str, object], current: object, meaning: str) -> None:
-        saved = snapshot.get(name)
-        if saved != current:
-            raise CheckpointError(
-                f"The checkpoint was written with another value of {meaning} ({saved}, now {current})",
-                "Allowed: the same run.seed and data.shuffle; else some prompts would be trained twice",
-                "Restore the earlier value, or start a new run in another run.dir",
-            )
-
-    def _check_position(self, domain: Domain, snapshot: Mapping[str, object]) -> tuple[int, int]:
-        positions = snapshot.get("positions")
-        saved = positions.get(domain) if isinstance(positions, dict) else None
-        num_keys = len(self._keys_by_domain[domain])
-        match saved:
-            case [int(epoch), int(position)] if epoch >= 0 and 0 <= position < num_keys:
-                return epoch, position
-        raise CheckpointError(
-            f"The checkpoint's position of domain {domain!r} is {saved}",
-            f"Allowed: [epoch, position] with a position from 0 to {num_keys - 1}",
-            "The checkpoint is damaged: move its folder away, and run.resume=auto goes on from the one before it",
-        )
 
 
 def keys_of(prompts: Iterable[Prompt]) -> dict[Domain, list[str]]:
@@ -201,18 +164,3 @@ def _fingerprint(keys_by_domain: Mapping[Domain, Sequence[str]]) -> str:
             digest.update(len(raw).to_bytes(4, "big") + raw)
         digest.update(b"\xff\xff\xff\xff")
     return digest.hexdigest()[:16]
-
-
-def _check_keys(keys_by_domain: Mapping[Domain, tuple[str, ...]]) -> None:
-    seen: set[str] = set()
-    for domain, keys in keys_by_domain.items():
-        if not keys:
-            raise DataError(
-                f"Domain {domain!r} has no prompt",
-                "Allowed: domains with at least one",
-                "Add prompts or drop the domain",
-            )
-        for key in keys:
-            if key in seen:
-                raise DataError(f"The id {key!r} appears twice", "Allowed: unique ids", "Give every prompt its own id")
-            seen.add(key)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.core.errors import CheckpointError, DataError, ImpossibleEvent
+from rollpacker.core.errors import CheckpointError, ImpossibleEvent
 from rollpacker.core.ids import Domain, PromptId
 from rollpacker.data.order import PromptOrder
 
@@ -112,43 +112,17 @@ def test_a_snapshot_does_not_grow_with_the_data():
     assert len(json.dumps(order_of(num_math=5000).snapshot())) == len(json.dumps(order_of(num_math=5).snapshot()))
 
 
-@pytest.mark.parametrize(
-    ("other", "word"),
-    [({"num_math": 6}, "data.path"), ({"seed": 1}, "run.seed"), ({"shuffle": False}, "data.shuffle")],
-)
-def test_a_snapshot_of_another_order_is_refused(other, word):
-    with pytest.raises(CheckpointError, match=word):
-        order_of(**other).restore(order_of().snapshot())
-
-
-def test_a_renamed_or_moved_prompt_is_another_order():
+def test_an_added_renamed_or_moved_prompt_is_another_order():
     snapshot = PromptOrder({MATH: ["a", "b"]}, 0, True, None).snapshot()
-    for keys in ({MATH: ["a", "c"]}, {MATH: ["b", "a"]}, {CODE: ["a", "b"]}, {MATH: ["a"], CODE: ["b"]}):
+    added, renamed, moved, of_others = ["a", "b", "c"], ["a", "c"], ["b", "a"], {MATH: ["a"], CODE: ["b"]}
+    for keys in ({MATH: added}, {MATH: renamed}, {MATH: moved}, {CODE: ["a", "b"]}, of_others):
         with pytest.raises(CheckpointError, match=r"data\.path"):
             PromptOrder(keys, 0, True, None).restore(snapshot)
-
-
-@pytest.mark.parametrize("position", [None, [0], [0, 5], [-1, 0], ["0", 1], [0, 1.5]])
-def test_a_damaged_position_is_refused_and_changes_nothing(position):
-    order = order_of()
-    order.draw(MATH, 2)
-    before = order.snapshot()
-    damaged = {**before, "positions": {CODE: [3, 1], MATH: position}}
-    with pytest.raises(CheckpointError, match="damaged"):
-        order.restore(damaged)
-    assert order.snapshot() == before
 
 
 def test_an_unknown_domain_is_our_bug():
     with pytest.raises(ImpossibleEvent, match="art"):
         order_of().draw(Domain("art"), 1)
-
-
-def test_empty_domains_and_shared_ids_are_refused():
-    with pytest.raises(DataError, match="no prompt"):
-        PromptOrder({MATH: []}, 0, True, None)
-    with pytest.raises(DataError, match="twice"):
-        PromptOrder({MATH: ["a"], CODE: ["a"]}, 0, True, None)
 
 
 def test_domains_whose_prompts_were_edited_under_the_same_ids_are_named():
@@ -158,4 +132,3 @@ def test_domains_whose_prompts_were_edited_under_the_same_ids_are_named():
     snapshot = json.loads(json.dumps(order(math=1, code=2).snapshot()))
     assert order(math=1, code=2).edited_since(snapshot) == []
     assert order(math=1, code=3).edited_since(snapshot) == [CODE]
-    assert order(math=1, code=3).edited_since(order().snapshot()) == []
