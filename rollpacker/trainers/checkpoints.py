@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MODEL_FOLDER = "model"
-FORMAT = 1
-"""Raised whenever older files can no longer be read."""
 
 _OF_DAMAGE = (
     *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError),
@@ -49,7 +47,7 @@ StateT = TypeVar("StateT", bound=State)
 
 def write_state(state: State, file: Path) -> None:
     """Write the file into an existing folder; raises `StorageFailed`."""
-    content = {"format": FORMAT, **{field.name: getattr(state, field.name) for field in fields(state)}}
+    content = {field.name: getattr(state, field.name) for field in fields(state)}
     # Through an open file: given a path, torch turns a full disk into a RuntimeError without its reason.
     with storage_errors(file.parent), file.open("wb") as opened:
         try:
@@ -59,16 +57,9 @@ def write_state(state: State, file: Path) -> None:
 
 
 def read_state(kind: type[StateT], file: Path) -> StateT:
-    """Read what `write_state` wrote; raises `CheckpointError` when it is missing, torn or of another format."""
+    """Read what `write_state` wrote; raises `CheckpointError` when it is missing, torn or of another kind."""
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            found = content.get("format") if isinstance(content, dict) else type(content).__name__
-            raise CheckpointError(
-                f"{file} has format {found}",
-                f"This version reads format {FORMAT}",
-                "Resume with the version that wrote it, or start a new run from its model folder",
-            )
         return kind(**{field.name: content[field.name] for field in fields(kind)})
     except _OF_DAMAGE as error:
         raise unreadable(file, error) from error
