@@ -51,8 +51,9 @@ sequences were seen to end apart: an end then takes no time in the model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from pydantic import Field
 from pydantic_core import from_json
 
 from rollpacker.core.errors import DataError
@@ -96,8 +97,11 @@ ENGINE_MEASUREMENTS = ("prefill", "decode", "ending", "weight_sync", "kv_cache")
 _OPTIONAL = ("sandbox_start", "program", "train_lengths")
 """Those of programs, and one that no cost is computed from."""
 
-_LARGEST = 1e15
+_LARGEST = 10**15
 """Above every number that is measured, in bytes, tokens or seconds; its square is still a finite float."""
+
+Measured = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
+Counted = Annotated[int, Field(ge=0, le=_LARGEST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,21 +109,21 @@ class Point:
     """One measured point; see the module for what its numbers count."""
 
     measurement: str
-    tensor_parallel: int
+    tensor_parallel: Annotated[int, Field(ge=1)]
     """1 where it does not matter."""
-    num_items: float
+    num_items: Measured
     """A mean where sequences ended in the middle."""
-    num_tokens: float
-    seconds: float
+    num_tokens: Measured
+    seconds: Measured
     """Median over the repetitions."""
-    seconds_low: float
+    seconds_low: Measured
     """First decile."""
-    seconds_high: float
+    seconds_high: Measured
     """Ninth decile."""
-    num_repeats: int
-    num_ended: float = 0.0
+    num_repeats: Counted
+    num_ended: Measured = 0.0
     """Sequences that ended in a pass, on average; only in `ending`."""
-    num_bytes: int | None = None
+    num_bytes: Counted | None = None
     """Of one token, over all GPUs of an engine; only in `kv_cache`."""
 
 
@@ -131,19 +135,19 @@ class ProfileFacts:
     model: str
     """Sizes of the transformer as JSON, which two directories of one model share."""
     dtype: str
-    num_parameters: int
-    num_weight_bytes: int
+    num_parameters: Counted
+    num_weight_bytes: Counted
     engine: str
     trainer: str
-    num_engines: int
+    num_engines: Annotated[int, Field(ge=1, le=_LARGEST)]
     engine_threads: int
     trainer_threads: int
-    collect_interval_s: float
+    collect_interval_s: Measured
     """Shortest time between two answers of one worker to `collect`."""
     measured_on: str
     """Date, as 2026-11-20."""
     rollpacker_version: str
-    num_trainer_gpus: int | None
+    num_trainer_gpus: Counted | None
     """None where it has none."""
 
 
@@ -192,34 +196,16 @@ def read_profile(path: Path) -> Profile:
 
 def _mistakes(profile: Profile) -> Iterator[str]:
     """What cannot have been measured, and what must have been."""
-    facts = profile.facts
-    sizes = (facts.num_parameters, facts.num_weight_bytes, facts.num_engines, facts.num_trainer_gpus or 0)
-    if not all(map(_is_measurable, (*sizes, facts.collect_interval_s))) or facts.num_engines < 1:
-        yield f"it has the impossible facts {facts}"
-    if not _is_object(facts.model):
-        yield f"its model is no JSON object: {facts.model}"
+    if not _is_object(profile.facts.model):
+        yield f"its model is no JSON object: {profile.facts.model}"
     for point in profile.points:
-        if not _is_possible(point):
-            yield f"it has the impossible point {point}"
+        if point.measurement not in MEASUREMENTS:
+            yield f"it has the unknown measurement `{point.measurement}`"
+        if not point.num_items and point.measurement in {"prefill", "decode", "ending"}:
+            yield f"it has a point of no items: {point}"
     for measurement in MEASUREMENTS:
         if measurement not in {*ENGINE_MEASUREMENTS, *_OPTIONAL} and not profile.of(measurement):
             yield f"it has no measurement `{measurement}`"
-
-
-def _is_possible(point: Point) -> bool:
-    times = (point.seconds, point.seconds_low, point.seconds_high)
-    numbers = (*times, point.num_items, point.num_tokens, point.num_ended, point.num_repeats, point.num_bytes or 0)
-    return (
-        point.measurement in MEASUREMENTS
-        and point.tensor_parallel >= 1
-        and all(map(_is_measurable, numbers))
-        and (point.num_items > 0 or point.measurement not in {"prefill", "decode", "ending"})
-    )
-
-
-def _is_measurable(number: float) -> bool:
-    """False for infinity and for what is no number, too."""
-    return 0 <= number <= _LARGEST
 
 
 def _is_object(text: str) -> bool:
