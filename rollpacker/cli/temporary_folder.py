@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,6 @@ from rollpacker.core.errors import InternalError, WorldError
 @contextmanager
 def temporary_folder(command: str) -> Iterator[Path]:
     """Make one for a command; what fails through the world, or a bug that its event log shows, names the folder."""
-    from rollpacker.metrics.files import remove_folder
-
     folder = Path(tempfile.mkdtemp(prefix=f"rollpacker-{command}-"))
     is_kept = False
     try:
@@ -25,4 +24,4 @@ def temporary_folder(command: str) -> Iterator[Path]:
         raise type(error)(error.problem, error.allowed, remedy) from error
     finally:
         if not is_kept:
-            remove_folder(folder)
+            shutil.rmtree(folder, ignore_errors=True)

@@ -140,17 +140,6 @@ def hide_folder(folder: Path) -> None:
         _move_aside(folder)
 
 
-def remove_folder(folder: Path) -> None:
-    """Delete a folder atomically: it is renamed first. A missing one is fine.
-
-    Of a link only the link goes.
-    """
-    with storage_errors(folder):
-        aside = _move_aside(folder)
-        if aside is not None:
-            _delete(aside)
-
-
 def remove_temporaries(folder: Path, *names: str) -> int:
     """Delete what killed writers left directly in a folder; returns how many. Only the folder's one writer may call.
 

@@ -21,7 +21,6 @@ from rollpacker.metrics.files import (
     make_durable,
     make_private_folder,
     publish_folder,
-    remove_folder,
     remove_temporaries,
     storage_errors,
     write_atomically,
@@ -123,13 +122,6 @@ def test_a_temporary_that_something_still_writes_to_is_left_for_the_next_time(
         remove_temporaries(tmp_path)
     assert list(folder.iterdir()) == []
     remove_temporaries(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_removing_a_folder_twice_is_fine(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    remove_folder(tmp_path / "a")
-    remove_folder(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
 
 

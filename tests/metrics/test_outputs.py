@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.core.errors import ConfigError, StorageFailed
-from rollpacker.metrics.files import publish_folder, remove_folder, write_atomically
+from rollpacker.metrics.files import publish_folder, write_atomically
 from rollpacker.metrics.outputs import check_output, open_output
 
 NULL_DEVICE = os.makedev(1, 3)
@@ -161,7 +161,7 @@ def test_a_full_disk_says_so_and_the_device_stays() -> None:
     assert Path("/dev/full").is_char_device()
 
 
-def test_a_folder_behind_a_link_is_replaced_and_of_a_link_only_the_link_is_removed(tmp_path: Path) -> None:
+def test_a_folder_behind_a_link_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "old").write_text("old")
     link = tmp_path / "link"
@@ -170,6 +170,3 @@ def test_a_folder_behind_a_link_is_replaced_and_of_a_link_only_the_link_is_remov
         (temporary / "new").write_text("new")
     assert link.is_symlink()
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["new"]
-    remove_folder(link)
-    assert not link.exists()
-    assert (tmp_path / "elsewhere" / "new").exists()
