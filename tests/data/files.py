@@ -7,6 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 
+def write_lines(path: Path, *rows: object) -> Path:
+    """As JSON lines; a text is a line as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return path
+
+
 def write_parquet(path: Path, rows: list[dict[str, object]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path)

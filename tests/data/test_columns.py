@@ -8,13 +8,9 @@ from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.errors import DataError
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.test_cases import load_test_cases
+from tests.data.files import write_lines
 
 CHAT = [{"role": "user", "content": "6 x 7"}]
-
-
-def write_lines(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.mark.parametrize(

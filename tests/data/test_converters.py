@@ -18,7 +18,7 @@ from rollpacker.data.prompts import load_prompts
 from rollpacker.data.test_cases import load_test_cases
 from rollpacker.protocols.references import CallCase, StdinCase
 from rollpacker.rewards.factory import check_references
-from tests.data.files import write_cached, write_parquet
+from tests.data.files import write_cached, write_lines, write_parquet
 
 DAPO_PROMPT = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
@@ -64,11 +64,6 @@ GPQA = (
     "Record ID,Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3\n"
     'rec1,"Which, of these?",the right one,wrong a,wrong b,wrong c\n'
 )
-
-
-def write_lines(path, *rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def gsm8k(folder):

@@ -7,6 +7,7 @@ from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.errors import DataError
 from rollpacker.data import prompts as reading
 from rollpacker.protocols.references import AnswerReference
+from tests.data.files import write_lines
 
 GOOD = {"id": "a", "domain": "math", "prompt": "1 + 1 =", "ground_truth": "2"}
 USER = {"role": "user", "content": "1 + 1 ="}
@@ -14,11 +15,6 @@ USER = {"role": "user", "content": "1 + 1 ="}
 
 def load_prompts(*paths):
     return reading.load_prompts([PromptFile(path=path) for path in paths])
-
-
-def write(path, *lines):
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
-    return path
 
 
 def error_of(path):
@@ -31,7 +27,7 @@ def error_of(path):
 
 
 def test_a_plain_prompt_is_one_user_message_and_keeps_its_text(tmp_path):
-    [prompt] = load_prompts(write(tmp_path / "p.jsonl", GOOD))
+    [prompt] = load_prompts(write_lines(tmp_path / "p.jsonl", GOOD))
     assert (prompt.key, prompt.domain, prompt.reference) == ("a", "math", AnswerReference(text="2"))
     assert prompt.text == "1 + 1 ="
     assert prompt.messages == (USER,)
@@ -41,7 +37,7 @@ def test_messages_may_be_a_list_or_the_json_of_a_list_and_win_over_prompt(tmp_pa
     messages = [{"role": "system", "content": "Be brief."}, USER]
     as_list = {**GOOD, "messages": messages}
     as_text = {**GOOD, "id": "b", "messages": json.dumps(messages)}
-    for prompt in load_prompts(write(tmp_path / "p.jsonl", as_list, as_text)):
+    for prompt in load_prompts(write_lines(tmp_path / "p.jsonl", as_list, as_text)):
         assert prompt.messages == tuple(messages)
         assert prompt.text is None
 
@@ -49,13 +45,13 @@ def test_messages_may_be_a_list_or_the_json_of_a_list_and_win_over_prompt(tmp_pa
 def test_messages_of_tools_keep_every_field_for_the_chat_template(tmp_path):
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
     result = {"role": "tool", "tool_call_id": "7", "content": ""}
-    [prompt] = load_prompts(write(tmp_path / "p.jsonl", {**GOOD, "messages": [USER, call, result]}))
+    [prompt] = load_prompts(write_lines(tmp_path / "p.jsonl", {**GOOD, "messages": [USER, call, result]}))
     assert prompt.messages == (USER, {**call, "content": ""}, result)
 
 
 def test_other_fields_of_a_line_are_kept_as_its_row(tmp_path):
     extra = {"source": "a book", "extra_info": {"level": 3, "tags": ["x"]}}
-    kept, bare = load_prompts(write(tmp_path / "p.jsonl", {**GOOD, **extra, "rubric": None}, {**GOOD, "id": "b"}))
+    kept, bare = load_prompts(write_lines(tmp_path / "p.jsonl", {**GOOD, **extra, "rubric": None}, {**GOOD, "id": "b"}))
     assert (kept.row, bare.row) == (extra, {})
 
 
@@ -66,12 +62,14 @@ def test_blank_lines_and_a_byte_order_mark_are_skipped_but_lines_are_counted(tmp
 
 
 def test_a_line_separator_inside_a_string_does_not_end_the_line(tmp_path):
-    [prompt] = load_prompts(write(tmp_path / "p.jsonl", json.dumps({**GOOD, "prompt": "a\u2028b"}, ensure_ascii=False)))
+    [prompt] = load_prompts(
+        write_lines(tmp_path / "p.jsonl", json.dumps({**GOOD, "prompt": "a\u2028b"}, ensure_ascii=False))
+    )
     assert prompt.text == "a\u2028b"
 
 
 def test_numbers_are_taken_as_ids_and_as_ground_truths(tmp_path):
-    [prompt] = load_prompts(write(tmp_path / "p.jsonl", {**GOOD, "id": 7, "ground_truth": 2}))
+    [prompt] = load_prompts(write_lines(tmp_path / "p.jsonl", {**GOOD, "id": 7, "ground_truth": 2}))
     assert (prompt.key, prompt.reference) == ("7", AnswerReference(text="2"))
 
 
@@ -88,13 +86,13 @@ def test_numbers_are_taken_as_ids_and_as_ground_truths(tmp_path):
     ],
 )
 def test_a_number_as_ground_truth_is_written_without_an_exponent(tmp_path, number, text):
-    [prompt] = load_prompts(write(tmp_path / "p.jsonl", json.dumps(GOOD).replace('"2"', number)))
+    [prompt] = load_prompts(write_lines(tmp_path / "p.jsonl", json.dumps(GOOD).replace('"2"', number)))
     assert prompt.reference == AnswerReference(text=text)
 
 
 def test_the_order_of_the_file_is_kept(tmp_path):
     lines = [{**GOOD, "id": index, "domain": f"d{index % 3}"} for index in (5, 3, 9, 1)]
-    assert [prompt.key for prompt in load_prompts(write(tmp_path / "p.jsonl", *lines))] == ["5", "3", "9", "1"]
+    assert [prompt.key for prompt in load_prompts(write_lines(tmp_path / "p.jsonl", *lines))] == ["5", "3", "9", "1"]
 
 
 TEXT_PART = {"type": "text", "text": "1 + 1"}
@@ -180,7 +178,7 @@ def with_messages(messages):
     ],
 )
 def test_a_wrong_line_is_named_with_its_number_and_what_is_wrong(tmp_path, line, words):
-    message = error_of(write(tmp_path / "p.jsonl", {**GOOD, "id": "first"}, line))
+    message = error_of(write_lines(tmp_path / "p.jsonl", {**GOOD, "id": "first"}, line))
     assert "line 2: " in message
     for word in words:
         assert word in message
@@ -188,13 +186,13 @@ def test_a_wrong_line_is_named_with_its_number_and_what_is_wrong(tmp_path, line,
 
 def test_content_in_parts_of_text_is_their_text(tmp_path):
     messages = [{**USER, "content": [TEXT_PART, {**TEXT_PART, "text": " ="}]}]
-    [prompt] = load_prompts(write(tmp_path / "p.jsonl", with_messages(messages)))
+    [prompt] = load_prompts(write_lines(tmp_path / "p.jsonl", with_messages(messages)))
     assert prompt.messages == ({**USER, "content": "1 + 1 ="},)
 
 
 def test_a_file_that_two_entries_have_is_refused_unless_other_columns_are_read(tmp_path):
     row = {"domain": "math", "prompt": "1 + 1 =", "ground_truth": "2", "harder": "1 + 1 + 0 ="}
-    path, link = write(tmp_path / "p.jsonl", row), tmp_path / "other.jsonl"
+    path, link = write_lines(tmp_path / "p.jsonl", row), tmp_path / "other.jsonl"
     link.symlink_to(path)
     for twice in ([path, path], [path, link], [tmp_path / "p.jsonl", tmp_path / "x" / ".." / "p.jsonl"]):
         with pytest.raises(DataError, match=r"p\.jsonl is listed twice: by .* and by "):
@@ -207,7 +205,7 @@ def test_a_file_that_two_entries_have_is_refused_unless_other_columns_are_read(t
 @pytest.mark.parametrize("second", ["a", 1])
 def test_a_duplicate_id_is_named_with_both_lines(tmp_path, second):
     lines = [{**GOOD, "id": str(second)}, {**GOOD, "id": "b"}, {**GOOD, "id": second}]
-    message = error_of(write(tmp_path / "p.jsonl", *lines))
+    message = error_of(write_lines(tmp_path / "p.jsonl", *lines))
     assert "line 3: " in message
     assert f"'{second}' was used in line 1" in message
 
@@ -226,7 +224,7 @@ def test_a_file_without_a_prompt_is_refused(tmp_path, content):
 
 
 def test_a_missing_file_is_refused_with_the_nearest_name(tmp_path):
-    write(tmp_path / "prompts.jsonl", GOOD)
+    write_lines(tmp_path / "prompts.jsonl", GOOD)
     assert "Did you mean" in (message := error_of(tmp_path / "promts.jsonl"))
     assert "prompts.jsonl?" in message
 
@@ -247,10 +245,12 @@ def test_a_directory_without_data_is_refused(tmp_path):
 
 
 def test_a_file_that_is_one_object_is_named_so_and_not_printed_whole(tmp_path):
-    said = error_of(write(tmp_path / "p.json", {f"row-{number}": GOOD for number in range(5000)}))
+    said = error_of(write_lines(tmp_path / "p.json", {f"row-{number}": GOOD for number in range(5000)}))
     assert "`row-19` and 4,980 more; a file that is one object of all its rows" in said
     assert len(said) < 1000
-    assert "one object of all" not in error_of(write(tmp_path / "wide.json", {f"column-{n}": n for n in range(30)}))
+    assert "one object of all" not in error_of(
+        write_lines(tmp_path / "wide.json", {f"column-{n}": n for n in range(30)})
+    )
 
 
 def test_the_address_of_a_data_set_of_the_hub_is_answered_with_its_name():

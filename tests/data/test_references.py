@@ -20,6 +20,7 @@ from rollpacker.protocols.references import (
     JudgeReference,
     StdinCase,
 )
+from tests.data.files import write_lines
 
 MIXED = Path(__file__).parent / "mixed.jsonl"
 NO_LIMITS = CaseLimits()
@@ -28,11 +29,6 @@ CODE = {"id": "a", "domain": "code", "prompt": "Write f(x)."}
 
 def load_prompts(*paths, domain=None):
     return reading.load_prompts([PromptFile(path=path, domain=domain) for path in paths])
-
-
-def write(path, *rows):
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +103,7 @@ def test_test_cases_of_every_form_are_read_from_the_file_when_they_are_needed(re
 )
 def test_the_element_of_a_list_is_accepted_only_where_all_outputs_are_lists_of_one(tmp_path, outputs, accepted):
     row = {**CODE, "input_output": {"fn_name": "f", "inputs": [[1], [2]], "outputs": outputs}}
-    [prompt] = load_prompts(write(tmp_path / "p.jsonl", row))
+    [prompt] = load_prompts(write_lines(tmp_path / "p.jsonl", row))
     assert [case.accepted for case in load_test_cases(prompt.reference)] == accepted
 
 
@@ -116,7 +112,7 @@ def test_a_prompt_with_megabytes_of_test_cases_is_small_on_its_way(tmp_path):
     rows = [
         {**CODE, "id": number, "test_cases": [{"input": "7 " * 500_000, "output": str(number)}]} for number in range(12)
     ]
-    path = write(tmp_path / "p.jsonl", *rows)
+    path = write_lines(tmp_path / "p.jsonl", *rows)
     del rows
     tracemalloc.start()
     prompts = load_prompts(path)
@@ -130,9 +126,9 @@ def test_a_prompt_with_megabytes_of_test_cases_is_small_on_its_way(tmp_path):
 
 
 def test_a_file_that_was_changed_during_the_run_is_refused(tmp_path):
-    path = write(tmp_path / "p.jsonl", {**CODE, "test_cases": ["assert f(1) == 1"]})
+    path = write_lines(tmp_path / "p.jsonl", {**CODE, "test_cases": ["assert f(1) == 1"]})
     [prompt] = load_prompts(path)
-    write(path, {**CODE, "test_cases": ["assert f(1) == 2"]})
+    write_lines(path, {**CODE, "test_cases": ["assert f(1) == 2"]})
     with pytest.raises(DataError, match="line 1 is not what it was when the run began"):
         load_test_cases(prompt.reference)
     path.unlink()
@@ -150,25 +146,25 @@ def test_a_line_is_found_again_behind_a_byte_order_mark_and_blank_lines(tmp_path
 
 def test_blank_fields_of_converted_data_sets_do_not_count(tmp_path):
     row = {**CODE, "test_cases": "", "rubric": None, "test": " ", "ground_truth": "5"}
-    [prompt] = load_prompts(write(tmp_path / "p.jsonl", row))
+    [prompt] = load_prompts(write_lines(tmp_path / "p.jsonl", row))
     assert prompt.reference == AnswerReference(text="5")
 
 
 def test_an_empty_list_beside_test_cases_does_not_count(tmp_path):
     row = {**CODE, "test_cases": [], "test_list": ["assert f(1) == 1"], "entry_point": "f"}
-    [prompt] = load_prompts(write(tmp_path / "p.jsonl", row))
+    [prompt] = load_prompts(write_lines(tmp_path / "p.jsonl", row))
     [case] = load_test_cases(prompt.reference)
     assert "assert f(1) == 1" in case.source
 
 
 def test_a_rubric_that_is_null_is_no_name_that_was_misspelt(tmp_path):
-    [prompt] = load_prompts(write(tmp_path / "p.jsonl", {**CODE, "rubric": None}))
+    [prompt] = load_prompts(write_lines(tmp_path / "p.jsonl", {**CODE, "rubric": None}))
     assert prompt.reference == AnswerReference(text="")
 
 
 def test_a_rubric_takes_the_ground_truth_as_its_answer(tmp_path):
     row = {**CODE, "rubric": "Be kind.", "ground_truth": 5}
-    [prompt] = load_prompts(write(tmp_path / "p.jsonl", row))
+    [prompt] = load_prompts(write_lines(tmp_path / "p.jsonl", row))
     assert prompt.reference == JudgeReference(rubric="Be kind.", answer="5")
 
 
@@ -219,7 +215,7 @@ STDIN = {"input": "1", "output": "2"}
     ],
 )
 def test_a_wrong_reference_is_named_with_its_line_and_what_is_allowed(tmp_path, fields, words):
-    path = write(tmp_path / "p.jsonl", {**CODE, "id": "first", "ground_truth": ""}, {**CODE, **fields})
+    path = write_lines(tmp_path / "p.jsonl", {**CODE, "id": "first", "ground_truth": ""}, {**CODE, **fields})
     with pytest.raises(DataError) as caught:
         load_prompts(path)
     assert caught.value.allowed
@@ -231,15 +227,15 @@ def test_a_wrong_reference_is_named_with_its_line_and_what_is_allowed(tmp_path, 
 
 def test_several_files_are_read_in_their_order_with_a_default_domain_for_lines_without_one(tmp_path):
     bare = {"prompt": "?", "ground_truth": "1"}
-    first = write(tmp_path / "a.jsonl", {**bare, "id": 1}, {**bare, "id": 2, "domain": "own"})
-    second = write(tmp_path / "b.jsonl", {**bare, "id": 3})
+    first = write_lines(tmp_path / "a.jsonl", {**bare, "id": 1}, {**bare, "id": 2, "domain": "own"})
+    second = write_lines(tmp_path / "b.jsonl", {**bare, "id": 3})
     files = [PromptFile(path=first, domain="math"), PromptFile(path=second, domain="logic")]
     assert [(p.key, p.domain) for p in reading.load_prompts(files)] == [("1", "math"), ("2", "own"), ("3", "logic")]
 
 
 def test_an_id_that_two_files_use_is_named_with_both_places(tmp_path):
     row = {"id": 1, "domain": "math", "prompt": "?", "ground_truth": "1"}
-    paths = [write(tmp_path / name, row) for name in ("a.jsonl", "b.jsonl")]
+    paths = [write_lines(tmp_path / name, row) for name in ("a.jsonl", "b.jsonl")]
     with pytest.raises(DataError, match=r"b\.jsonl, line 1: the id '1' was used in .*a\.jsonl, line 1 already"):
         load_prompts(*paths)
 

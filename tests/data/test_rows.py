@@ -12,7 +12,7 @@ from rollpacker.config.sections.data import DataSection, PromptFile
 from rollpacker.core.errors import DataError
 from rollpacker.data.prompts import load_prompts
 from rollpacker.protocols.references import AnswerReference, JudgeReference
-from tests.data.files import write_arrow, write_parquet, write_saved, write_saved_splits
+from tests.data.files import write_arrow, write_lines, write_parquet, write_saved, write_saved_splits
 
 GSM8K = [
     {"question": "What is 6 x 7?", "answer": "6 x 7 is 42.\n#### 42"},
@@ -38,11 +38,6 @@ VERL = {
 
 def write_csv(path):
     path.write_text('id,domain,prompt,ground_truth\n1,math,"6 x 7,\nplease",42\n2,math,2 x 7,14\n')
-    return path
-
-
-def write_lines(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 

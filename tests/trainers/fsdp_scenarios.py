@@ -18,10 +18,10 @@ from rollpacker.trainers.fsdp.policy import FsdpPolicy
 from rollpacker.trainers.fsdp.sharding import unreduced_gradients
 from rollpacker.trainers.grpo import GrpoTrainer
 from tests.trainers.giving_up import GivenUp, give_up
-from tests.trainers.streaming import Difference, compare, relabelled, shape_of
+from tests.trainers.streaming import Difference, compare, relabelled, shape_of, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -265,13 +265,7 @@ def streamed_steps(work: Work) -> list[Difference]:
     trainer = make_trainer(work)
     policy: Any = trainer._policy
     can_lend = policy.replicas_per_copy == 1
-
-    def state() -> Iterator[Tensor]:
-        for parameter in policy._parameters.values():
-            for value in (parameter.detach(), *policy._optimizer.state[parameter].values()):
-                yield value.to_local() if hasattr(value, "to_local") else value
-
-    return asyncio.run(compare(trainer, state(), work.batches, can_lend=can_lend))
+    return asyncio.run(compare(trainer, state_of(policy), work.batches, can_lend=can_lend))
 
 
 def gives_up(work: Work, groups: Sequence[RolloutGroup], folder: Path, told: Collection[int]) -> GivenUp:

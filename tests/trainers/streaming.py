@@ -16,7 +16,7 @@ from rollpacker.core.ids import EngineId, VersionSpan
 from rollpacker.protocols.trainer import BatchShape
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -129,6 +129,13 @@ async def compare(
             )
         )
     return differences
+
+
+def state_of(policy: Any) -> Iterator[Tensor]:
+    """Parameters and optimizer of this rank of `TorchPolicy` or `FsdpPolicy`."""
+    for parameter in policy._parameters.values():
+        for value in (parameter.detach(), *policy._optimizer.state[parameter].values()):
+            yield value.to_local() if hasattr(value, "to_local") else value
 
 
 def require_rounding_only(differences: Sequence[Difference], num_batches: int) -> None:

@@ -20,10 +20,17 @@ from rollpacker.trainers.advantages import group_advantages
 from rollpacker.trainers.checkpoints import read_state
 from rollpacker.trainers.torch_policy import TorchState
 from tests.trainers.giving_up import GivenUp, give_up
-from tests.trainers.streaming import NUM_BATCHES, compare, random_rewards, relabelled, require_rounding_only
+from tests.trainers.streaming import (
+    NUM_BATCHES,
+    compare,
+    random_rewards,
+    relabelled,
+    require_rounding_only,
+    state_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -183,15 +190,8 @@ async def test_a_streamed_step_has_the_gradient_of_the_whole_batch_in_every_spli
 
 async def test_fifty_random_steps_that_stream_are_those_that_do_not(bench):
     trainer = bench.trainer()
-    policy: Any = trainer._policy
-
-    def state() -> Iterator[Tensor]:
-        for parameter in policy._parameters.values():
-            yield parameter
-            yield from policy._optimizer.state[parameter].values()
-
     batches = [bench.groups(random_rewards(seed), seed=seed) for seed in range(NUM_BATCHES)]
-    require_rounding_only(await compare(trainer, state(), batches, can_lend=False), NUM_BATCHES)
+    require_rounding_only(await compare(trainer, state_of(trainer._policy), batches, can_lend=False), NUM_BATCHES)
 
 
 @pytest.mark.parametrize("section", [{"loss_normalisation": "token_mean"}, {"num_minibatches": 3}])
