@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.commands import put_programs
 from tests.slurm.requirement import cannot_run
 
 ROOT = Path(__file__).parents[1]
@@ -65,15 +66,8 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".ci/constraints.txt").write_text("trl==1.0\nuv==1.0\n")
     (tmp_path / "pyproject.toml").touch()
-    (tmp_path / "bin").mkdir()
-    for name, body in {"a-python": PYTHON, "a-uv": UV, "nvidia-smi": NO_GPUS}.items():
-        put_program(tmp_path, name, body)
+    put_programs(tmp_path / "bin", {"a-python": PYTHON, "a-uv": UV, "nvidia-smi": NO_GPUS})
     return tmp_path
-
-
-def put_program(checkout: Path, name: str, body: str) -> None:
-    (checkout / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
-    (checkout / "bin" / name).chmod(0o755)
 
 
 def make(checkout: Path, *targets: str, **variables: str) -> None:
@@ -92,7 +86,7 @@ def num_made(checkout: Path) -> int:
 
 @pytest.mark.parametrize("before", [["test"], ["demo", "test"]])
 def test_on_gpus_the_demo_has_their_torch_whatever_was_installed_before(checkout: Path, before: list[str]) -> None:
-    put_program(checkout, "nvidia-smi", "true")
+    put_programs(checkout / "bin", {"nvidia-smi": "true"})
     for purpose in before:
         make(checkout, f".venv/.{purpose}")
     assert torch_of(checkout) == "torch-2+cpu"
@@ -114,7 +108,7 @@ def test_without_gpus_one_environment_serves_demo_and_tests(checkout: Path, purp
 def test_on_gpus_the_demo_takes_their_torch_although_a_machine_without_them_has_installed_it(checkout: Path) -> None:
     make(checkout, ".venv/.demo")
     assert torch_of(checkout) == "torch-2+cpu"
-    put_program(checkout, "nvidia-smi", "true")
+    put_programs(checkout / "bin", {"nvidia-smi": "true"})
     make(checkout, ".venv/.demo")
     assert torch_of(checkout) == "torch-2+cu1"
     make(checkout, ".venv/.demo")
@@ -159,8 +153,7 @@ def test_no_two_scripts_run_apt_get_at_the_same_time(
     for tool in tools.split():
         (checkout / "bin" / tool).symlink_to(shutil.which(tool) or tool)
     machine = {"apt-get": APT_GET, "dpkg-query": "exit 1", "sudo": '[[ "$1" != -n ]] || shift; exec "$@"'}
-    for name, body in {**machine, **programs}.items():
-        put_program(checkout, name, body)
+    put_programs(checkout / "bin", {**machine, **programs})
     environment = {"PATH": f"{checkout}/bin", "PYTHON": "a-python", "BARE": "1"}
     subprocess.run(["bash", *script], cwd=checkout, env=environment, check=False)
     [file] = checkout.rglob("apt")

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.elastic_script import ARRAY_SUFFIX
-from rollpacker.launch.slurm_commands import run_slurm
+from rollpacker.launch.job_states import ask_sacct, seconds
 from rollpacker.launch.submissions import Submission, read_submission
 from rollpacker.paths import read_bytes, read_text
 from rollpacker.runtime.job.attempts import JOBS_FOLDER, Attempt
@@ -131,13 +131,11 @@ def _arrays(submission: Submission, elastic_folder: Path) -> dict[str, str]:
 
 def accounted(jobs: RunJobs) -> list[Allocation]:
     """Ask Slurm's accounting about the jobs of a run; nothing where it knows nothing."""
-    asked = ",".join(sorted(jobs.own | jobs.arrays))
-    words = ("--noheader", "--duplicates", "--allocations", "--parsable2", f"--jobs={asked}", f"--format={_COLUMNS}")
     try:
-        outcome = run_slurm("sacct", *words, cluster=jobs.cluster)
+        text = ask_sacct(sorted(jobs.own | jobs.arrays), _COLUMNS, jobs.cluster)
     except WorldError:
         return []
-    return parse_accounting(outcome.output, jobs) if outcome.is_success else []
+    return parse_accounting(text, jobs)
 
 
 def parse_accounting(text: str, jobs: RunJobs) -> list[Allocation]:
@@ -181,18 +179,14 @@ def _allocation(row: Sequence[str], kind: str) -> Allocation:
         state=state.partition(" ")[0],
         partition=partition,
         nodes=None if nodes == "None assigned" else nodes,
-        submitted_at_s=_time(submitted),
-        started_at_s=_time(started),
-        ended_at_s=_time(ended),
+        submitted_at_s=seconds(submitted),
+        started_at_s=seconds(started),
+        ended_at_s=seconds(ended),
         elapsed_s=elapsed_s,
         num_gpus=int(given.get("gres/gpu") or sum(typed)),
         billing=float(given["billing"]) * elapsed_s / _SECONDS_PER_HOUR if "billing" in given else None,
         source="sacct",
     )
-
-
-def _time(text: str) -> float | None:
-    return float(text) if text.isdecimal() else None
 
 
 def estimated(

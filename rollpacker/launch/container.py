@@ -31,7 +31,6 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (Linux's name for it)
 _SIF_MAGIC = b"SIF_MAGIC"
 _SIF_MAGIC_OFFSET = 32
 """Behind the line that makes the file executable."""
-_FUSE = Path("/dev/fuse")
 _CLEANING_OPTIONS = frozenset({"-e", "--cleanenv", "-C", "--containall"})
 
 
@@ -41,7 +40,7 @@ def container_command(
     has_gpus: bool,
     write_paths: Sequence[Path],
     read_paths: Sequence[Path],
-    scratch: Sequence[str] = ("/tmp",),  # noqa: S108  (the schema's default ends with it too)
+    scratch: Sequence[str],
 ) -> tuple[str, ...]:
     """Render the command before `-m module`.
 
@@ -56,13 +55,13 @@ def container_command(
         ConfigError: A path cannot be bound.
     """
     assert section.image is not None
-    own = [_bind(path.absolute(), "ro") for path in read_paths]
-    own += [_bind(path.absolute()) for path in (*write_paths, SHARED_MEMORY)]
     variables = {"TMPDIR": "/tmp", **section.environment}  # noqa: S108  (where the script binds the scratch folder)
     return (
         *("bash", "-c", _script(), "container"),
         *(section.runtime, *scratch, "--"),
-        *(*_in_order(own), *(_spelt_out(bind) for bind in section.binds), "--"),
+        *_binds(read_paths, write_paths),
+        *(bind if ":" in bind else f"{bind}:{bind}" for bind in section.binds),
+        "--",
         *(["--nv"] if has_gpus else []),
         *(*section.options, str(section.image.absolute())),
         *("env", *(f"{name}={value}" for name, value in variables.items()), section.python),
@@ -151,29 +150,6 @@ def check_container(
     return mistakes
 
 
-def container_notes(section: ContainerSection, signal: str) -> list[str]:
-    """What may fail with an image on some nodes, each in one sentence; empty for an unpacked image."""
-    if section.image is None or section.image.is_dir():
-        return []
-    notes = []
-    if not os.access(_FUSE, os.R_OK | os.W_OK):
-        notes.append(
-            f"{section.image} is one file, and this machine's {_FUSE} cannot be opened: on nodes like it, only a "
-            f"setuid runtime can mount it. Unpack it: {unpacking(section)}"
-        )
-    if signal != "URG":
-        notes.append(
-            f"cluster.signal={signal} reaches every process of a job, and where {section.image} is mounted by FUSE it "
-            "ends the mount before the checkpoint is written. Use cluster.signal=URG, or unpack the image."
-        )
-    return notes
-
-
-def unpacking(section: ContainerSection) -> str:
-    """The command that makes a folder of an image."""
-    return f"{section.runtime} build --sandbox FOLDER {shlex.quote(str(section.image))}"
-
-
 def _script() -> str:
     """The wrapper without its comments; it lies beside this file when installed, and in `slurm/` in a checkout."""
     installed = Path(__file__).with_name("container.sh")
@@ -182,33 +158,18 @@ def _script() -> str:
     return "".join(line for line in lines if line.strip() and not line.startswith("#"))
 
 
-def _bind(path: Path, mode: str = "rw") -> str:
-    _require_bindable(str(path))
-    return f"{path}:{path}:{mode}"
-
-
-def _require_bindable(path: str) -> None:
-    if ":" in path or "," in path:
-        raise ConfigError(
-            f"{path} cannot be seen in a container.",
-            "The runtime separates what it binds by colons and commas.",
-            "Rename it.",
-        )
-
-
-def _in_order(binds: Sequence[str]) -> Iterator[str]:
+def _binds(read_paths: Sequence[Path], write_paths: Sequence[Path]) -> Iterator[str]:
     """Outer folders first, since a later bind hides what lies below it; of two for one path the writable one counts."""
-    modes: dict[str, str] = {}
-    for bind in binds:
-        path, _, mode = bind.split(":")
-        modes[path] = "rw" if "rw" in (mode, modes.get(path)) else mode
+    modes = {str(path.absolute()): ":ro" for path in read_paths}
+    modes |= {str(path.absolute()): "" for path in (*write_paths, SHARED_MEMORY)}
     for path in sorted(modes):
-        yield f"{path}:{path}" if modes[path] == "rw" else f"{path}:{path}:ro"
-
-
-def _spelt_out(bind: str) -> str:
-    """With its target, which is the source when not given."""
-    return bind if ":" in bind else f"{bind}:{bind}"
+        if ":" in path or "," in path:
+            raise ConfigError(
+                f"{path} cannot be seen in a container.",
+                "The runtime separates what it binds by colons and commas.",
+                "Rename it.",
+            )
+        yield f"{path}:{path}{modes[path]}"
 
 
 def _link_targets(path: Path) -> Iterator[Path]:

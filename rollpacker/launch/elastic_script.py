@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.launch.job_states import NOT_OVER
-from rollpacker.launch.sbatch_script import gpus_option, in_log_name, job_environment, memory_mb, requeue
+from rollpacker.launch.sbatch_script import in_log_name, job_environment, request_lines, requeue
 from rollpacker.launch.shape import num_elements, workers_shape
 from rollpacker.launch.worker import ELEMENT_VARIABLE
 from rollpacker.runtime.job.elastic_folder import LEASE_WAIT_S
@@ -91,36 +91,19 @@ def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, p
     assert shape is not None
     assert job is not None
     cluster = shape.cluster
-    options = {
-        "job-name": name,
-        "array": f"0-{num_elements(job, elastic.max_workers) - 1}%{max(1, elastic.min_workers)}",
-        "dependency": f"after:{job_id}",
-        "kill-on-invalid-dep": "yes",
-        "requeue": "",
-        "open-mode": "append",
-        "output": f"{in_log_name(folder)}/%A_%a_worker.out",
-        "nodes": "1",
-        "ntasks": "1",
-        "cpus-per-task": str(cluster.cpus_per_node),
-        "gpus-per-node": gpus_option(cluster),
-        "mem": None if (memory := memory_mb(cluster)) is None else f"{memory}M" if memory else "0",
-        "time": str(cluster.time_limit_min),
-        "time-min": None if job.least_time_min is None else str(job.least_time_min),
-        "signal": f"{cluster.signal}@{cluster.signal_lead_s}",
-        "partition": cluster.partition,
-        "qos": cluster.qos,
-        "account": cluster.account,
-        "constraint": cluster.constraint,
-        **cluster.sbatch,
-    }
     num_waits = math.ceil(60 * job.patience_min / LEASE_WAIT_S)
     command = shlex.join([*python, "-P", "-u", "-m", "rollpacker.launch.worker", str(config.run.dir.absolute())])
     lines = [
         "#!/bin/bash",
-        *(
-            f"#SBATCH --{key}{f'={shlex.quote(value)}' if value else ''}"
-            for key, value in options.items()
-            if value is not None
+        *request_lines(
+            cluster,
+            job_name=name,
+            array=f"0-{num_elements(job, elastic.max_workers) - 1}%{max(1, elastic.min_workers)}",
+            dependency=f"after:{job_id}",
+            kill_on_invalid_dep="yes",
+            open_mode="append",
+            output=f"{in_log_name(folder)}/%A_%a_worker.out",
+            time_min=job.least_time_min,
         ),
         "",
         'job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"',

@@ -30,10 +30,10 @@ _BEGINS_AGAIN = frozenset({"REQUEUED", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"})
 
 _SQUEUE_COLUMNS = (
     "JobArrayID:64|,JobID:24|,State:24|,Reason:128|,exit_code:16|,NumNodes:12|,NodeList:2048|,StartTime:24|,"
-    "RestartCnt:12|,Partition:64|"
+    "RestartCnt:12|"
 )
 _NUM_SQUEUE_COLUMNS = _SQUEUE_COLUMNS.count("|")
-_SACCT_COLUMNS = "JobID,JobIDRaw,State,Reason,ExitCode,NNodes,NodeList,Start,End,Partition,Submit"
+_SACCT_COLUMNS = "JobID,JobIDRaw,State,Reason,ExitCode,NNodes,NodeList,Start,End,Submit"
 _NUM_SACCT_COLUMNS = _SACCT_COLUMNS.count(",") + 1
 
 
@@ -60,16 +60,10 @@ class JobState:
     """Seconds since the epoch; None while it is not over, or when unknown."""
     num_restarts: int = 0
     """How often it was requeued."""
-    partition: str = ""
 
     @property
     def is_over(self) -> bool:
         return self.state not in NOT_OVER
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether Slurm says that it ended badly; False for an UNKNOWN job."""
-        return self.is_over and self.state not in {"COMPLETED", UNKNOWN}
 
 
 def job_states(job_ids: Collection[str], cluster: str | None = None) -> tuple[Mapping[str, JobState], str]:
@@ -87,7 +81,7 @@ def job_states(job_ids: Collection[str], cluster: str | None = None) -> tuple[Ma
     if any(job_id not in found or found[job_id].is_over for job_id in job_ids):
         remembered: Mapping[str, JobState] = {}
         try:
-            remembered = parse_sacct(_ask_sacct(job_ids, cluster))
+            remembered = parse_sacct(ask_sacct(job_ids, _SACCT_COLUMNS, cluster))
         except WorldError as error:
             complaint = error.problem
         found = {**remembered, **{job_id: _joined(job, remembered.get(job_id)) for job_id, job in found.items()}}
@@ -101,7 +95,7 @@ def parse_squeue(text: str) -> Mapping[str, JobState]:
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) < _NUM_SQUEUE_COLUMNS:
             continue  # what a site's own squeue says
-        name, number, state, reason, status, num_nodes, nodes, start, restarts, partition = cells[:_NUM_SQUEUE_COLUMNS]
+        name, number, state, reason, status, num_nodes, nodes, start, restarts = cells[:_NUM_SQUEUE_COLUMNS]
         is_over = state not in NOT_OVER
         code, killer = _wait_status(status) if is_over else (None, None)
         # The waiting elements of an array share the array's number.
@@ -115,9 +109,8 @@ def parse_squeue(text: str) -> Mapping[str, JobState]:
                 reason=_reason(reason, state),
                 num_nodes=_number(num_nodes),
                 node_list=nodes,
-                start_time=_time(start),
+                start_time=seconds(start),
                 num_restarts=_number(restarts),
-                partition=partition,
             )
     return jobs
 
@@ -130,14 +123,33 @@ def parse_sacct(text: str) -> Mapping[str, JobState]:
             attempts.setdefault(row[0], []).append(row)
     jobs: dict[str, JobState] = {}
     for name, rows in attempts.items():
-        rows.sort(key=lambda row: _time(row[10]) or 0.0)
+        rows.sort(key=lambda row: seconds(row[9]) or 0.0)
         for job_id in {name, rows[-1][1]}:
             jobs[job_id] = _remembered(job_id, rows)
     return jobs
 
 
+def ask_sacct(job_ids: Iterable[str], columns: str, cluster: str | None) -> str:
+    """Ask accounting for a row of each attempt of each job (-D -X -P -n); nothing where it is disabled.
+
+    Raises:
+        WorldError: It does not answer, or there is no `sacct` here.
+    """
+    jobs = f"--jobs={','.join(job_ids)}"
+    words = ("sacct", "--noheader", "--duplicates", "--allocations", "--parsable2", jobs, f"--format={columns}")
+    outcome = run_slurm(*words, cluster=cluster)
+    if not outcome.is_success and "accounting storage is disabled" not in outcome.complaint:
+        raise failure_of(words[:1], outcome)
+    return outcome.output
+
+
+def seconds(time: str) -> float | None:
+    """Parse a time of Slurm's, in seconds since the epoch; None for Unknown, N/A and the like."""
+    return float(time) if time.isdecimal() else None
+
+
 def _remembered(job_id: str, rows: list[list[str]]) -> JobState:
-    _, _, state, reason, exit_code, num_nodes, nodes, start, end, partition = rows[-1][:10]
+    _, _, state, reason, exit_code, num_nodes, nodes, start, end = rows[-1][:9]
     word = _word(state)
     is_over = word not in NOT_OVER
     code, _, killer = exit_code.partition(":")
@@ -149,10 +161,9 @@ def _remembered(job_id: str, rows: list[list[str]]) -> JobState:
         reason=_reason(reason, word),
         num_nodes=_number(num_nodes),
         node_list="" if nodes == "None assigned" else nodes,
-        start_time=_time(start),
-        end_time=_time(end) if is_over else None,
+        start_time=seconds(start),
+        end_time=seconds(end) if is_over else None,
         num_restarts=_num_restarts([_word(row[2]) for row in rows]),
-        partition=partition,
     )
 
 
@@ -188,15 +199,6 @@ def _ask_squeue(job_ids: Iterable[str], cluster: str | None) -> str:
     return outcome.output
 
 
-def _ask_sacct(job_ids: Iterable[str], cluster: str | None) -> str:
-    jobs = f"--jobs={','.join(job_ids)}"
-    words = ("sacct", "--noheader", "--duplicates", "--allocations", "--parsable2", jobs, f"--format={_SACCT_COLUMNS}")
-    outcome = run_slurm(*words, cluster=cluster)
-    if not outcome.is_success and "accounting storage is disabled" not in outcome.complaint:
-        raise failure_of(words[:1], outcome)
-    return outcome.output
-
-
 def _word(state: str) -> str:
     """Strip additions: CANCELLED by 1000, CANCELLED+, OUT_OF_ME+ (a cut that --parsable2 does not make)."""
     return state.partition(" ")[0].rstrip("+")
@@ -219,7 +221,3 @@ def _reason(text: str, state: str) -> str:
 
 def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
-
-
-def _time(text: str) -> float | None:
-    return float(text) if text.isdecimal() else None

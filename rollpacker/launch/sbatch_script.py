@@ -98,7 +98,7 @@ def sbatch_text(
         log = f'{shlex.quote(in_log_name(folder))}/"{job}"_%N{ENVIRONMENTS_LOG_SUFFIX}'
         options = ["--het-group=1", f"--output={log}", *_srun_options(beside.cluster)]
         ranks = " ".join([ranks, ":", *options, shlex.join(of_environments), command])
-        lines = _environment_nodes(beside.cluster, name)
+        lines = ["#SBATCH hetjob", *request_lines(beside.cluster, job_name=name), ""]
     text = _make_sbatch_string(
         command=ranks,
         folder=in_log_name(folder),
@@ -108,9 +108,19 @@ def sbatch_text(
         array_parallelism=array_parallelism or num_jobs,
         setup=[*lines, *_setup(shape.cluster, folder, job), *before],
         teardown=_teardown(shape.cluster, job, after),
-        **_requests(shape),
+        **_requests(shape.cluster),
+        additional_parameters=_further_options(shape.cluster),
+        srun_args=[*(["--het-group=0"] if beside else []), *_srun_options(shape.cluster)],
     )
     return f"{text}\n"
+
+
+def request_lines(cluster: ClusterSection, **own: Any) -> list[str]:
+    """Lines that ask for a job or a component of one; `own` under submitit's names, None is left to Slurm."""
+    from submitit.slurm.slurm import _as_sbatch_flag
+
+    options = {**_requests(cluster), **_further_options(cluster), **own}
+    return [_as_sbatch_flag(key, options[key]) for key in sorted(options) if options[key] is not None]
 
 
 def job_word(*, is_array: bool) -> str:
@@ -118,19 +128,8 @@ def job_word(*, is_array: bool) -> str:
     return "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if is_array else "$SLURM_JOB_ID"
 
 
-def _requests(shape: JobShape) -> dict[str, Any]:
-    """What the job asks for, under submitit's names; None is left to Slurm."""
-    cluster = shape.cluster
-    return {
-        **_nodes(cluster),
-        "wckey": None,
-        "additional_parameters": _further_options(cluster),
-        "srun_args": [*(["--het-group=0"] if shape.beside else []), *_srun_options(cluster)],
-    }
-
-
-def _nodes(cluster: ClusterSection) -> dict[str, Any]:
-    """The nodes of a job, or of a component of one."""
+def _requests(cluster: ClusterSection) -> dict[str, Any]:
+    """What a job or a component of one asks for, under submitit's names; None is left to Slurm."""
     memory = memory_mb(cluster)
     return {
         "partition": cluster.partition,
@@ -138,12 +137,13 @@ def _nodes(cluster: ClusterSection) -> dict[str, Any]:
         "nodes": cluster.num_nodes,
         "ntasks_per_node": 1,
         "cpus_per_task": cluster.cpus_per_node,
-        "gpus_per_node": gpus_option(cluster),
+        "gpus_per_node": _gpus_option(cluster),
         "qos": cluster.qos,
         "account": cluster.account,
         "constraint": cluster.constraint,
         "exclusive": cluster.exclusive or None,
         "mem": None if memory is None else f"{memory}M" if memory else "0",
+        "wckey": None,
     }
 
 
@@ -156,16 +156,7 @@ def _srun_options(cluster: ClusterSection) -> list[str]:
     ]
 
 
-def _environment_nodes(cluster: ClusterSection, name: str) -> list[str]:
-    """Lines that ask for the second component of a job."""
-    from submitit.slurm.slurm import _as_sbatch_flag
-
-    options = {"job-name": name, **_nodes(cluster), **_further_options(cluster)}
-    flags = (_as_sbatch_flag(key, options[key]) for key in sorted(options) if options[key] is not None)
-    return ["#SBATCH hetjob", *flags, ""]
-
-
-def gpus_option(cluster: ClusterSection) -> str | None:
+def _gpus_option(cluster: ClusterSection) -> str | None:
     """What --gpus-per-node is given; None where a job has none, or asks for them by `gres`."""
     if not cluster.gpus_per_node or gpus_in_gres(cluster.sbatch.get("gres", "")):
         return None

@@ -98,7 +98,8 @@ def workers_shape(config: RunConfig) -> JobShape | None:
         "cpus_per_node": f"{_WORKERS}.cpus_per_worker",
         "memory_gb_per_node": f"{_WORKERS}.memory_gb_per_worker",
     }
-    cluster = cluster.model_copy(update=own | sizes | {"environment_nodes": _NO_NODES})
+    of_every_worker = {"exclusive": False, "requeue": True, "environment_nodes": _NO_NODES}
+    cluster = cluster.model_copy(update=own | sizes | of_every_worker)
     return JobShape(num_nodes=1, cluster=cluster, section=_WORKERS, keys=keys)
 
 

@@ -45,7 +45,6 @@ class Partition:
     """What happens to its jobs when others need their nodes: OFF, REQUEUE, CANCEL, SUSPEND, GANG."""
     priority_tier: int
     """Jobs of a higher one may take the nodes of its jobs, where the cluster preempts by partition."""
-    nodes: tuple[str, ...]
     allowed_qos: tuple[str, ...] | None
     """None: all."""
 
@@ -141,7 +140,7 @@ class Site:
             return True
         return any(
             other.priority_tier > partition.priority_tier
-            and not (self.nodes and set(other.nodes).isdisjoint(partition.nodes))
+            and (not self.nodes or any(other.name in node.partitions for node in self.nodes_of(partition)))
             for other in self.partitions
         )
 
@@ -156,8 +155,8 @@ def read_site() -> Site:
         WorldError: no Slurm is here, or its controller does not answer.
     """
     settings = parse_settings(ask_slurm("scontrol", "show", "config"))
+    partitions = parse_partitions(ask_slurm("scontrol", "--all", "show", "partition", "--oneliner"))
     nodes = parse_nodes(_ask_for_nodes())
-    partitions = parse_partitions(ask_slurm("scontrol", "--all", "show", "partition", "--oneliner"), nodes)
     return Site(version=settings.get("SLURM_VERSION", ""), settings=settings, partitions=partitions, nodes=nodes)
 
 
@@ -175,10 +174,9 @@ def parse_settings(text: str) -> Mapping[str, str]:
     return {name.strip(): _given(value.strip()) for name, equals, value in pairs if equals}
 
 
-def parse_partitions(text: str, nodes: Iterable[Node]) -> tuple[Partition, ...]:
+def parse_partitions(text: str) -> tuple[Partition, ...]:
     """Parse `scontrol show partition --oneliner`; which nodes a partition has, the nodes say."""
-    members = [(node.name, node.partitions) for node in nodes]
-    return tuple(_partition(fields, members) for fields in _records(text) if "PartitionName" in fields)
+    return tuple(_partition(fields) for fields in _records(text) if "PartitionName" in fields)
 
 
 def parse_nodes(text: str) -> tuple[Node, ...]:
@@ -210,11 +208,10 @@ def _records(text: str) -> Iterable[Mapping[str, str]]:
         yield {name: _given(value.strip()) for name, value in reversed(found)}
 
 
-def _partition(fields: Mapping[str, str], members: Iterable[tuple[str, tuple[str, ...]]]) -> Partition:
-    name = fields["PartitionName"]
+def _partition(fields: Mapping[str, str]) -> Partition:
     max_nodes = fields.get("MaxNodes", "UNLIMITED")
     return Partition(
-        name=name,
+        name=fields["PartitionName"],
         is_default=fields.get("Default") == "YES",
         state=fields.get("State", ""),
         max_time_min=parse_minutes(fields.get("MaxTime", "")),
@@ -223,7 +220,6 @@ def _partition(fields: Mapping[str, str], members: Iterable[tuple[str, tuple[str
         grace_time_s=int(fields.get("GraceTime") or 0),
         preempt_mode=fields.get("PreemptMode", ""),
         priority_tier=int(fields.get("PriorityTier") or 1),
-        nodes=tuple(node for node, partitions in members if name in partitions),
         allowed_qos=_all_or_some(fields.get("AllowQos", "ALL")),
     )
 

@@ -32,7 +32,7 @@ def _write_metrics(run_dir: Path, rewards: list[float]) -> None:
 
 
 def _squeue_says(tmp_path: Path, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_command(tmp_path, "squeue", f"echo '19|19|{state}|None|256|2|gpu[01-02]|1795266000|0|main|'", monkeypatch)
+    install_command(tmp_path, "squeue", f"echo '19|19|{state}|None|256|2|gpu[01-02]|1795266000|0|'", monkeypatch)
     install_command(tmp_path, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1", monkeypatch)
 
 
@@ -126,7 +126,7 @@ def test_each_job_is_looked_for_on_the_cluster_that_it_was_submitted_to(
     for name, cluster in submitted.items():
         write_submission(tmp_path / name, replace(a_submission(), cluster=cluster))
     states = "case ${SLURM_CLUSTERS-none} in cm4) s=RUNNING ;; none) s=PENDING ;; inter) s=SUSPENDED ;; esac"
-    row = "19|19|$s|None|256|2|gpu[01-02]|1795266000|0|main|"
+    row = "19|19|$s|None|256|2|gpu[01-02]|1795266000|0|"
     install_command(tmp_path, "squeue", f'{states}; echo "{row}"', monkeypatch)
     monkeypatch.setenv("SLURM_CLUSTERS", "inter")
 
@@ -140,7 +140,7 @@ def test_a_cluster_that_does_not_answer_hides_no_job_of_another(
 ) -> None:
     for name, cluster in (("a", "cm4"), ("b", "inter")):
         write_submission(tmp_path / name, replace(a_submission(), cluster=cluster))
-    row = "19|19|RUNNING|None|256|2|gpu[01-02]|1795266000|0|main|"
+    row = "19|19|RUNNING|None|256|2|gpu[01-02]|1795266000|0|"
     refusal = "[ $SLURM_CLUSTERS = cm4 ] && { echo 'cm4 is down' >&2; exit 1; }"
     install_command(tmp_path, "squeue", f"{refusal}; echo '{row}'", monkeypatch)
 
@@ -202,9 +202,9 @@ def test_a_run_that_was_continued_by_hand_lives_as_its_later_job_does(
     run_dir = tmp_path / "run"
     write_submission(run_dir, a_submission())
     write_status(run_dir, replace(a_status(), job_id="42"))
-    answer = f"[[ $* == *jobs=42* ]] && echo '42|42|{state}|None|0|1|gpu07|1795266900|0|main|'"
+    answer = f"[[ $* == *jobs=42* ]] && echo '42|42|{state}|None|0|1|gpu07|1795266900|0|'"
     install_command(tmp_path, "squeue", f"{answer} || true", monkeypatch)
-    row = "19|19|TIMEOUT|None|0:0|2|gpu[01-02]|1795266000|1795266800|main|1795266000"
+    row = "19|19|TIMEOUT|None|0:0|2|gpu[01-02]|1795266000|1795266800|1795266000"
     install_command(tmp_path, "sacct", f"[[ $* == *jobs=19* ]] && echo '{row}' || true", monkeypatch)
 
     (run,) = collect_status([run_dir]).views
@@ -221,7 +221,7 @@ def test_an_ended_element_of_an_array_keeps_its_name_where_slurm_lists_it_under_
     for run_dir, name, number in zip(run_dirs, ("12_0", "12_1"), ("13", "12"), strict=True):
         write_submission(run_dir, a_submission(name))
         write_status(run_dir, replace(a_status("finished"), job_id=number))
-    rows = [f"{names}|COMPLETED|None|0|1|gpu07|1795266000|0|main|" for names in ("12_0|13", "12_1|12")]
+    rows = [f"{names}|COMPLETED|None|0|1|gpu07|1795266000|0|" for names in ("12_0|13", "12_1|12")]
     install_command(tmp_path, "squeue", f"printf '%s\\n' {' '.join(map(repr, rows))}", monkeypatch)
     install_command(tmp_path, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1", monkeypatch)
 

@@ -15,8 +15,9 @@ from rollpacker.config.multirun import compose_sweep
 from rollpacker.config.sections.cluster import ContainerSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.launch.batches import batch_script, batches, workers_script
-from rollpacker.launch.container import check_container, container_command, container_notes, paths_to_read
+from rollpacker.launch.container import check_container, container_command, paths_to_read
 from rollpacker.launch.points import points_of
+from tests.launch.commands import put_programs
 from tests.launch.golden_scripts import ELASTIC
 
 IMAGE = Path("/shared/rollpacker.sif")
@@ -29,7 +30,9 @@ def _section(**keys: object) -> ContainerSection:
 
 def _words(section: ContainerSection, *, has_gpus: bool = False, reads: tuple[Path, ...] = ()) -> tuple[str, ...]:
     """Render the command without its script."""
-    words = container_command(section, has_gpus=has_gpus, write_paths=[Path("/shared/runs")], read_paths=reads)
+    words = container_command(
+        section, has_gpus=has_gpus, write_paths=[Path("/shared/runs")], read_paths=reads, scratch=["/tmp"]
+    )
     assert words[:2] == ("bash", "-c")
     return words[3:]
 
@@ -151,7 +154,6 @@ def test_a_run_without_files_reads_none() -> None:
 
 def test_no_image_is_no_mistake() -> None:
     assert check_container(ContainerSection(), environment=NOT_INSIDE) == []
-    assert container_notes(ContainerSection(), "TERM") == []
 
 
 @pytest.mark.parametrize(
@@ -201,21 +203,12 @@ def test_options_that_hide_the_job_from_its_ranks_are_mistakes(tmp_path: Path, o
     assert f"has {option}." in mistake.problem
 
 
-def test_a_signal_that_ends_a_mount_is_noted_for_a_file_and_not_for_an_unpacked_image(tmp_path: Path) -> None:
-    assert any("cluster.signal=TERM" in note for note in container_notes(_section(image=_sif(tmp_path)), "TERM"))
-    assert not any("signal" in note for note in container_notes(_section(image=_sif(tmp_path)), "URG"))
-    assert container_notes(_section(image=_unpacked(tmp_path)), "TERM") == []
-
-
 class TestOnTheNode:
     """The script, with a runtime that only prints its words."""
 
     @pytest.fixture
     def run_dir(self, tmp_path: Path) -> Path:
-        runtime = tmp_path / "bin/apptainer"
-        runtime.parent.mkdir()
-        runtime.write_text('#!/bin/bash\nprintf "%s\\n" "$@" >"$SEEN"\n')
-        runtime.chmod(0o755)
+        put_programs(tmp_path / "bin", {"apptainer": 'printf "%s\\n" "$@" >"$SEEN"'})
         return tmp_path / "runs"
 
     def _run(

@@ -13,7 +13,7 @@ from rollpacker.config.words import replaced
 from rollpacker.launch.submissions import Submission, write_submission
 from tests.cli.inputs import tree_of, write_model, write_prompts
 from tests.data.files import write_cached
-from tests.launch.commands import install_command
+from tests.launch.commands import install_command, put_programs
 
 E2E = [
     *("hydra/launcher=slurm", "cluster=h800", "cluster.has_shared_files=true", "experiment=e2e"),
@@ -25,9 +25,7 @@ E2E = [
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with inputs, and an sbatch that must not be called."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\ntouch called\n")
-    (tmp_path / "bin/sbatch").chmod(0o755)
+    put_programs(tmp_path / "bin", {"sbatch": ">called"})
     heads = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8}
     write_model(tmp_path / "model", max_position_embeddings=40_000, **heads)
     write_prompts(tmp_path / "prompts.jsonl", ("math",) * 128)
@@ -91,6 +89,7 @@ def test_the_script_of_rollout_workers_is_shown_and_options_that_it_sets_itself_
     ("option", "remedy"),
     [
         ("gpus: 4", "Write cluster.gpus_per_node=..."),
+        ("nodes: 4", "Write cluster.num_nodes=..."),
         ("gpus-per-task: 4", "Write cluster.gpus_per_node=..."),
         ("gpus-per-socket: 4", "Write cluster.gpus_per_node=..."),
         ("tres-per-task: 'gres/gpu:4'", "Write cluster.gpus_per_node=..."),
@@ -102,6 +101,7 @@ def test_the_script_of_rollout_workers_is_shown_and_options_that_it_sets_itself_
         ("wait: ''", "Leave out cluster.sbatch.wait"),
         ("test-only: ''", "Leave out cluster.sbatch.test-only"),
         ("chdir: /scratch", "Leave out cluster.sbatch.chdir"),
+        ("output: log", "Leave out cluster.sbatch.output"),
     ],
 )
 def test_an_option_that_says_in_another_way_what_the_script_says_is_refused(
@@ -244,7 +244,7 @@ def test_a_job_in_the_queue_trains_the_model_that_the_dry_run_of_its_command_nam
     install_command(here / "bin", "sbatch", "echo 7", monkeypatch)
     words = replaced(E2E, ["system=verl", "model=qwen2.5-7b", "model.path=Some/Model"])
     assert main(["train", "-m", *words, "hydra.launcher.detach=true"]) == 0
-    install_command(here / "bin", "squeue", "echo '7|7|PENDING|Priority|0|1||N/A|0|main|'", monkeypatch)
+    install_command(here / "bin", "squeue", "echo '7|7|PENDING|Priority|0|1||N/A|0|'", monkeypatch)
     capsys.readouterr()
     assert main(["train", "-m", *words, "hydra.launcher.dry_run=true"]) == 0
     assert "point 0 is waiting as job 7: it would not be submitted again\n" in capsys.readouterr().out

@@ -9,19 +9,13 @@ import pytest
 
 from rollpacker.config.compose import compose
 from rollpacker.launch.elastic_script import elastic_script, porter
+from tests.launch.commands import put_programs
 from tests.launch.golden_scripts import ELASTIC
 
 NO_RUN, RUN_LEFT, NOT_JOINED, MAY_RETURN = "75", "76", "77", "10"
 ALIVE, GONE = "RUNNING", ""
 UNKNOWN, NO_ANSWER = "slurm_load_jobs error: Invalid job id specified", "slurm_load_jobs error: Socket timed out"
 """What squeue complains of."""
-
-
-def put_programs(folder, programs: dict[str, str]) -> None:
-    """Have programs in a folder, by name and what they do in bash."""
-    for name, body in programs.items():
-        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
-        (folder / name).chmod(0o700)
 
 
 def asked_of_slurm(folder, exit_codes: list[str], state: str, scontrol: str = "true") -> list[str]:
@@ -142,3 +136,11 @@ def test_a_folder_with_blanks_quotes_and_a_hash_reaches_slurm_whole():
     script = elastic_script(compose(ELASTIC), job_id="4711", name="workers", folder=folder, python=["python"])
     (option,) = [line.removeprefix("#SBATCH ") for line in script.splitlines() if "--output" in line]
     assert shlex.split(option, comments=True) == [f"--output={folder}/%A_%a_worker.out"]
+
+
+def test_a_worker_shares_its_node_and_is_requeued_whatever_the_runs_own_job_does():
+    config = compose([*ELASTIC, "cluster.exclusive=true", "cluster.requeue=false"])
+    script = elastic_script(config, job_id="4711", name="workers", folder=Path("/shared"), python=["python"])
+    options = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert "requeue" in options
+    assert not {"no-requeue", "exclusive"} & set(options)

@@ -18,13 +18,13 @@ def _recorded(name: str, version: str = "22.05") -> str:
 def _squeue_row(
     name: str, number: str, state: str, *, reason: str = "None", status: str = "0", nodes: str = "", restarts: int = 0
 ) -> str:
-    return f"{name}|{number}|{state}|{reason}|{status}|2|{nodes}|1795267612|{restarts}|main|"
+    return f"{name}|{number}|{state}|{reason}|{status}|2|{nodes}|1795267612|{restarts}|"
 
 
 def _sacct_row(
     name: str, number: str, state: str, *, reason: str = "None", code: str = "0:0", submitted: int = 1795267612
 ) -> str:
-    return f"{name}|{number}|{state}|{reason}|{code}|2|node[1-2]|{submitted}|{submitted + 60}|main|{submitted}"
+    return f"{name}|{number}|{state}|{reason}|{code}|2|node[1-2]|{submitted}|{submitted + 60}|{submitted}"
 
 
 def test_squeue_of_22_05_tells_what_runs_waits_failed_and_was_requeued() -> None:
@@ -36,7 +36,6 @@ def test_squeue_of_22_05_tells_what_runs_waits_failed_and_was_requeued() -> None
         num_nodes=2,
         node_list="node[1-2]",
         start_time=1795267612.0,
-        partition="main",
     )
     assert jobs["19"].node_list == jobs["15_0"].node_list, "an element also has a number of its own"
     assert (jobs["15_2"].state, jobs["15_2"].reason, jobs["15_2"].start_time) == ("PENDING", "JobArrayTaskLimit", None)
@@ -56,14 +55,13 @@ def test_sacct_of_22_05_has_a_row_per_attempt_and_the_last_counts() -> None:
 
     assert (jobs["17"].state, jobs["17"].num_restarts, jobs["17"].node_list) == ("PENDING", 1, "")
     assert (jobs["14"].state, jobs["14"].exit_code, jobs["14"].end_time) == ("FAILED", 3, 1795267612.0)
-    assert (jobs["21"].state, jobs["21"].has_failed) == ("CANCELLED", True)
+    assert jobs["21"].state == "CANCELLED"
     assert jobs["15_1"] == JobState(
         job_id="15_1",
         state="RUNNING",
         num_nodes=2,
         node_list="node[1-2]",
         start_time=1795267612.0,
-        partition="main",
     )
 
 
@@ -91,7 +89,7 @@ def test_an_older_job_of_the_same_number_is_no_attempt() -> None:
 def test_squeue_of_24_11_writes_exit_codes_in_another_way() -> None:
     jobs = parse_squeue(_recorded("squeue", "24.11"))
 
-    assert (jobs["1"].exit_code, jobs["1"].exit_signal, jobs["1"].has_failed) == (0, None, False)
+    assert (jobs["1"].exit_code, jobs["1"].exit_signal) == (0, None)
     assert (jobs["2"].exit_code, jobs["2"].exit_signal) == (3, None)
     assert (jobs["3"].exit_code, jobs["3"].exit_signal, jobs["3"].reason) == (0, 9, "RaisedSignal:9(Killed)")
     assert (jobs["6"].state, jobs["6"].reason) == ("PENDING", "job requeued in held state")
@@ -110,26 +108,15 @@ def test_a_job_that_is_being_cleaned_up_is_not_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "is_over", "has_failed"),
+    ("states", "is_over"),
     [
-        ("PENDING", False, False),
-        ("RUNNING", False, False),
-        ("REQUEUED", False, False),
-        ("REQUEUE_HOLD", False, False),
-        ("COMPLETED", True, False),
-        ("FAILED", True, True),
-        ("TIMEOUT", True, True),
-        ("OUT_OF_MEMORY", True, True),
-        ("PREEMPTED", True, True),
-        ("NODE_FAIL", True, True),
-        ("DEADLINE", True, True),
-        ("UNKNOWN", True, False),
+        (("PENDING", "RUNNING", "REQUEUED", "REQUEUE_HOLD"), False),
+        (("COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "PREEMPTED", "NODE_FAIL", "DEADLINE", "UNKNOWN"), True),
     ],
+    ids=["not over", "over"],
 )
-def test_a_state_is_over_and_failed_or_not(state: str, is_over: bool, has_failed: bool) -> None:
-    job = JobState(job_id="1", state=state)
-
-    assert (job.is_over, job.has_failed) == (is_over, has_failed)
+def test_a_state_is_over_or_not(states: tuple[str, ...], is_over: bool) -> None:
+    assert {JobState(job_id="1", state=state).is_over for state in states} == {is_over}
 
 
 def test_one_call_of_each_command_tells_of_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +130,7 @@ def test_one_call_of_each_command_tells_of_all_jobs(tmp_path: Path, monkeypatch:
     assert list(jobs) == ["13", "14", "15_0", "17", "99"]
     assert jobs["13"].end_time == 1795267613.0, "which squeue does not tell"
     assert jobs["17"].num_restarts == 1
-    assert (jobs["99"].state, jobs["99"].is_over, jobs["99"].has_failed) == ("UNKNOWN", True, False)
+    assert (jobs["99"].state, jobs["99"].is_over) == ("UNKNOWN", True)
     for name in ("squeue", "sacct"):
         (call,) = (tmp_path / f"{name}.calls").read_text().splitlines()
         assert "--jobs=13,14,15_0,17,99" in call

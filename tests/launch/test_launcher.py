@@ -27,9 +27,12 @@ from rollpacker.launch.queued_points import points_in_queue
 from rollpacker.launch.submissions import read_submission
 from rollpacker.runtime.run.status import write_status
 from rollpacker.terminal import Terminal
-from tests.launch.commands import install_command
+from tests.launch.commands import install_command, put_programs
 from tests.launch.golden_scripts import E2E, ELASTIC
 from tests.launch.runs import a_status
+
+MODELLED = ["backend=sim", "model=qwen2.5-7b", "cluster=slurm", "hydra/launcher=slurm", "run.dir=sweep/${run.seed}"]
+WITH_WORKERS = [*ELASTIC, "hydra/launcher=slurm", "run.dir=sweep/a"]
 
 SEEN: list[DictConfig] = []
 
@@ -54,22 +57,18 @@ def interrupt(_: DictConfig) -> None:
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An sbatch that numbers its jobs from 1; a file `refuse`, or for workers `refuse-workers`, has it refuse."""
     folder = tmp_path / "bin"
-    folder.mkdir()
-    program = folder / "sbatch"
-    program.write_text(
-        "#!/bin/bash\n"
+    body = (
         'if [[ -e refuse ]]; then echo "sbatch: error: $(<refuse)" >&2; exit 1; fi\n'
         'if [[ $(<"$2") == *dependency=after* && -e refuse-workers ]]; then echo "invalid qos" >&2; exit 1; fi\n'
-        'echo x >>calls; read -r -d "" all <calls; lines=(${all}); echo "${#lines[@]};cluster"\n'
+        'echo x >>calls; read -r -d "" all <calls; lines=(${all}); echo "${#lines[@]};cluster"'
     )
-    program.chmod(0o755)
+    put_programs(folder, {"sbatch": body})
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.chdir(tmp_path)
-    return program
+    return folder / "sbatch"
 
 
-def _launch(*words: str) -> list[Path]:
-    base = ["backend=sim", "model=qwen2.5-7b", "cluster=slurm", "hydra/launcher=slurm", "run.dir=sweep/${run.seed}"]
+def _launch(*words: str, base: Sequence[str] = MODELLED) -> list[Path]:
     sweep = compose_sweep(replaced(base, words))
     assert sweep.launcher is not None
     launch(points_of(sweep), see, sweep.launcher, sweep.folder)
@@ -117,7 +116,7 @@ def test_of_too_many_jobs_fewer_are_to_be_submitted(complaint: str, sbatch: Path
 
 
 def _put_in_queue(job: str, sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = f"{job}|{job}|PENDING|Priority|0|1||N/A|0|main|"
+    row = f"{job}|{job}|PENDING|Priority|0|1||N/A|0|"
     install_command(sbatch.parent, "squeue", f"echo '{row}'", monkeypatch)
 
 
@@ -143,7 +142,7 @@ def test_a_command_corrected_while_its_job_waits_is_refused_and_settings_that_ch
 
 def _end_slowly(job: str, after: str, sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have squeue list the job as COMPLETING when it is asked for the first time, and then print `after`."""
-    row = f"{job}|{job}|COMPLETING|None|0|1|gpu01|1795267612|0|main|"
+    row = f"{job}|{job}|COMPLETING|None|0|1|gpu01|1795267612|0|"
     squeue = f"if [[ -e asked ]]; then {after}; else echo '{row}'; fi; echo x >>asked"
     install_command(sbatch.parent, "squeue", squeue, monkeypatch)
     install_command(sbatch.parent, "sacct", "", monkeypatch)
@@ -182,7 +181,7 @@ def test_a_job_that_slurm_requeues_after_its_end_is_not_submitted_again(
 ) -> None:
     words = ["run.seed=0", "hydra.launcher.detach=true", "hydra.launcher.poll_interval_s=0.01"]
     _launch(*words)
-    _end_slowly("1", "echo '1|1|PENDING|BeginTime|0|1||N/A|1|main|'", sbatch, monkeypatch)
+    _end_slowly("1", "echo '1|1|PENDING|BeginTime|0|1||N/A|1|'", sbatch, monkeypatch)
     _launch(*words)
     assert "point 0 is requeued as job 1: not submitted again\n" in capsys.readouterr().out
     assert len(Path("calls").read_text().split()) == 1
@@ -276,19 +275,12 @@ def test_commands_to_copy_are_right_for_a_folder_with_blanks(sbatch: Path, capsy
 def test_workers_that_are_held_when_their_runs_job_has_ended_are_cancelled_by_the_next_launch(
     sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = replaced(ELASTIC, ["hydra/launcher=slurm", "run.dir=sweep/a"])
-
-    def launch_with_workers() -> None:
-        sweep = compose_sweep(words)
-        assert sweep.launcher is not None
-        launch(points_of(sweep), see, sweep.launcher, sweep.folder)
-
-    launch_with_workers()
+    _launch(base=WITH_WORKERS)
     assert "\nCancel them:  scancel 1 2\n" in capsys.readouterr().out
     assert "\n#SBATCH --job-name=workers-a\n" in Path("sweep/.submitit/2_submission.sh").read_text()
     for name, script in (("squeue", ""), ("sacct", ""), ("scancel", "echo $* >>cancelled")):
         install_command(sbatch.parent, name, script, monkeypatch)
-    launch_with_workers()
+    _launch(base=WITH_WORKERS)
     assert Path("cancelled").read_text() == "--name=workers-a 2\n"
     assert "\nCancel them:  scancel 3 4\n" in capsys.readouterr().out
 
@@ -296,34 +288,25 @@ def test_workers_that_are_held_when_their_runs_job_has_ended_are_cancelled_by_th
 def test_workers_that_sbatch_refused_are_added_to_the_job_in_the_queue_by_the_next_launch(
     sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [word for word in ELASTIC if not word.startswith("run.dir")]
-
-    def launch_with_workers() -> None:
-        sweep = compose_sweep([*words, "hydra/launcher=slurm", "run.dir=sweep/a"])
-        assert sweep.launcher is not None
-        launch(points_of(sweep), see, sweep.launcher, sweep.folder)
-
     Path("refuse-workers").touch()
     with pytest.raises(WorldError, match="invalid qos") as error:
-        launch_with_workers()
+        _launch(base=WITH_WORKERS)
     assert "`elastic.job`" in error.value.remedy
     Path("refuse-workers").unlink()
     monkeypatch.setattr(launcher, "points_in_queue", lambda points: ({points[0].number: "PENDING as job 1"}, {}))
-    launch_with_workers()
+    _launch(base=WITH_WORKERS)
     assert "not submitted again\nits rollout workers are array 2\n" in capsys.readouterr().out
     array, _ = Path("sweep/.submitit/1.elastic").read_text().splitlines()
     assert array == "2"
-    launch_with_workers()
+    _launch(base=WITH_WORKERS)
     assert "array" not in capsys.readouterr().out
     assert len(Path("calls").read_text().split()) == 2
 
 
 def test_an_array_of_workers_that_no_file_can_tell_of_is_named(sbatch: Path) -> None:
     Path("sweep/.submitit/1.elastic").mkdir(parents=True)
-    sweep = compose_sweep(replaced(ELASTIC, ["hydra/launcher=slurm", "run.dir=sweep/a"]))
-    assert sweep.launcher is not None
     with pytest.raises(StorageFailed, match=r"1\.elastic could not be written") as error:
-        launch(points_of(sweep), see, sweep.launcher, sweep.folder)
+        _launch(base=WITH_WORKERS)
     assert error.value.allowed.startswith("Job 2 was submitted before that")
     assert re.fullmatch(r"scancel 2\. .*; then launch again", error.value.remedy)
 
@@ -331,19 +314,14 @@ def test_an_array_of_workers_that_no_file_can_tell_of_is_named(sbatch: Path) -> 
 def test_a_job_whose_workers_are_submitted_now_is_not_said_to_keep_their_settings(
     sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def launch_with_workers(*words: str) -> None:
-        sweep = compose_sweep(replaced(ELASTIC, ["hydra/launcher=slurm", "run.dir=sweep/a", *words]))
-        assert sweep.launcher is not None
-        launch(points_of(sweep), see, sweep.launcher, sweep.folder)
-
     Path("refuse-workers").touch()
     with pytest.raises(WorldError, match="invalid qos"):
-        launch_with_workers("elastic.job.qos=low")
+        _launch("elastic.job.qos=low", base=WITH_WORKERS)
     Path("refuse-workers").unlink()
     _put_in_queue("1", sbatch, monkeypatch)
     for qos, told in (("high", ": not"), ("other", ", which keeps elastic.job.qos=low: not")):
         capsys.readouterr()
-        launch_with_workers(f"elastic.job.qos={qos}")
+        _launch(f"elastic.job.qos={qos}", base=WITH_WORKERS)
         assert f"is waiting as job 1{told} submitted again\n" in capsys.readouterr().out
     assert "#SBATCH --qos=high\n" in Path("sweep/.submitit/2_submission.sh").read_text()
 
@@ -373,7 +351,7 @@ def test_while_accounting_does_not_answer_only_what_squeue_has_forgotten_is_subm
     sbatch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _launch("run.seed=3,4")
-    squeue = "[[ -e unreachable ]] && exit 1; echo '1_0|2|RUNNING|None|0|1|gpu01|1795267612|0|main|'"
+    squeue = "[[ -e unreachable ]] && exit 1; echo '1_0|2|RUNNING|None|0|1|gpu01|1795267612|0|'"
     install_command(sbatch.parent, "squeue", squeue, monkeypatch)
     install_command(sbatch.parent, "sacct", "echo 'Connection refused' >&2; exit 1", monkeypatch)
     capsys.readouterr()

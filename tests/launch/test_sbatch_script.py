@@ -10,6 +10,7 @@ from rollpacker.config.compose import compose
 from rollpacker.launch import sbatch_script
 from rollpacker.launch.sbatch_script import memory_mb, sbatch_text
 from rollpacker.launch.shape import job_shape
+from tests.launch.commands import put_programs
 from tests.launch.golden_scripts import FOLDER, golden_scripts
 from tests.slurm.requirement import cannot_run
 
@@ -58,13 +59,8 @@ def test_memory_is_asked_for_in_slurms_megabytes() -> None:
 
 def test_words_with_blanks_and_quotes_reach_the_ranks_whole(tmp_path: Path) -> None:
     """The script is run by bash, with programs of our own in the place of Slurm's."""
-    for name, body in {
-        "squeue": "echo 1234",
-        "scontrol": "echo GraceTime=60",
-        "srun": 'printf "%s\\n" "${@: -7}"; env',
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+    srun = 'printf "%s\\n" "${@: -7}"; env'
+    put_programs(tmp_path, {"squeue": "echo 1234", "scontrol": "echo GraceTime=60", "srun": srun})
     folder = tmp_path / "it's a folder"
     text = sbatch_text(
         job_shape(compose([*MODELLED, 'cluster.environment={GREETING: "it\'s $HOME"}'])),
@@ -150,9 +146,7 @@ def _end_of_job(folder: Path, rank_code: int, *, asks: bool, squeue: str, scontr
         "sleep": "true",
         "srun": f"{asking} exit {rank_code}",
     }
-    for name, body in programs.items():
-        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
-        (folder / name).chmod(0o755)
+    put_programs(folder, programs)
     strict = "cluster.setup=['set -euo pipefail']"  # of the user's own lines, not of those behind
     text = _text(*MODELLED, strict, folder=folder, num_jobs=2)
     environment = {
@@ -187,9 +181,7 @@ def test_where_the_qos_decides_on_preemption_the_grace_time_is_that_of_the_qos(
         "sacctmgr": f'[[ "$*" == *name=spot* ]] || exit 1; {answer}',
         "srun": 'echo "grace: $ROLLPACKER_GRACE_S"',
     }
-    for name, body in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+    put_programs(tmp_path, programs)
     environment = {
         "PATH": f"{tmp_path}:/usr/bin:/bin",
         "SLURM_JOB_ID": "7",
@@ -206,9 +198,7 @@ def test_where_the_qos_decides_on_preemption_the_grace_time_is_that_of_the_qos(
 def test_how_the_submitting_shell_would_have_squeue_answer_is_nothing_to_a_job(
     name: str, variables: dict[str, str], tmp_path: Path
 ) -> None:
-    for program, body in {"squeue": "env >seen", "scontrol": "true", "srun": "exit 1"}.items():
-        (tmp_path / program).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / program).chmod(0o755)
+    put_programs(tmp_path, {"squeue": "env >seen", "scontrol": "true", "srun": "exit 1"})
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_PARTITION": "main"}
     script = f"set -u; SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=1\n{SCRIPTS[name]}"
     done = subprocess.run(
@@ -222,9 +212,8 @@ def test_how_the_submitting_shell_would_have_squeue_answer_is_nothing_to_a_job(
 def test_the_login_by_which_a_job_was_submitted_is_not_that_of_its_commands_and_ranks(
     name: str, tmp_path: Path
 ) -> None:
-    for program, body in {"squeue": "true", "scontrol": "true", "srun": "exit 1"}.items():
-        (tmp_path / program).write_text(f'#!/bin/bash\necho "{program} ${{SLURM_JWT-}}" >>seen\n{body}\n')
-        (tmp_path / program).chmod(0o755)
+    note = 'echo "${0##*/} ${SLURM_JWT-}" >>seen'
+    put_programs(tmp_path, {"squeue": note, "scontrol": note, "srun": f"{note}; exit 1"})
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JWT": "token"}
     subprocess.run(["bash"], input=SCRIPTS[name], cwd=tmp_path, env=environment, text=True, check=False)
     seen = (tmp_path / "seen").read_text()

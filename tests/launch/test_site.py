@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,12 @@ RECORDED = Path(__file__).parent / "recorded"
 
 def _site(version: str) -> Site:
     texts = {name: (RECORDED / f"{name}-{version}.txt").read_text() for name in ("config", "partition", "node")}
-    settings, nodes = parse_settings(texts["config"]), parse_nodes(texts["node"])
+    settings = parse_settings(texts["config"])
     return Site(
         version=settings["SLURM_VERSION"],
         settings=settings,
-        partitions=parse_partitions(texts["partition"], nodes),
-        nodes=nodes,
+        partitions=parse_partitions(texts["partition"]),
+        nodes=parse_nodes(texts["node"]),
     )
 
 
@@ -32,7 +33,7 @@ def test_a_recorded_cluster_of_22_05_is_read_whole() -> None:
     low = site.partition("lowcancel")
     assert low is not None
     assert (low.grace_time_s, low.preempt_mode, low.max_time_min, low.max_nodes) == (15, "CANCEL", None, None)
-    assert low.nodes == ("node1", "node2")
+    assert site.nodes_of(low) == site.nodes
     assert low.allowed_qos is None
     assert [site.may_preempt(partition) for partition in site.partitions] == [False, True, True]
     assert site.nodes[0] == Node(
@@ -46,6 +47,16 @@ def test_a_recorded_cluster_of_22_05_is_read_whole() -> None:
     )
 
 
+def test_a_partition_of_higher_priority_preempts_no_job_on_nodes_that_it_does_not_have() -> None:
+    site = _site("22.05")
+    first, second = site.nodes
+    apart = replace(
+        site, nodes=(replace(first, partitions=("main",)), replace(second, partitions=("low", "lowcancel")))
+    )
+
+    assert not any(apart.may_preempt(partition) for partition in apart.partitions)
+
+
 def test_a_cluster_of_24_11_with_types_limits_and_broken_nodes_is_read_whole() -> None:
     site = _site("24.11")
 
@@ -56,7 +67,7 @@ def test_a_cluster_of_24_11_with_types_limits_and_broken_nodes_is_read_whole() -
     assert site.default_partition == gpu
     assert (gpu.max_time_min, gpu.default_time_min, gpu.max_nodes) == (2 * 24 * 60, 60, 16)
     assert gpu.allowed_qos == ("normal", "high")
-    assert (spot.state, spot.nodes, spot.allowed_qos) == ("DOWN", ("gpu01", "gpu02", "gpu03"), None)
+    assert (spot.state, spot.allowed_qos) == ("DOWN", None)
     assert not site.may_preempt(gpu), "its PreemptMode is OFF"
     assert site.may_preempt(spot), "by QOS, of which the partitions tell nothing"
     first, drained, down = site.nodes
@@ -66,6 +77,7 @@ def test_a_cluster_of_24_11_with_types_limits_and_broken_nodes_is_read_whole() -
     assert (first.is_available, drained.is_available, down.is_available) == (True, False, False)
     assert (down.gpus_by_type, down.num_gpus) == ({"a100": 2, "v100": 4}, 6)
     assert site.nodes_of(gpu) == (first, drained)
+    assert site.nodes_of(spot) == site.nodes
 
 
 @pytest.mark.parametrize(

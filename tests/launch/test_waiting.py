@@ -28,7 +28,7 @@ def test_the_wait_ends_with_the_last_job_also_while_accounting_does_not_answer(
         write_status(run_dir, a_status(state))
         config = compose(["backend=sim", "model=qwen2.5-7b", "cluster=slurm", f"run.dir={run_dir}"])
         points.append(Point(number=number, name="", config=config))
-    squeue = """if mkdir once; then echo '20|20|RUNNING|None|0|2|gpu[01-02]|1795266000|0|main|'; fi 2>/dev/null"""
+    squeue = """if mkdir once; then echo '20|20|RUNNING|None|0|2|gpu[01-02]|1795266000|0|'; fi 2>/dev/null"""
     install_command(tmp_path, "squeue", squeue, monkeypatch)
     install_command(tmp_path, "sacct", "echo 'sacct: error: Connection refused' >&2; exit 1", monkeypatch)
     monkeypatch.chdir(tmp_path)
@@ -69,7 +69,7 @@ def test_a_run_whose_folder_is_removed_is_not_waited_for(tmp_path: Path, monkeyp
     run_dir = tmp_path / "run"
     write_submission(run_dir, a_submission("20", folder=tmp_path))
     config = compose(["backend=sim", "model=qwen2.5-7b", "cluster=slurm", f"run.dir={run_dir}"])
-    row = "20|20|RUNNING|None|0|2|gpu[01-02]|1795266000|0|main|"
+    row = "20|20|RUNNING|None|0|2|gpu[01-02]|1795266000|0|"
     install_command(
         tmp_path, "squeue", f"if mkdir once; then exit 1; fi 2>/dev/null; rm -r run; echo '{row}'", monkeypatch
     )

@@ -11,9 +11,8 @@ from _pytest.runner import runtestprotocol
 
 from slurm.mini_cluster import MiniCluster
 from slurm.mini_configuration import ClusterShape
-from slurm.mini_machine import ClusterUnavailableError, require_available
 from tests.e2e.conftest import inputs, made_once, plain_run  # noqa: F401  (fixtures)
-from tests.slurm.requirement import cannot_run
+from tests.slurm.requirement import require_slurm
 from tests.slurm.small_runs import unbroken  # noqa: F401  (a fixture)
 
 _clusters: list[MiniCluster] = []
@@ -34,10 +33,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _start(shape: ClusterShape) -> Iterator[MiniCluster]:
-    try:
-        require_available(shape)
-    except ClusterUnavailableError as error:
-        cannot_run(str(error))
+    require_slurm(shape)
     with MiniCluster(shape) as cluster:
         _clusters.append(cluster)
         yield cluster

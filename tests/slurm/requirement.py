@@ -5,6 +5,9 @@ from typing import NoReturn
 
 import pytest
 
+from slurm.mini_configuration import ClusterShape
+from slurm.mini_machine import ClusterUnavailableError, require_available
+
 VARIABLE = "ROLLPACKER_REQUIRE_SLURM"
 """Set by .ci/run: what cannot run there has not been tested at all."""
 
@@ -14,3 +17,11 @@ def cannot_run(reason: str) -> NoReturn:
     if os.environ.get(VARIABLE):
         pytest.fail(f"{VARIABLE} is set, so this test must run, and cannot. {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+def require_slurm(shape: ClusterShape | None = None) -> None:
+    """Skip the test, or fail it, where this machine cannot run such a cluster; None: as `ClusterShape()`."""
+    try:
+        require_available(shape or ClusterShape())
+    except ClusterUnavailableError as error:
+        cannot_run(str(error))

@@ -23,12 +23,11 @@ from rollpacker.launch.submissions import read_submission
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.run.status import read_status
-from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, ClusterUnavailableError, MiniCluster, require_available
-from slurm.mini_configuration import ClusterShape
+from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, MiniCluster
 from tests.e2e.launched import num_recorded_steps
 from tests.e2e.processes import MARK, Process, all_processes, engines_of
 from tests.slurm.images import BUILD, EXEC_OPTIONS, EXTRAS, ROOT, Image, built_image
-from tests.slurm.requirement import cannot_run
+from tests.slurm.requirement import require_slurm
 from tests.slurm.small_runs import PATIENT_START
 
 pytestmark = pytest.mark.timeout(1500)  # the first test that asks for the image waits for its build
@@ -57,10 +56,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
 @pytest.fixture
 def cluster(image: Image) -> Iterator[MiniCluster]:
     """A cluster whose nodes started after the image was there, so that they see it."""
-    try:
-        require_available(ClusterShape())
-    except ClusterUnavailableError as error:
-        cannot_run(str(error))
+    require_slurm()
     with MiniCluster() as started:
         yield started
 

@@ -12,11 +12,9 @@ import pytest
 
 from rollpacker.demo.inputs import Inputs, make_inputs
 from rollpacker.demo.warm_start import make_model
-from slurm.mini_configuration import ClusterShape
 from slurm.mini_daemons import wait_until
-from slurm.mini_machine import ClusterUnavailableError, require_available
 from tests.slurm.remains import processes_that_mention, require_nothing_left
-from tests.slurm.requirement import cannot_run
+from tests.slurm.requirement import require_slurm
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("rollout.num_prompts=4", "rollout.max_response_tokens=32", "hydra.launcher.array_parallelism=2")
@@ -57,10 +55,7 @@ class Demo:
 
 @pytest.fixture(autouse=True)
 def _slurm() -> None:
-    try:
-        require_available(ClusterShape())
-    except ClusterUnavailableError as error:
-        cannot_run(str(error))
+    require_slurm()
 
 
 def test_both_systems_train_as_two_node_jobs_and_the_table_compares_them(tmp_path: Path) -> None:

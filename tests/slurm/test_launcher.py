@@ -240,13 +240,7 @@ def test_a_dry_run_prints_scripts_and_topology_and_touches_nothing(
         (["cluster.constraint=a100"], "No node of this Slurm has features."),
         (["cluster.gpu_type=h800"], "Leave cluster.gpu_type out"),
         (["cluster.has_shared_files=false", "run.dir=/run/sweep"], "cluster.has_shared_files=true"),
-        (["cluster.sbatch={nodes: 4}"], "Write cluster.num_nodes=..."),
-        (["cluster.sbatch={output: log}"], "Leave out cluster.sbatch.output"),
         (["hydra.launcher.container=image.sif"], "image.sif"),
-        (["hydra.launcher.partition=main"], "Write cluster.partition=..."),
-        (["hydra.launcher.timeout_min=5"], "Write cluster.time_limit_min=..."),
-        (["hydra.launcher.detatch=true"], "Write hydra.launcher.detach=..."),
-        (["hydra.launcher.executor=pbs"], "one of slurm, local, debug"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

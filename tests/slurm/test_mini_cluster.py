@@ -15,7 +15,7 @@ from slurm.mini_configuration import ClusterShape
 from slurm.mini_daemons import start_daemon, wait_until
 from slurm.mini_machine import ClusterUnavailableError, require_available
 from tests.slurm.remains import processes_that_mention, require_nothing_left
-from tests.slurm.requirement import cannot_run
+from tests.slurm.requirement import require_slurm
 
 ROOT = Path(__file__).parents[2]
 ENDS = {"REQUEUE": "PENDING", "CANCEL": "PREEMPTED"}
@@ -150,7 +150,7 @@ def test_processes_of_a_job_are_found_on_their_node_even_when_it_has_lost_them(
 
 
 def test_processes_that_end_while_they_are_looked_for_are_no_error(tmp_path: Path) -> None:
-    _require(SMALL)
+    require_slurm(SMALL)
     script = "for i in 1 2; do while :; do (true); done & done; wait"
     daemon = start_daemon("forks", ["bash", "-c", script], environment=os.environ, log=tmp_path / "log")
     try:
@@ -180,7 +180,7 @@ def test_a_time_that_the_partition_forbids_waits_for_ever(cluster: MiniCluster) 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_however_the_owner_ends_neither_a_process_nor_a_file_stays(death: signal.Signals) -> None:
-    _require(SMALL)
+    require_slurm(SMALL)
     command = [sys.executable, "-m", "slurm.mini_cluster", "start", "--nodes", "1", "--no-accounting"]
     owner = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert owner.stdout is not None
@@ -206,13 +206,6 @@ def test_missing_programs_are_named_with_the_script_that_installs_them(monkeypat
         require_available(SMALL)
 
 
-def _require(shape: ClusterShape) -> None:
-    try:
-        require_available(shape)
-    except ClusterUnavailableError as error:
-        cannot_run(str(error))
-
-
 def _started(shape: ClusterShape) -> MiniCluster:
-    _require(shape)
+    require_slurm(shape)
     return MiniCluster(shape)

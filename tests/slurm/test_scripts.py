@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.commands import put_programs
 from tests.slurm.requirement import cannot_run
 
 ROOT = Path(__file__).parents[2]
@@ -42,15 +43,12 @@ def test_shellcheck_finds_nothing() -> None:
 
 
 def test_a_base_of_an_image_is_sought_in_the_callers_folder(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
     (tmp_path / "work/rootfs/etc").mkdir(parents=True)
-    apptainer = tmp_path / "bin/apptainer"
-    apptainer.write_text(f'#!/bin/bash\necho "$@" >{tmp_path}/called\ntouch "${{@: -2:1}}"\n')
-    apptainer.chmod(0o755)
+    put_programs(tmp_path / "bin", {"apptainer": f'echo "$@" >{tmp_path}/called; touch "${{@: -2:1}}"'})
     done = subprocess.run(
         ["bash", ROOT / "slurm/build_image.sh", "image.sif", "--base", "rootfs"],
         cwd=tmp_path / "work",
-        env=os.environ | {"PATH": f"{apptainer.parent}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)},
+        env=os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,

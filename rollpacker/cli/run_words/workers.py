@@ -58,8 +58,10 @@ def _availability(modelled: ModelledWorkersSection) -> str:
 
 
 def _job(job: ElasticJobSection, max_workers: int) -> str:
+    from rollpacker.launch.shape import num_elements
+
     partition = "the run's partition" if job.partition is None else job.partition
-    elements = job.num_elements or 4 * max_workers
+    elements = num_elements(job, max_workers)
     limit = f"{job.time_limit_min} minutes"
     if job.least_time_min is not None:
         limit += f", or {job.least_time_min} in a gap"

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import rollpacker
 from rollpacker.config.sections.cluster import ClusterSection, ContainerSection
-from rollpacker.launch.container import check_container, container_notes, unpacking
+from rollpacker.launch.container import check_container
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem, problem_of, warning
 from rollpacker.launch.file_systems import FileSystem, file_system_of
-from rollpacker.launch.programs import run_program
+from rollpacker.launch.programs import Outcome, run_program
 
 RAY_TOKEN = Path(".ray", "auth_token")
 """Below the home directory: it turns Ray's authentication on by default."""
@@ -33,6 +33,7 @@ _LIBRARIES = ("ray", "submitit", "hydra-core", "torch")
 _DEADLINE_S = 120.0
 """The first run of an image on a node may have to read it from a cold file system."""
 
+_FUSE = Path("/dev/fuse")
 _ASK_VERSION = "import rollpacker; print(rollpacker.__version__)"
 
 
@@ -130,19 +131,6 @@ def check_inheritance(environment: Mapping[str, str], *, has_ray_token: bool) ->
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTrial:
-    """The result of running Python in the image."""
-
-    version: str
-    """Of RollPacker in it; empty when it failed."""
-    complaint: str
-    has_user_namespaces: bool
-    """Whether this kernel allows ordinary users to make them, which a runtime without setuid needs."""
-    can_mount: bool
-    """Whether /dev/fuse can be opened, with which such a runtime mounts an image that is one file."""
-
-
 def check_image(cluster: ClusterSection) -> Iterator[Finding]:
     """Check the image, and run it where its runtime is installed."""
     section = cluster.container
@@ -150,9 +138,8 @@ def check_image(cluster: ClusterSection) -> Iterator[Finding]:
         return
     mistakes = check_container(section, cluster.setup)
     yield from (problem_of("image", mistake) for mistake in mistakes)
-    for note in container_notes(section, cluster.signal):
-        text, _, remedy = note.rpartition(". ")
-        yield warning("image", text, remedy)
+    if not section.image.is_dir():
+        yield from _check_mount(section, cluster.signal)
     if mistakes:
         return
     if shutil.which(section.runtime) is None:
@@ -162,34 +149,48 @@ def check_image(cluster: ClusterSection) -> Iterator[Finding]:
             "cluster.setup may load it on the nodes: run `rollpacker doctor` in a job after these lines.",
         )
     else:
-        yield check_trial(section, try_image(section))
+        outcome = run_program([*_words(section, section.environment), "-c", _ASK_VERSION], deadline_s=_DEADLINE_S)
+        yield check_trial(section, outcome, has_user_namespaces=_allows_user_namespaces())
 
 
-def check_trial(section: ContainerSection, trial: ImageTrial) -> Finding:
-    """Turn the result of running Python in the image into a finding."""
-    if trial.version:
-        return fine("runtime", f"{section.runtime} runs {section.image} with RollPacker {trial.version}")
-    if "rollpacker" in trial.complaint and "ModuleNotFound" in trial.complaint:
+def check_trial(section: ContainerSection, outcome: Outcome, *, has_user_namespaces: bool) -> Finding:
+    """Turn the outcome of Python in the image, which prints RollPacker's version, into a finding.
+
+    Args:
+        section: With an image.
+        outcome: Of Python in it.
+        has_user_namespaces: Whether this kernel allows ordinary users to make them, which a runtime without setuid
+            needs.
+    """
+    if outcome.is_success:
+        return fine("runtime", f"{section.runtime} runs {section.image} with RollPacker {outcome.output.strip()}")
+    if "rollpacker" in outcome.reason and "ModuleNotFound" in outcome.reason:
         build = "Build the image again, in a checkout of RollPacker (slurm/build_image.sh)"
         remedy = f"{build}, or set cluster.container.python to its interpreter."
-    elif not trial.has_user_namespaces:
+    elif not has_user_namespaces:
         remedy = "This kernel refuses user namespaces (user.max_user_namespaces): ask for a setuid installation."
-    elif not trial.can_mount and section.image is not None and section.image.is_file():
-        remedy = f"Without /dev/fuse, unpack the image: {unpacking(section)}"
     else:
         remedy = f"Try it by hand: {shlex.join(_words(section, dict.fromkeys(section.environment, '...')))}"
-    return problem("runtime", f"{section.runtime} does not run {section.image}: {trial.complaint}", remedy)
+    return problem("runtime", f"{section.runtime} does not run {section.image}: {outcome.reason}", remedy)
 
 
-def try_image(section: ContainerSection) -> ImageTrial:
-    """Run Python in the image, once."""
-    outcome = run_program([*_words(section, section.environment), "-c", _ASK_VERSION], deadline_s=_DEADLINE_S)
-    return ImageTrial(
-        version=outcome.output.strip() if outcome.is_success else "",
-        complaint="" if outcome.is_success else outcome.reason,
-        has_user_namespaces=_allows_user_namespaces(Path("/proc/sys")),
-        can_mount=os.access("/dev/fuse", os.R_OK | os.W_OK),
-    )
+def _check_mount(section: ContainerSection, signal: str) -> Iterator[Finding]:
+    """Find what may fail on some nodes with an image that is one file, which is mounted there."""
+    image = section.image
+    if not os.access(_FUSE, os.R_OK | os.W_OK):
+        yield warning(
+            "image",
+            f"{image} is one file, and this machine's {_FUSE} cannot be opened: on nodes like it, only a setuid "
+            "runtime can mount it",
+            f"Unpack it: {section.runtime} build --sandbox FOLDER {shlex.quote(str(image))}",
+        )
+    if signal != "URG":
+        yield warning(
+            "image",
+            f"cluster.signal={signal} reaches every process of a job, and where {image} is mounted by FUSE it ends "
+            "the mount before the checkpoint is written",
+            "Use cluster.signal=URG, or unpack the image.",
+        )
 
 
 def _words(section: ContainerSection, environment: Mapping[str, str]) -> list[str]:
@@ -197,10 +198,10 @@ def _words(section: ContainerSection, environment: Mapping[str, str]) -> list[st
     return [section.runtime, "exec", *section.options, str(section.image), "env", *variables, section.python, "-P"]
 
 
-def _allows_user_namespaces(settings: Path) -> bool:
+def _allows_user_namespaces() -> bool:
     """Ask the kernel; Debian and Ubuntu have switches of their own."""
     switches = ("user/max_user_namespaces", "kernel/unprivileged_userns_clone")
-    return all(_value(settings / name) != "0" for name in switches)
+    return all(_value(Path("/proc/sys", name)) != "0" for name in switches)
 
 
 def _value(file: Path) -> str:

@@ -4,15 +4,16 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 import rollpacker
 from rollpacker.config.sections.cluster import ClusterSection, ContainerSection
 from rollpacker.core.errors import WorldError
+from rollpacker.launch.doctor import job_environment
 from rollpacker.launch.doctor.findings import problem_of
 from rollpacker.launch.doctor.job_environment import (
-    ImageTrial,
     Software,
     check_image,
     check_inheritance,
@@ -22,6 +23,7 @@ from rollpacker.launch.doctor.job_environment import (
 )
 from rollpacker.launch.doctor.node import check_network
 from rollpacker.launch.file_systems import FileSystem
+from rollpacker.launch.programs import Outcome
 from tests.launch.commands import install_command
 
 SHARED, LOCAL = FileSystem(kind="nfs4", mount_point="/home"), FileSystem(kind="ext4", mount_point="/")
@@ -163,29 +165,48 @@ def test_an_image_that_is_missing_or_fails_is_a_problem(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("trial", "remedy"),
+    ("complaint", "has_user_namespaces", "remedy"),
     [
-        ({"complaint": "ModuleNotFoundError: No module named 'rollpacker'"}, "again, in a checkout of RollPacker"),
-        ({"has_user_namespaces": False}, "user.max_user_namespaces"),
-        ({"can_mount": False}, "apptainer build --sandbox FOLDER 'my images/image.sif'"),
-        ({}, "Try it by hand: apptainer exec 'my images/image.sif' env TOKEN=... python3 -P"),
+        ("ModuleNotFoundError: No module named 'rollpacker'", True, "again, in a checkout of RollPacker"),
+        ("FATAL", False, "user.max_user_namespaces"),
+        ("FATAL", True, "Try it by hand: apptainer exec 'my images/x.sif' env TOKEN=... python3 -P"),
     ],
 )
-def test_the_remedy_for_an_image_that_fails_follows_from_what_this_kernel_allows(
-    trial: dict[str, object], remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_remedy_for_an_image_that_fails_follows_from_what_it_said_and_this_kernel_allows(
+    complaint: str, has_user_namespaces: bool, remedy: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (image := Path("my images/image.sif")).parent.mkdir()
-    image.touch()
-    failed = ImageTrial(version="", complaint="FATAL", has_user_namespaces=True, can_mount=True)
+    section = ContainerSection(image=Path("my images/x.sif"), environment={"TOKEN": "secret"})
+    outcome = Outcome(output="", complaint=complaint, exit_code=255)
 
-    section = ContainerSection(image=image, environment={"TOKEN": "secret"})
-
-    found = check_trial(section, replace(failed, **trial))  # type: ignore[arg-type]
+    found = check_trial(section, outcome, has_user_namespaces=has_user_namespaces)
 
     assert found.level == "problem"
     assert remedy in found.remedy
     assert "secret" not in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("signal", "fuse", "words"),
+    [
+        ("URG", os.devnull, ""),
+        ("TERM", os.devnull, "cluster.signal=TERM reaches every process"),
+        ("URG", "/nowhere", "apptainer build --sandbox FOLDER 'IMAGE'"),
+    ],
+)
+def test_what_ends_or_hinders_a_mount_is_a_warning_for_a_file_and_not_for_an_unpacked_image(
+    signal: Literal["URG", "TERM"], fuse: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(job_environment, "_FUSE", Path(fuse))
+
+    def warnings(image: Path) -> str:
+        findings = check_image(ClusterSection(name="c", signal=signal, container=ContainerSection(image=image)))
+        return "\n".join(f"{each.text}. {each.remedy}" for each in findings if each.level == "warning")
+
+    file = tmp_path / "my image.sif"
+    assert words.replace("IMAGE", str(file)) in warnings(file)
+    assert bool(words) == bool(warnings(file))
+    assert not warnings(_sandbox(tmp_path))
 
 
 def test_a_runtime_that_a_setup_line_brings_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ PARTITION = Partition(
     grace_time_s=300,
     preempt_mode="REQUEUE",
     priority_tier=1,
-    nodes=("n1", "n2"),
     allowed_qos=None,
 )
 URGENT = replace(PARTITION, name="urgent", is_default=False, priority_tier=10)
@@ -47,7 +46,7 @@ def _site(partition: Partition = PARTITION, *, version: str = "24.11.5", state: 
             features=(),
             partitions=("gpu", "urgent"),
         )
-        for name in PARTITION.nodes
+        for name in ("n1", "n2")
     )
     return Site(version=version, settings=SETTINGS | settings, partitions=(partition, URGENT), nodes=nodes)
 
@@ -160,7 +159,7 @@ def test_where_slurms_plugins_may_choose_the_partition_preemption_is_that_of_the
 
 
 def test_where_slurm_shows_no_nodes_nothing_is_said_of_them() -> None:
-    hidden = replace(_site(replace(PARTITION, nodes=())), nodes=())
+    hidden = replace(_site(), nodes=())
     findings = {finding.subject: finding for finding in check_slurm(hidden, _job(), {})}
 
     assert {finding.level for finding in findings.values()} == {"ok"}

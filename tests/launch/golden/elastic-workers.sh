@@ -1,20 +1,20 @@
 #!/bin/bash
-#SBATCH --job-name=workers-sweep
 #SBATCH --array=0-31%1
+#SBATCH --cpus-per-task=8
 #SBATCH --dependency=after:4711
+#SBATCH --gpus-per-node=1
+#SBATCH --job-name=workers-sweep
 #SBATCH --kill-on-invalid-dep=yes
-#SBATCH --requeue
+#SBATCH --licenses=elastic:1
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
 #SBATCH --open-mode=append
 #SBATCH --output=/shared/runs/sweep/%A_%a_worker.out
-#SBATCH --nodes=1
-#SBATCH --ntasks=1
-#SBATCH --cpus-per-task=8
-#SBATCH --gpus-per-node=1
+#SBATCH --partition=spare
+#SBATCH --requeue
+#SBATCH --signal=URG@120
 #SBATCH --time=240
 #SBATCH --time-min=30
-#SBATCH --signal=URG@120
-#SBATCH --partition=spare
-#SBATCH --licenses=elastic:1
 
 job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
 export SLURM_EXPORT_ENV=ALL # a job that got no environment (SBATCH_EXPORT=NONE) would pass none to its ranks
