@@ -103,6 +103,22 @@ def parameters_of(
     return tuple(known) if takes_any else tuple(taken)
 
 
+def refusal(function: Callable[..., object], *arguments: object, **named: object) -> str:
+    """Say why a function does not take these arguments, as it is called and not as what a decorator wraps.
+
+    Empty where it takes them, or has no signature, as some functions in C.
+    """
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except ValueError:
+        return ""
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
 def in_words(error: BaseException, *callers: str) -> str:
     """The error and the line that raised it, of the innermost file that is neither a caller nor part of an import.
 

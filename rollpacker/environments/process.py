@@ -32,7 +32,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from rollpacker.config.python_names import UnusableFunction, in_words, load_named
+from rollpacker.config.python_names import UnusableFunction, in_words, load_named, refusal
 from rollpacker.environments.known_parameters import taking_known
 from rollpacker.environments.numbered_actions import InTexts, is_played_in_numbers
 from rollpacker.protocols.reward import LARGEST_REWARD
@@ -136,20 +136,9 @@ def _in_texts(source: str, env: Any) -> Environment:
             raise UnusableFunction(f"{source} has no method `{name}`")
         if inspect.iscoroutinefunction(getattr(env, name)):
             raise UnusableFunction(f"the method `{name}` of {source} is async; it is called as a plain one")
-    _require_turn(source, env.step)
+    if why := refusal(env.step, "a turn"):
+        raise UnusableFunction(f"the method `step` of {source} is called with a turn alone: {why}")
     return Environment(InTexts(env) if is_played_in_numbers(env) else env)
-
-
-def _require_turn(source: str, step: Callable[..., Any]) -> None:
-    """Refuse a `step` that cannot be called with a turn alone; one whose parameters cannot be read is not refused."""
-    try:
-        signature = inspect.signature(step, follow_wrapped=False)  # as it is called, not what a decorator wraps
-    except ValueError:
-        return
-    try:
-        signature.bind("a turn")
-    except TypeError as error:
-        raise UnusableFunction(f"the method `step` of {source} is called with a turn alone: {error}") from error
 
 
 def _error_in_words(error: BaseException) -> str:

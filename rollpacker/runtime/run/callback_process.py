@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config.keys import nearest
-from rollpacker.config.python_names import UnusableFunction, in_words, load_named
+from rollpacker.config.python_names import UnusableFunction, in_words, load_named, refusal
 from rollpacker.rewards.processes import send_line, set_parent_death_signal, take_standard_input
 
 METHODS: Mapping[str, str] = {
@@ -95,12 +95,12 @@ def load_callback(source: str) -> Callable[[Path], Mapping[str, Callable[[Any], 
             raise UnusableFunction(f"`{name}` has a method {each}, which nothing calls" + _instead(close))
         if inspect.iscoroutinefunction(getattr(made, each)):
             raise UnusableFunction(f"`{name}.{each}` is async; it is called as a plain method")
-        if not _takes(getattr(made, each), None, METHODS[each]):
+        if refusal(getattr(made, each), None, METHODS[each]):
             raise UnusableFunction(f"`{name}.{each}` is called with one argument, {METHODS[each]}, and takes others")
     if not own:
         raise UnusableFunction(f"`{name}` of {place} has none of the methods {', '.join(METHODS)}")
     takes_run_dir = "run_dir" in inspect.signature(made).parameters
-    if not _takes(made, **({"run_dir": None} if takes_run_dir else {})):
+    if refusal(made, **({"run_dir": None} if takes_run_dir else {})):
         raise UnusableFunction(f"`{name}` is made with `run_dir` or with nothing, and takes other arguments")
 
     def make(run_dir: Path) -> Mapping[str, Callable[[Any], object]]:
@@ -111,14 +111,6 @@ def load_callback(source: str) -> Callable[[Path], Mapping[str, Callable[[Any], 
         return {each: getattr(instance, each) for each in own}
 
     return make
-
-
-def _takes(function: Callable[..., object], *arguments: object, **named: object) -> bool:
-    try:
-        inspect.signature(function).bind(*arguments, **named)
-    except TypeError:
-        return False
-    return True
 
 
 def _instead(close: Sequence[str]) -> str:

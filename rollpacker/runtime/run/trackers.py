@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
-from rollpacker.config.python_names import UnusableFunction, load_named
+from rollpacker.config.python_names import UnusableFunction, load_named, refusal
 from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.files import storage_errors
 
@@ -165,23 +165,12 @@ def _load_plugin(source: str) -> Callable[..., Tracker]:
 
 def _calls_not_taken(tracker: type) -> Iterator[str]:
     """The calls that a class and its methods do not take, each with the reason, as far as their signatures tell."""
-    named = ", ".join(f"{name}=..." for name in _STARTED_WITH)
-    yield from _not_taken(f"{tracker.__name__}({named})", tracker, (), dict.fromkeys(_STARTED_WITH))
+    if why := refusal(tracker, **dict.fromkeys(_STARTED_WITH)):
+        yield f"it takes no {tracker.__name__}({', '.join(f'{name}=...' for name in _STARTED_WITH)}): {why}"
     for name, arguments in _METHODS.items():
         has_self = not isinstance(inspect.getattr_static(tracker, name), staticmethod | classmethod)
-        yield from _not_taken(_call(name), getattr(tracker, name), (*(["self"] if has_self else []), *arguments), {})
-
-
-def _not_taken(
-    call: str, function: Callable[..., object], arguments: Sequence[str], named: Mapping[str, None]
-) -> Iterator[str]:
-    """The call and why it is not taken; nothing where it is, or where the function, as some in C, has no signature."""
-    with suppress(ValueError):
-        signature = inspect.signature(function, follow_wrapped=False)
-        try:
-            signature.bind(*arguments, **named)
-        except TypeError as error:
-            yield f"it takes no {call}: {error}"
+        if why := refusal(getattr(tracker, name), *(["self"] if has_self else []), *arguments):
+            yield f"it takes no {_call(name)}: {why}"
 
 
 def _call(method: str) -> str:

@@ -24,6 +24,7 @@ from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.runtime.driving import until
 
 MINE = """
+import functools
 import json
 import multiprocessing
 import os
@@ -74,6 +75,17 @@ class RaisesWhenMade:
     def __init__(self):
         raise OSError("no network")
     on_end = OnlySteps.on_step
+
+def timed(method):
+    @functools.wraps(method)
+    def call(self, row):
+        return method(self, row, time.time())
+    return call
+
+class Decorated:
+    @timed
+    def on_step(self, row, now):
+        pass
 
 class Misspelt:
     def on_steps(self, row):
@@ -337,7 +349,7 @@ def test_mistakes_are_found_together_before_the_start_and_nothing_is_called(mine
         check_callbacks([f"{mine}:{name}" for name in ("Everything", *MISTAKES)], mine.parent)
     for expected in MISTAKES.values():
         assert raised.match(expected)
-    check_callbacks([f"{mine}:RaisesWhenMade"], mine.parent)
+    check_callbacks([f"{mine}:RaisesWhenMade", f"{mine}:Decorated"], mine.parent)
     assert list(mine.parent.iterdir()) == [mine]
 
 
