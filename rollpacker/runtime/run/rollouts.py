@@ -39,7 +39,7 @@ def save_rollouts(folder: Path, book: RequestBook) -> None:
         "stays": [[each.request, each.activity, each.began_at_s, each.ended_at_s] for each in book.stays],
         "counters": {name: getattr(book, name) for name in COUNTERS},
     }
-    (folder / _ROWS).write_text(json.dumps(rows, indent=1) + "\n")
+    (folder / _ROWS).write_text(json.dumps(rows) + "\n")
     np.savez(
         folder / _ARRAYS,
         token_ids=np.concatenate([np.empty(0, np.int32), *(response.token_ids for response in kept)]),
@@ -57,7 +57,7 @@ def load_rollouts(folder: Path) -> RequestBook:
     begin = 0
     rows = json.loads(read_bytes(folder / _ROWS))
     book.dropped = [DropPrompt(round=number, prompt=PromptId(*prompt)) for number, prompt in rows["dropped"]]
-    book.episodes = {_request(request): _episode(row) for request, row in rows["episodes"]}
+    book.episodes = {RequestId.from_list(request): _episode(row) for request, row in rows["episodes"]}
     book.stays = [_stay(row) for row in rows["stays"]]
     for name in COUNTERS:
         setattr(book, name, rows["counters"][name])
@@ -100,12 +100,13 @@ def _episode(row: list[Any]) -> Episode:
 
 
 def _stay(row: list[Any]) -> EnvironmentStay:
-    request, activity, began_at_s, ended_at_s = row
-    return EnvironmentStay(request=_request(request), activity=activity, began_at_s=began_at_s, ended_at_s=ended_at_s)
+    name, activity, began_at_s, ended_at_s = row
+    request = RequestId.from_list(name)
+    return EnvironmentStay(request=request, activity=activity, began_at_s=began_at_s, ended_at_s=ended_at_s)
 
 
 def _record(row: dict[str, Any], token_ids: np.ndarray[Any, Any], logprobs: np.ndarray[Any, Any]) -> RequestRecord:
-    request = _request(row["request"])
+    request = RequestId.from_list(row["request"])
     kept = row["kept"] and Response(
         request=request,
         engine=EngineId(row["kept"]["engine"]),
@@ -132,9 +133,4 @@ def _record(row: dict[str, Any], token_ids: np.ndarray[Any, Any], logprobs: np.n
 
 def _verdict(row: dict[str, Any]) -> Verdict:
     case_runs = tuple(CaseRun(*run) for run in row["case_runs"])
-    return Verdict(**row | {"request": _request(row["request"]), "case_runs": case_runs})
-
-
-def _request(row: list[Any]) -> RequestId:
-    number, prompt, sample = row
-    return RequestId(number, PromptId(*prompt), sample)
+    return Verdict(**row | {"request": RequestId.from_list(row["request"]), "case_runs": case_runs})

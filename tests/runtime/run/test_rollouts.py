@@ -5,7 +5,7 @@ import numpy as np
 from rollpacker.core.commands import DropPrompt
 from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
-from rollpacker.protocols.rollout import FinishReason, Response, Verdict
+from rollpacker.protocols.rollout import FinishReason, Response, Turn, Verdict
 from rollpacker.runtime.rollout.episodes import EnvironmentStay
 from rollpacker.runtime.rollout.request_book import COUNTERS, RequestBook
 from rollpacker.runtime.run.rollouts import load_rollouts, save_rollouts
@@ -68,13 +68,14 @@ def test_what_was_counted_since_the_last_batch_comes_back(tmp_path):
     for request in NAMES[:2]:
         book.begin(request)  # with its first environment, which fails
         book.begin(request)
+    book.episodes[NAMES[0]].turns.append(Turn(0, 2, 0.5))
     book.num_given_up = 1
     for activity in ("reset", "environment_error"):
         book.stays.append(EnvironmentStay(request=NAMES[0], activity=activity, began_at_s=0.5, ended_at_s=1.5))
     save_rollouts(tmp_path, book)
     loaded = load_rollouts(tmp_path)
     assert [getattr(loaded, name) for name in COUNTERS] == [getattr(book, name) for name in COUNTERS]
-    assert loaded.stays == book.stays
+    assert (loaded.stays, loaded.episodes) == (book.stays, book.episodes)
     assert (loaded.num_continued, loaded.num_restarts, loaded.num_tokens_discarded) == (1, 2, 5)
 
 
