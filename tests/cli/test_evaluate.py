@@ -19,13 +19,12 @@ from rollpacker.cli.scores import score_table
 from rollpacker.config.compose import compose
 from rollpacker.config.record import to_yaml
 from rollpacker.config.schema import RunConfig
-from rollpacker.core.errors import CheckpointError, ConfigError, DataError, ModelError, WorldError
+from rollpacker.core.errors import ConfigError, DataError, ModelError, WorldError
 from rollpacker.evaluation.comparison import differences_by_prompt, rewards_by_set
 from rollpacker.evaluation.statistics import mean_reward
 from rollpacker.metrics.evaluation_files import read_newest_responses, write_responses
 from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
-from rollpacker.runtime.run.exporting import checkpoint_of
 from rollpacker.runtime.run.policies import policies_at, policy_name
 from rollpacker.runtime.run.progress import make_progress
 from rollpacker.terminal import Terminal
@@ -163,14 +162,12 @@ def test_each_name_of_a_policy_is_that_checkpoint(run_dir: Path) -> None:
     assert policies_at(run_dir, "all") == {0: None} | best | last
 
 
-def test_no_best_policy_is_explained_as_by_export(run_dir: Path) -> None:
+def test_a_run_without_a_best_policy_says_what_keeps_it(run_dir: Path) -> None:
     (run_dir / "checkpoints" / "best").unlink()
-    with pytest.raises(ConfigError, match="marked as the best") as evaluated:
+    with pytest.raises(ConfigError, match="marked as the best") as refused:
         policies_at(run_dir, "best")
-    with pytest.raises(CheckpointError) as exported:
-        checkpoint_of(run_dir, "best")
-    assert evaluated.value.allowed == exported.value.allowed
-    assert evaluated.value.remedy == "Write at=6."
+    assert "run.keep_best=true" in refused.value.allowed
+    assert refused.value.remedy == "Write at=6."
 
 
 def test_a_policy_of_a_checkpoint_is_told_by_its_run_and_step(run_dir: Path, tmp_path: Path) -> None:

@@ -139,12 +139,12 @@ def test_the_example_in_the_error_without_a_run_is_one_that_has_all_it_takes(
 MISTAKES = {
     "no such checkpoint": (
         ["at=30", "out=mine"],
-        "no checkpoint after 30 steps",
-        "after 10, 20, 40 steps; 20 is",
-        "every run.checkpoint_every_steps steps and when it ends; older ones than the last run.keep_checkpoints are",
+        "runs/x has no such checkpoint",
+        "`at` is last, best, or a step whose checkpoint was kept: 10, 20, 40.",
+        "Older ones than the last run.keep_checkpoints are removed",
         "Write at=40.",
     ),
-    "no such word": (["at=newest", "out=mine"], "at=newest", "best, last or a number of steps", "Write at=last."),
+    "no such word": (["at=newest", "out=mine"], "at=newest", "last, best, or a step", "Write at=40."),
     "no out": ([], "out=DIR", "new folder"),
     "out exists": (["out=model"], "out=model exists", "never replaced"),
     "out is a link to nothing": (["out=dangling"], "out=dangling exists", "never replaced"),

@@ -13,10 +13,11 @@ from rollpacker import __version__
 from rollpacker.config.hub_names import SCHEME, HubName, parse_hub_name
 from rollpacker.config.record import read_record
 from rollpacker.config.words import counted
-from rollpacker.core.errors import CheckpointError, ConfigError, DataError, RollpackerError
+from rollpacker.core.errors import CheckpointError, DataError, RollpackerError
 from rollpacker.data.model_export import ExportDtype, export_model
 from rollpacker.metrics.tables import EVALUATION_FOLDER, load_manifest, read_table
 from rollpacker.runtime.run.checkpoints import CheckpointStore
+from rollpacker.runtime.run.policies import step_named
 from rollpacker.timeline.run_tables import refuse_other_folders
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def checkpoint_of(run_dir: Path, at: str) -> int:
 
     Raises:
         DataError: It is no folder of a run.
-        CheckpointError: The run has no checkpoint, or not this one, or is modelled.
-        ConfigError: It is none of these words.
+        CheckpointError: The run has no checkpoint, or is modelled.
+        ConfigError: It has none of this name.
     """
     store = CheckpointStore(run_dir, keep=1)
     steps = store.steps()
@@ -100,27 +101,7 @@ def checkpoint_of(run_dir: Path, at: str) -> int:
             "Wait for the first one.",
         )
     _refuse_modelled(run_dir, store.model_folder(steps[-1]))
-    best = store.best_step()
-    if at == "last":
-        return steps[-1]
-    if at == "best" and best is not None:
-        return best
-    if at.isascii() and at.isdigit() and int(at) in steps:
-        return int(at)
-    there = f"There are those after {', '.join(map(str, steps))} steps" + (f"; {best} is the best." if best else ".")
-    remedy = f"Write at={steps[-1]}."
-    if at == "best":
-        why = "A run with run.keep_best=true and evaluation.path keeps it, once a score is better than the first."
-        raise CheckpointError(f"No checkpoint of {run_dir} is marked as the best. {there}", why, remedy)
-    if at.isascii() and at.isdigit():
-        why = (
-            "A run writes one every run.checkpoint_every_steps steps and when it ends; older ones than the last "
-            "run.keep_checkpoints are removed."
-        )
-        raise CheckpointError(f"{run_dir} has no checkpoint after {at} steps. {there}", why, remedy)
-    raise ConfigError(
-        f"at={at} names no checkpoint. {there}", "`at` is best, last or a number of steps.", "Write at=last."
-    )
+    return step_named(run_dir, at, steps, ("last", "best"))
 
 
 def _refuse_modelled(run_dir: Path, model: Path) -> None:

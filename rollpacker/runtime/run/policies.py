@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rollpacker.core.errors import ConfigError
@@ -30,18 +31,29 @@ def policies_at(run_dir: Path, at: str) -> dict[int, Path | None]:
     """
     store = CheckpointStore(run_dir, keep=1)
     models = {step: store.model_folder(step) for step in store.steps()}
-    kept: dict[int, Path | None] = {step: model for step, model in models.items() if (model / "config.json").is_file()}
-    best = store.best_step()
-    named: dict[str, dict[int, Path | None]] = {
-        "start": {0: None},
-        "all": {0: None, **kept},
-        "last": dict([*kept.items()][-1:]),
-        "best": {best: kept[best]} if best in kept else {},
-    }
-    found = named[at] if at in named else {int(at): kept[int(at)]} if at.isdecimal() and int(at) in kept else {}
-    if found:
-        return found
-    remedy = f"Write at={[*kept][-1] if kept else 'start'}."
+    kept = {step: model for step, model in models.items() if (model / "config.json").is_file()}
+    if at == "start":
+        return {0: None}
+    if at == "all":
+        return {0: None, **kept}
+    step = step_named(run_dir, at, [*kept], AT)
+    return {step: kept[step]}
+
+
+def step_named(run_dir: Path, at: str, steps: Sequence[int], names: Sequence[str]) -> int:
+    """Choose one of a run's steps, which ascend, by `last`, `best` or its number; a message gives all `names`.
+
+    Raises:
+        ConfigError: There is none of this name.
+    """
+    best = CheckpointStore(run_dir, keep=1).best_step()
+    if at == "last" and steps:
+        return steps[-1]
+    if at == "best" and best is not None and best in steps:
+        return best
+    if at.isdecimal() and int(at) in steps:
+        return int(at)
+    remedy = f"Write at={steps[-1] if steps else 'start'}."
     if at == "best" and best is None:
         raise ConfigError(
             f"No checkpoint of {run_dir} is marked as the best.",
@@ -50,6 +62,7 @@ def policies_at(run_dir: Path, at: str) -> dict[int, Path | None]:
         )
     raise ConfigError(
         f"at={at}: {run_dir} has no such checkpoint.",
-        f"`at` is {', '.join(AT)}, or a step whose checkpoint was kept: {', '.join(map(str, kept)) or 'none'}.",
+        f"`at` is {', '.join(names)}, or a step whose checkpoint was kept: {', '.join(map(str, steps)) or 'none'}. "
+        "Older ones than the last run.keep_checkpoints are removed.",
         remedy,
     )
