@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Rewards = Mapping[tuple[str, int], float]
-"""Of a set, by the key of the held-out prompt (`set/id`) and the sample."""
+"""Of a set, by the prompt's id in its file and the sample."""
 
 ROUNDING = 1e-9
 """Means that differ by less are equal: rounding leaves about 1e-16 of rewards near 1, and rewards differ by more."""

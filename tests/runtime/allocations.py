@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.job.signals import SignalListener
 
@@ -24,6 +26,14 @@ _ALLOCATION = Allocation(
 def allocation(tmp_path: Path, **changes) -> Allocation:
     """The head of a job that may be requeued."""
     return replace(_ALLOCATION, **{"requeue_file": tmp_path / "17.requeue", **changes})
+
+
+def enter_step(monkeypatch: pytest.MonkeyPatch, job_id: str = "7") -> None:
+    """Make this process the only task of a step, by the variables that Slurm sets."""
+    step = {"JOB_ID": job_id, "STEP_NUM_TASKS": "1", "STEP_NODELIST": "node1", "PROCID": "0", "CPUS_ON_NODE": "4"}
+    for name, value in step.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
 
 
 class DeafListener(SignalListener):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.ids import set_of
-from rollpacker.evaluation.comparison import Rewards, paired_difference
+from rollpacker.evaluation.comparison import Rewards, paired_difference, rewards_by_set
 from rollpacker.evaluation.statistics import mean_reward, pass_at, quantile
+from rollpacker.metrics.evaluation_schemas import EVALUATIONS
 from rollpacker.protocols.rollout import FinishReason, Response, Verdict
 from rollpacker.runtime.run.texts import KeptText
 
@@ -20,21 +21,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_NO_SCORE: Row = dict.fromkeys(
-    (
-        "reward_mean",
-        "se_given_prompts",
-        "se_over_prompts",
-        "diff_to_first",
-        "se_diff_given_prompts",
-        "se_diff_over_prompts",
-        "pass_share",
-        "truncated_share",
-        "length_mean_tokens",
-        "length_p50_tokens",
-        "length_p90_tokens",
-    )
-)
+_NO_SCORE: Row = {column.name: None for column in EVALUATIONS.columns if column.is_nullable}
 """Of a set that was cut."""
 
 
@@ -57,23 +44,27 @@ def evaluation_tables(
         is_modelled: Whether the times are a model's.
     """
     marks = {"step": record.begin.step, "modelled": is_modelled}
-    by_set = scored_by_set(record, section)
+    by_set = _scored_by_set(record, section)
     tables: dict[str, list[Row]] = {"evaluations": [], "pass_at_k": [], "evaluation_responses": []}
     for rule in section.rules:
         requests = sorted(by_set[rule.name], key=_place_in(record))
-        num_unfinished = num_missing(record, rule, requests)
-        row = _NO_SCORE
-        of_pass: list[Row] = []
+        num_samples = rule.num_samples or 1
+        num_unfinished = _num_prompts(record, rule) * num_samples - len(requests)
+        of_set = marks | {"set": rule.name}
+        row = of_set | _NO_SCORE
         if not num_unfinished:
-            row, of_pass = _scores(requests, section, rule.num_samples or 1)
-            row |= _difference(rewards_of(requests), first.get(rule.name))
+            responses = [
+                of_set | _response_row(record, request, texts.get(request.request, KeptText())) for request in requests
+            ]
+            scores, of_pass = _scores(requests, section, num_samples)
+            row |= scores | _difference(rewards_by_set(responses)[rule.name], first.get(rule.name))
+            tables["pass_at_k"] += [of_set | each for each in of_pass]
+            tables["evaluation_responses"] += responses
         tables["evaluations"].append(
-            marks
-            | row
+            row
             | {
-                "set": rule.name,
                 "num_prompts": _num_prompts(record, rule),
-                "num_samples": rule.num_samples or 1,
+                "num_samples": num_samples,
                 "mode": "fill" if record.has_filled else "alone",
                 "num_unfinished": num_unfinished,
                 "is_complete": not num_unfinished,
@@ -84,27 +75,16 @@ def evaluation_tables(
                 "time_s": record.ended_at_s - record.began_at_s,
             }
         )
-        tables["pass_at_k"] += [marks | {"set": rule.name} | each for each in of_pass]
-        tables["evaluation_responses"] += [
-            marks | {"set": rule.name} | _response_row(record, request, texts.get(request.request, KeptText()))
-            for request in requests
-            if not num_unfinished
-        ]
     return tables
 
 
-def scored_by_set(record: EvaluationRecord, section: EvaluationSection) -> dict[str, list[RequestRecord]]:
+def _scored_by_set(record: EvaluationRecord, section: EvaluationSection) -> dict[str, list[RequestRecord]]:
     """The requests of each set that have a reward."""
     by_set: dict[str, list[RequestRecord]] = {rule.name: [] for rule in section.rules}
     for request in record.requests.values():
         if request.verdict is not None:
             by_set[set_of(request.request)].append(request)
     return by_set
-
-
-def num_missing(record: EvaluationRecord, rule: HeldOutFile, scored: Sequence[RequestRecord]) -> int:
-    """How many of a set's responses have no reward: the evaluation was cut before."""
-    return _num_prompts(record, rule) * (rule.num_samples or 1) - len(scored)
 
 
 def _num_prompts(record: EvaluationRecord, rule: HeldOutFile) -> int:
@@ -117,16 +97,11 @@ def _place_in(record: EvaluationRecord) -> Any:
     return lambda request: (places[request.request.prompt.key], request.request.sample)
 
 
-def rewards_of(requests: Sequence[RequestRecord]) -> Rewards:
-    """The rewards of a set, by prompt and sample."""
-    return {(each.request.prompt.key, each.request.sample): _verdict(each).reward for each in requests}
-
-
 def _difference(rewards: Rewards, first: Rewards | None) -> Row:
     """How much better than at first, where the same samples were drawn then."""
     difference = None if first is None else paired_difference(rewards, first)
     if difference is None:
-        return dict.fromkeys(("diff_to_first", "se_diff_given_prompts", "se_diff_over_prompts"))
+        return {}
     return {
         "diff_to_first": difference.value,
         "se_diff_given_prompts": difference.se_given_prompts,

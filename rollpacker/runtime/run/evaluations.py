@@ -12,19 +12,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import DataError
-from rollpacker.core.ids import held_out_prompt
-from rollpacker.evaluation.comparison import Rewards
+from rollpacker.evaluation.comparison import Rewards, rewards_by_set
 from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES
 from rollpacker.metrics.mending import mend_tables
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.metrics.tables import EVALUATION_FOLDER, read_table
-from rollpacker.runtime.run.evaluation_rows import (
-    Row,
-    evaluation_tables,
-    num_missing,
-    rewards_of,
-    scored_by_set,
-)
+from rollpacker.runtime.run.evaluation_rows import Row, evaluation_tables
 from rollpacker.runtime.run.held_out_sets import HeldOutSets
 
 if TYPE_CHECKING:
@@ -104,14 +97,10 @@ class Evaluations:
             Its rows of `evaluations` and of `evaluation_responses`, and whether no score was better so far.
         """
         texts = self._texts.of_evaluation(record)
-        section = self._config.evaluation
-        by_set = scored_by_set(record, section)
         if self._writer.last_step == record.begin.step:
             self.take_back(record.begin.step)
-        tables = evaluation_tables(record, section, texts, self._first, is_modelled=self._is_modelled)
-        for rule in section.rules:
-            if not num_missing(record, rule, by_set[rule.name]):
-                self._first.setdefault(rule.name, rewards_of(by_set[rule.name]))
+        tables = evaluation_tables(record, self._config.evaluation, texts, self._first, is_modelled=self._is_modelled)
+        self._first = rewards_by_set(tables["evaluation_responses"]) | self._first
         self._writer.write_step(record.begin.step, tables)
         self._sets.evaluated(record.begin.step)
         rows = tables["evaluations"]
@@ -154,20 +143,18 @@ class Evaluations:
         """Of the first evaluation of each set by earlier attempts that is complete and like those of this one."""
         run_dir = self._config.run.dir
         first_steps: dict[str, int] = {}
-        rewards: dict[str, dict[tuple[str, int], float]] = {}
+        rewards: dict[str, Rewards] = {}
         try:
             for row in read_table(run_dir, "evaluations").to_pylist():  # by step
                 if self._is_alike(row) and row["reward_mean"] is not None:
                     first_steps.setdefault(row["set"], row["step"])
             for step in sorted(set(first_steps.values())):
                 responses = read_table(run_dir, "evaluation_responses", (step, step))
-                for row in responses.select(["set", "prompt", "sample", "reward"]).to_pylist():
-                    if first_steps.get(row["set"]) == step:
-                        key = held_out_prompt(row["set"], row["prompt"]).key, row["sample"]
-                        rewards.setdefault(row["set"], {})[key] = row["reward"]
+                rows = responses.select(["set", "prompt", "sample", "reward"]).to_pylist()
+                rewards |= rewards_by_set(row for row in rows if first_steps.get(row["set"]) == step)
         except DataError:
             return {}
-        return dict(rewards)
+        return rewards
 
     def _best_so_far(self) -> tuple[int | None, float | None]:
         """The first step with the best score of earlier attempts, as far as what is ranked by is that of this one."""

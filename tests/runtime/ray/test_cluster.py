@@ -12,6 +12,7 @@ from rollpacker.runtime.ray import cluster as cluster_module
 from rollpacker.runtime.ray.cluster import RayCluster
 from rollpacker.runtime.ray.node import pin_of
 from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous
+from tests.runtime.allocations import enter_step
 
 
 class LostFolder(Rendezvous):
@@ -183,10 +184,7 @@ async def test_the_search_for_a_lost_node_pauses_between_two_looks(tmp_path, mon
 async def test_a_job_that_lost_a_node_is_requeued_where_a_batch_script_waits_for_that(
     tmp_path, monkeypatch, is_requeued
 ):
-    step = {"JOB_ID": "7", "STEP_NUM_TASKS": "1", "STEP_NODELIST": "n0", "PROCID": "0", "CPUS_ON_NODE": "4"}
-    for name, value in step.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setenv("SLURMD_NODENAME", "n0")
+    enter_step(monkeypatch)
     monkeypatch.setenv("ROLLPACKER_REQUEUE_FILE", str(tmp_path / "7.requeue") if is_requeued else "")
     cluster = EndingCluster(tmp_path, monkeypatch)
     cluster.missing = [2]

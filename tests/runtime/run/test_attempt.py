@@ -15,6 +15,7 @@ import pytest
 
 from rollpacker.core.errors import ConfigError, RollpackerError, StorageFailed
 from rollpacker.runtime.run.attempt import locked_folder
+from tests.runtime.allocations import enter_step
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +36,7 @@ def when_sent(
 
 @pytest.fixture
 def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = {"JOB_ID": "7", "STEP_NUM_TASKS": "1", "STEP_NODELIST": "node1", "PROCID": "0", "CPUS_ON_NODE": "4"}
-    for name, value in step.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    enter_step(monkeypatch)
 
 
 def refusal(run_dir: Path) -> RollpackerError:

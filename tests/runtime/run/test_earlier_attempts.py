@@ -19,6 +19,7 @@ from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.trainer import ModelledTrainer
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from rollpacker.timeline.moments import read_moments
+from tests.runtime.allocations import enter_step
 from tests.runtime.run.test_trackers import read_curves
 from tests.sim.composed import config_of
 
@@ -29,14 +30,6 @@ SMALL = [
     *("tracker.jsonl=true", "tracker.tensorboard=true"),
 ]
 SCORE = "evaluation/held/reward_mean"
-JOB = {
-    "SLURM_JOB_ID": "170",
-    "SLURM_STEP_NUM_TASKS": "1",
-    "SLURM_STEP_NODELIST": "n1",
-    "SLURM_PROCID": "0",
-    "SLURMD_NODENAME": "n1",
-    "SLURM_CPUS_ON_NODE": "2",
-}
 
 
 @pytest.fixture
@@ -160,8 +153,7 @@ def test_jobs_of_another_run_are_set_aside_and_the_one_that_this_run_is_in_is_no
     for name in ("17.json", "17.0.0/head.json", "170.json", "170.0.0/head.json"):
         (run_dir / "jobs" / name).parent.mkdir(parents=True, exist_ok=True)
         (run_dir / "jobs" / name).touch()
-    for variable, value in JOB.items():
-        monkeypatch.setenv(variable, value)
+    enter_step(monkeypatch, job_id="170")
     fail_in_step(run_dir, 0, "run.seed=8")
     assert {path.name for path in (run_dir / "jobs").iterdir()} == {"170.json", "170.0.0"}
     assert {path.name for path in (run_dir / "replaced-001" / "jobs").iterdir()} == {"17.json", "17.0.0"}
@@ -197,6 +189,17 @@ def test_scores_of_an_evaluation_are_kept_when_its_folder_takes_another_one(
     assert f"Its records are kept in {kept}." in capsys.readouterr().out
     train(run_dir, "run.num_steps=0", *other)
     assert not (run_dir / "replaced-002").exists(), "run.resume=auto goes on with it"
+
+
+def test_every_score_is_compared_with_the_first_one_whatever_came_between(tmp_path: Path, held_out: list[str]) -> None:
+    forgets = ["workload.solve_rate=0.9", "workload.solve_rate_drift_per_step=-0.1"]
+    for num_steps in (4, 8):
+        train(tmp_path / "run", *held_out, *forgets, "evaluation.num_samples=4", f"run.num_steps={num_steps}")
+    scores = read_frame(tmp_path / "run", "evaluations").set_index("step")
+    assert scores.index.tolist() == [0, 2, 4, 6, 8]
+    expected = scores["reward_mean"] - scores["reward_mean"][0]
+    assert expected.is_unique
+    assert scores["diff_to_first"].tolist()[1:] == pytest.approx(expected.tolist()[1:])
 
 
 @pytest.mark.parametrize("has_manifest", [True, False])

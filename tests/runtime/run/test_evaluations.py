@@ -96,8 +96,8 @@ def test_each_set_is_compared_with_its_first_complete_evaluation_alike_and_no_ot
     config, held_out = config_and_sets(tmp_path, "math", "code")
     opened = open_evaluations(config, held_out)
     assert opened._first == {
-        "math": {("math/p0", 0): 0.4, ("math/p1", 0): 0.4},
-        "code": {("code/p0", 0): 0.2, ("code/p1", 0): 0.2},
+        "math": {("p0", 0): 0.4, ("p1", 0): 0.4},
+        "code": {("p0", 0): 0.2, ("p1", 0): 0.2},
     }
     assert steps_read == [(0, 0), (4, 4)]
 
@@ -115,7 +115,7 @@ def test_a_set_whose_prompts_were_edited_is_not_compared_with_evaluations_from_b
         return open_evaluations(config, held_out, note=notes.append)
 
     notes: list[str] = []
-    assert {name: rewards[f"{name}/p0", 0] for name, rewards in opened(before, notes)._first.items()} == {
+    assert {name: rewards["p0", 0] for name, rewards in opened(before, notes)._first.items()} == {
         "math": 0.0,
         "code": 0.5,
     }
@@ -128,7 +128,7 @@ def test_a_set_whose_prompts_were_edited_is_not_compared_with_evaluations_from_b
     attempt._sets.evaluated(4)
     attempt._sets.evaluated(6)
     attempt = opened(now, notes)
-    assert (attempt._first["math"]["math/p0", 0], attempt.best_step, len(notes)) == (0.4, 6, 1)
+    assert (attempt._first["math"]["p0", 0], attempt.best_step, len(notes)) == (0.4, 6, 1)
 
 
 def test_the_best_score_of_one_set_is_kept_when_another_set_is_added(tmp_path: Path) -> None:

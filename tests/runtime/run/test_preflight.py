@@ -32,6 +32,7 @@ from tests.cli.inputs import (
     write_prompts,
     write_shards,
 )
+from tests.runtime.allocations import enter_step
 
 
 @pytest.fixture
@@ -235,21 +236,8 @@ def test_a_run_without_megatron_core_is_refused_unless_an_image_has_it(
     assert "rollpacker[megatron]" in error.value.allowed
 
 
-@pytest.fixture
-def in_a_job(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes this process the one rank of a job."""
-    job = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}
-    node = {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "node", "SLURMD_NODENAME": "node", "SLURM_CPUS_ON_NODE": "8"}
-
-    def enter() -> None:
-        for name, value in (job | node).items():
-            monkeypatch.setenv(name, value)
-
-    return enter
-
-
 def test_what_an_image_has_is_looked_at_by_the_rank_that_runs_in_it(
-    inputs: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_a_job: Callable[[], None]
+    inputs: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text("def loss(current, advantages):\n    return advantages\n")
     image = ["cluster=slurm", "cluster.container.image=rollpacker.sif"]
@@ -257,18 +245,18 @@ def test_what_an_image_has_is_looked_at_by_the_rank_that_runs_in_it(
     validate(config)
     monkeypatch.setenv("APPTAINER_CONTAINER", "rollpacker.sif")
     validate(config)
-    in_a_job()
+    enter_step(monkeypatch)
     with pytest.raises(UserError, match="has no gradient with respect to `current`"):
         validate(config)
 
 
 def test_a_cluster_without_the_launcher_is_noted_where_no_job_has_it(
-    inputs: list[str], in_a_job: Callable[[], None]
+    inputs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (note,) = validate(compose([*inputs, "cluster=slurm"])).notes
     assert note == "cluster=slurm: the run starts on this machine all the same; -m hydra/launcher=slurm submits it."
     assert not validate(compose(inputs)).notes
-    in_a_job()
+    enter_step(monkeypatch)
     assert not validate(compose([*inputs, "cluster=slurm"])).notes
 
 
