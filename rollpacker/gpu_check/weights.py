@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from rollpacker.gpu_check.inputs import Bench, config_of, engine_section, groups_of, make_requests, require_room
 from rollpacker.gpu_check.outcomes import require
 from rollpacker.gpu_check.workers import ENGINE, engine_on, trainer_on
-from rollpacker.protocols.tensors import PIECE_BYTES
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.transfer.offers import SendingOptions
 from rollpacker.transfer.transport_choice import Transport, choose_transports
@@ -16,8 +15,7 @@ from rollpacker.transfer.transport_choice import Transport, choose_transports
 
 def options_of(transport: Transport) -> SendingOptions:
     """As a run sends weights by default."""
-    bucket_bytes = (256 << 20) // PIECE_BYTES * PIECE_BYTES
-    return SendingOptions(transport=transport, bucket_bytes=bucket_bytes, timeout_s=60, deadline_s=120)
+    return SendingOptions(transport=transport, bucket_bytes=256 << 20, timeout_s=60, deadline_s=120)
 
 
 MOST_MISMATCH = {"float32": 1e-3, "bfloat16": 0.1}

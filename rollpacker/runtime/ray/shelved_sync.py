@@ -13,11 +13,8 @@ from collections.abc import Mapping
 
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.engine import Engine
-from rollpacker.protocols.tensors import PIECE_BYTES
 from rollpacker.protocols.weights import Published, Weights, WeightSync
 from rollpacker.runtime.ray.trainer_group import TrainerGroup
-
-_MIB = 1 << 20
 
 
 class ShelvedSync:
@@ -32,7 +29,7 @@ class ShelvedSync:
     def __init__(self, sync: WeightSync, group: TrainerGroup, bucket_mb: int) -> None:
         self._sync = sync
         self._all = group
-        self._bucket_bytes = bucket_mb * _MIB // PIECE_BYTES * PIECE_BYTES
+        self._bucket_bytes = bucket_mb << 20
         self._laid_out: Weights | None = None
         self._is_prepared = False
         self._one_at_a_time = asyncio.Lock()

@@ -20,13 +20,10 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import EngineFailed, WorldError
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.engine import Engine
-from rollpacker.protocols.tensors import PIECE_BYTES
 from rollpacker.protocols.weights import Published, Weights
 from rollpacker.runtime.ray.trainer_group import Everywhere, Rank, TrainerGroup
 from rollpacker.transfer.confirmations import those_that_do_not_confirm
 from rollpacker.transfer.offers import Delivery, SendingOptions
-
-_MIB = 1 << 20
 
 _REASON_S = 1.0
 """How long a lost engine's own error is awaited."""
@@ -61,7 +58,7 @@ def make_offer_sync(
         return None
     options = SendingOptions(
         transport=transport,
-        bucket_bytes=section.bucket_mb * _MIB // PIECE_BYTES * PIECE_BYTES,
+        bucket_bytes=section.bucket_mb << 20,
         timeout_s=section.timeout_s,
         deadline_s=config.backend.deadlines.weight_sync_s,
     )
