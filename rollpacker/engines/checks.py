@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -56,7 +55,7 @@ def check_ids(requests: Sequence[GenerationRequest]) -> None:
 
 
 def check_request(request: GenerationRequest, max_tokens_per_seq: int) -> None:
-    """Refuse a request that does not fit into a sequence, or cannot be sampled."""
+    """Refuse a request that does not fit into a sequence."""
     num_prompt, num_response = len(request.prompt_token_ids), request.max_response_tokens
     if num_prompt < 1 or num_response < 1 or num_prompt + num_response > max_tokens_per_seq:
         raise ImpossibleEvent(
@@ -64,13 +63,6 @@ def check_request(request: GenerationRequest, max_tokens_per_seq: int) -> None:
             f"Both are at least 1, and together at most {max_tokens_per_seq}, what the engine was made for.",
             "Drop longer prompts by data.max_prompt_tokens.",
         )
-    for name, value, is_legal, allowed in (
-        ("temperature", request.temperature, 0 <= request.temperature < math.inf, "It is 0 (greedy) or above."),
-        ("top_p", request.top_p, 0 < request.top_p <= 1, "It is above 0 and at most 1 (all tokens)."),
-        ("top_k", request.top_k, request.top_k >= 0, "It is 0 (all tokens) or above."),
-    ):
-        if not is_legal:
-            raise ImpossibleEvent(f"Request {request.request} has {name} {value}.", allowed)
 
 
 def logits_not_finite(request: RequestId) -> EngineRaised:

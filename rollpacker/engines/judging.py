@@ -1,10 +1,10 @@
-"""Input checks and batching of all judge models."""
+"""Batches of prompts, and the check of verdicts, of all judge models."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollpacker.core.errors import ConfigError, ImpossibleEvent
+from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,12 +38,3 @@ def check_candidates(candidates: Sequence[int], num_words: int) -> None:
             f"It has {num_words}.",
             "Its directory has the tokenizer of another model: correct reward.judge.model.path.",
         )
-
-
-def check_lengths(prompts: Sequence[TokenIds], num_positions: int | None) -> None:
-    """Refuse empty prompts, and those that are longer than the model was made for."""
-    for prompt in prompts:
-        if not 0 < len(prompt) <= (num_positions or len(prompt)):
-            raise ImpossibleEvent(
-                f"A judge was asked to read {len(prompt)} tokens.", f"Its model reads 1 to {num_positions}."
-            )

@@ -14,7 +14,7 @@ from rollpacker.core.ids import VersionSpan
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors, num_bytes_of_tensors
 from rollpacker.protocols.weights import Weights
-from tests.engines.tiny import make_request, mixed_requests, reference_logprobs
+from tests.engines.tiny import check_logprobs, make_request, mixed_requests, reference_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,12 +67,10 @@ async def check_parity_over_updates(engine: Engine, model: Any) -> None:
         requests = mixed_requests(6, seed=version)
         await engine.generate(requests)
         responses = await collect(engine, 6)
-        for asked in requests:
-            response = responses[asked.request.prompt.key]
+        check_logprobs(model, requests, responses)
+        for response in responses.values():
             assert response.engine == "engine-0"
             assert response.spans == (VersionSpan(policy_version=version, num_tokens=response.num_tokens),)
-            expected = reference_logprobs(model, asked, response.token_ids)
-            torch.testing.assert_close(torch.from_numpy(response.logprobs), expected, rtol=0, atol=1e-4)
         change(model)
 
 
@@ -146,9 +144,7 @@ async def check_spans_of_kept_responses(engine: Engine, model: Any, num_slots: i
     assert min(num_versions) == 1
     again = [dataclasses.replace(request, max_response_tokens=4) for request in asked.values()]
     await engine.generate(again)
-    for name, response in (await collect(engine, len(again))).items():
-        expected = reference_logprobs(model, asked[name], response.token_ids)
-        torch.testing.assert_close(torch.from_numpy(response.logprobs), expected, rtol=0, atol=1e-4)
+    check_logprobs(model, again, await collect(engine, len(again)))
 
 
 async def check_slots_of_kept_responses(engine: Engine, model: Any) -> None:

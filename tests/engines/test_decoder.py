@@ -14,19 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.core.errors import ImpossibleEvent
-from rollpacker.core.ids import EngineId, PromptId, RequestId
+from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.engines.torch.attention import NAME, use_grouped_attention
 from rollpacker.engines.torch.model_files import load_model
-from rollpacker.engines.torch.sequences import Generation
-from rollpacker.protocols.rollout import FinishReason, Response
+from rollpacker.protocols.rollout import FinishReason
 from tests.engines.tiny import (
     EOS,
     VOCABULARY,
+    begun_of,
+    check_drawn_from,
+    check_logprobs,
     make_decoder,
     make_model,
     make_request,
     mixed_requests,
-    reference_logprobs,
     run_all,
 )
 
@@ -40,10 +41,7 @@ def test_logprobs_are_those_of_a_forward_pass(architecture: str) -> None:
     requests = mixed_requests(14)
     ended = run_all(make_decoder(model, max_num_seqs=6), requests)
     assert len(ended) == 14
-    for request in requests:
-        generation = ended[request.request.prompt.key]
-        expected = reference_logprobs(reference, request, generation.token_ids)
-        torch.testing.assert_close(torch.from_numpy(generation.logprobs), expected, rtol=0, atol=1e-4)
+    check_logprobs(reference, requests, ended)
 
 
 def test_logprobs_of_a_model_that_caps_its_attention_scores_are_those_of_the_capped_ones(tmp_path: Path) -> None:
@@ -52,10 +50,7 @@ def test_logprobs_of_a_model_that_caps_its_attention_scores_are_those_of_the_cap
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **eager).eval()
     requests = mixed_requests(14)
     ended = run_all(make_decoder(load_model(tmp_path, "float32", "cpu"), max_num_seqs=6), requests)
-    for request in requests:
-        generation = ended[request.request.prompt.key]
-        expected = reference_logprobs(reference, request, generation.token_ids)
-        torch.testing.assert_close(torch.from_numpy(generation.logprobs), expected, rtol=0, atol=1e-4)
+    check_logprobs(reference, requests, ended)
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "gemma3"])
@@ -97,33 +92,20 @@ def test_a_samples_tokens_do_not_depend_on_aborts_around_it(model: Any) -> None:
 
 
 def test_samples_of_one_prompt_differ_by_seed_alone(model: Any) -> None:
-    decoder = make_decoder(model, max_num_seqs=4, eos=())
-    for sample, seed in enumerate([1, 2, 2, 3]):
-        decoder.add(make_request(sample=sample, seed=seed))
-    generations = []
-    while not decoder.is_idle:
-        generations += decoder.step()
-    tokens = {generation.request.sample: generation.token_ids.tolist() for generation in generations}
+    requests = [make_request(f"p{sample}", seed=seed) for sample, seed in enumerate([1, 2, 2, 3])]
+    ended = run_all(make_decoder(model, max_num_seqs=4, eos=()), requests)
+    tokens = [ended[f"p{sample}"].token_ids.tolist() for sample in range(4)]
     assert tokens[1] == tokens[2]
     assert tokens[0] != tokens[1] != tokens[3] != tokens[0]
 
 
 def test_tokens_come_as_often_as_the_model_says(model: Any) -> None:
-    num = 4000
-    request = make_request(max_response_tokens=1)
-    decoder = make_decoder(model, max_num_seqs=500)
-    for sample in range(num):
-        decoder.add(replace(request, request=RequestId(0, PromptId(0, "p"), sample), seed=sample))
-    tokens = []
-    while not decoder.is_idle:
-        tokens += [int(generation.token_ids[0]) for generation in decoder.step()]
+    requests = [make_request(f"p{seed}", seed=seed, max_response_tokens=1) for seed in range(4000)]
+    ended = run_all(make_decoder(model, max_num_seqs=500), requests)
     with torch.no_grad():
         probabilities = model(input_ids=torch.tensor([[3, 4, 5]])).logits[0, -1].softmax(-1).numpy()
-    likely = probabilities * num > 5
-    counts = np.bincount(tokens, minlength=VOCABULARY)[likely]
-    chi_square = ((counts - probabilities[likely] * num) ** 2 / (probabilities[likely] * num)).sum()
-    assert likely.sum() > 3
-    assert chi_square < likely.sum() + 6 * np.sqrt(2 * likely.sum())
+    assert (probabilities > 0.01).sum() > 3
+    check_drawn_from([generation.token_ids[0] for generation in ended.values()], probabilities)
 
 
 def test_a_greedy_request_and_one_of_few_tokens_follow_the_forward_pass_beside_any_others(model: Any) -> None:
@@ -184,16 +166,13 @@ def test_an_abort_keeps_the_tokens_of_running_requests_and_waiting_ones_have_non
         decoder.add(request)
     for _ in range(5):
         assert decoder.step() == []
-    aborted = decoder.abort([requests[0].request, requests[3].request, RequestId(9, PromptId(0, "unknown"), 0)])
-    assert {generation.request.prompt.key: len(generation.token_ids) for generation in aborted} == {"p0": 6, "p3": 0}
-    assert all(generation.finish_reason is FinishReason.ABORTED for generation in aborted)
+    generations = decoder.abort([requests[0].request, requests[3].request, RequestId(9, PromptId(0, "unknown"), 0)])
+    aborted = {generation.request.prompt.key: generation for generation in generations}
+    assert {key: len(generation.token_ids) for key, generation in aborted.items()} == {"p0": 6, "p3": 0}
+    assert all(generation.finish_reason is FinishReason.ABORTED for generation in generations)
     assert decoder.abort([requests[0].request]) == []
-    expected = reference_logprobs(model, requests[0], aborted[1].token_ids)
-    torch.testing.assert_close(torch.from_numpy(aborted[1].logprobs), expected, rtol=0, atol=1e-4)
-    rest = []
-    while not decoder.is_idle:
-        rest += decoder.step()
-    assert sorted(generation.request.prompt.key for generation in rest) == ["p1", "p2"]
+    check_logprobs(model, requests[:1], aborted)
+    assert run_all(decoder, []).keys() == {"p1", "p2"}
 
 
 def test_waiting_requests_start_first_come_first_served(model: Any) -> None:
@@ -208,13 +187,12 @@ def test_waiting_requests_start_first_come_first_served(model: Any) -> None:
 
 
 def test_waiting_requests_of_an_evaluation_start_behind_those_of_training(model: Any) -> None:
-    decoder = make_decoder(model, max_num_seqs=1, eos=())
-    for index, priority in enumerate((1, 1, 0, 0)):
-        decoder.add(replace(make_request(f"p{index}", max_response_tokens=2), priority=priority))
-    order = []
-    while not decoder.is_idle:
-        order += [generation.request.prompt.key for generation in decoder.step()]
-    assert order == ["p2", "p3", "p0", "p1"]
+    requests = [
+        replace(make_request(f"p{index}", max_response_tokens=2), priority=priority)
+        for index, priority in enumerate((1, 1, 0, 0))
+    ]
+    ended = run_all(make_decoder(model, max_num_seqs=1, eos=()), requests)
+    assert list(ended) == ["p2", "p3", "p0", "p1"]
 
 
 def test_requests_may_join_at_any_time_with_longer_prompts_than_all_before(model: Any) -> None:
@@ -229,22 +207,7 @@ def test_requests_may_join_at_any_time_with_longer_prompts_than_all_before(model
         decoder.add(request)
         for _ in range(4):
             ended.update({generation.request.prompt.key: generation for generation in decoder.step()})
-    while not decoder.is_idle:
-        ended.update({generation.request.prompt.key: generation for generation in decoder.step()})
-    for request in requests:
-        generation = ended[request.request.prompt.key]
-        expected = reference_logprobs(model, request, generation.token_ids)
-        torch.testing.assert_close(torch.from_numpy(generation.logprobs), expected, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize(("num_prompt", "num_response"), [(0, 5), (100, 29), (129, 1), (5, 0)])
-def test_a_request_that_cannot_fit_is_refused_with_its_lengths(model: Any, num_prompt: int, num_response: int) -> None:
-    decoder = make_decoder(model, max_tokens=128)
-    request = make_request(prompt=[3] * num_prompt, max_response_tokens=num_response)
-    with pytest.raises(ImpossibleEvent, match=f"{num_prompt} prompt tokens and asks for {num_response} more") as error:
-        decoder.add(request)
-    assert "at most 128" in error.value.allowed
-    assert decoder.is_idle
+    check_logprobs(model, requests, ended | run_all(decoder, []))
 
 
 def test_a_request_that_just_fits_is_served(model: Any) -> None:
@@ -372,7 +335,7 @@ def test_a_sample_that_goes_on_elsewhere_ends_as_if_it_had_stayed(architecture: 
     for request in requests:
         generation = begun[request.request]
         assert progress[request.request.prompt.key] == len(generation.token_ids)
-        joined.add(replace(request, begun=_response(generation)))
+        joined.add(replace(request, begun=begun_of(generation)))
     assert {each.request.prompt.key: each.num_generated_tokens for each in joined.progress()} == progress
     waited = joined.abort([requests[0].request])  # before its first step here: it loses nothing
     assert waited[0].token_ids.tolist() == begun[requests[0].request].token_ids.tolist()
@@ -383,16 +346,3 @@ def test_a_sample_that_goes_on_elsewhere_ends_as_if_it_had_stayed(architecture: 
         np.testing.assert_allclose(generation.logprobs, stayed[key].logprobs, atol=1e-4)
     assert left.num_generated_tokens == sum(progress.values())
     assert joined.num_generated_tokens == sum(len(ended[key].token_ids) - progress[key] for key in ended)
-
-
-def _response(generation: Generation) -> Response:
-    return Response(
-        request=generation.request,
-        engine=EngineId("engine-9"),
-        finish_reason=generation.finish_reason,
-        token_ids=generation.token_ids,
-        logprobs=generation.logprobs,
-        spans=(),
-        queue_time_s=0.0,
-        generation_time_s=0.0,
-    )

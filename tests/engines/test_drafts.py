@@ -23,9 +23,19 @@ from rollpacker.engines.torch.model_files import load_model
 from rollpacker.engines.torch.sampling import keep_likeliest, sample, uniform_numbers
 from rollpacker.engines.torch.servable import require_verifiable
 from rollpacker.engines.torch.verification import num_kept
-from rollpacker.protocols.rollout import FinishReason, Response
+from rollpacker.protocols.rollout import FinishReason
 from tests.engines.exercises import collect, weights_of
-from tests.engines.tiny import EOS, VOCABULARY, make_decoder, make_model, mixed_requests, reference_logprobs, run_all
+from tests.engines.tiny import (
+    EOS,
+    VOCABULARY,
+    begun_of,
+    check_drawn_from,
+    check_logprobs,
+    make_decoder,
+    make_model,
+    mixed_requests,
+    run_all,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,10 +115,7 @@ def test_logprobs_of_drafted_responses_are_those_of_a_forward_pass(model: Any) -
     requests = mixed_requests(10)
     plain = run_all(make_decoder(model), requests)
     ended = run_all(make_decoder(model, rules=ALWAYS, history=guesses_of(plain)), requests)
-    for request in requests:
-        generation = ended[request.request.prompt.key]
-        expected = reference_logprobs(model, request, generation.token_ids.tolist())
-        torch.testing.assert_close(torch.from_numpy(generation.logprobs), expected, rtol=0, atol=1e-4)
+    check_logprobs(model, requests, ended)
 
 
 def test_a_second_epoch_with_the_same_seeds_is_drafted_by_the_first(model: Any) -> None:
@@ -177,22 +184,7 @@ def test_an_aborted_response_goes_on_elsewhere_with_drafts_as_if_nothing_had_hap
     assert any(len(generation.token_ids) > 4 for generation in moved)
     asked = {request.request: request for request in requests}
     elsewhere = make_decoder(model, eos=(), rules=ALWAYS, history=guesses)
-    begun = [
-        replace(
-            asked[generation.request],
-            begun=Response(
-                request=generation.request,
-                engine=EngineId("engine-1"),
-                finish_reason=FinishReason.ABORTED,
-                token_ids=generation.token_ids,
-                logprobs=generation.logprobs,
-                spans=(),
-                queue_time_s=0,
-                generation_time_s=0,
-            ),
-        )
-        for generation in moved
-    ]
+    begun = [replace(asked[generation.request], begun=begun_of(generation)) for generation in moved]
     rest = run_all(elsewhere, begun)
     assert_same({generation.request.prompt.key: generation for generation in ended} | rest, plain)
 
@@ -255,19 +247,9 @@ def test_the_accept_rule_draws_from_the_policy_whatever_the_drafts_are() -> None
         for group in range(3):
             tokens = drawn_BQ[(kept_B > at) & (np.arange(num) % 3 == group), at]
             if len(tokens) > 100:
-                _assert_drawn_from(tokens, policy_QV[at])
+                check_drawn_from(tokens, policy_QV[at])
     accepted = (kept_B > 1)[np.arange(num) % 3 == 0].mean()
     assert abs(accepted - policy_QV[0].max()) < 0.01
-
-
-def _assert_drawn_from(tokens: np.ndarray, probabilities: np.ndarray) -> None:
-    counts = np.bincount(tokens, minlength=len(probabilities))
-    possible = probabilities > 0
-    assert counts[~possible].sum() == 0
-    expected = probabilities[possible] * len(tokens)
-    chi_square = ((counts[possible] - expected) ** 2 / expected).sum()
-    freedom = possible.sum() - 1
-    assert chi_square <= freedom + 6 * np.sqrt(2 * freedom)
 
 
 def test_samples_of_one_prompt_are_distributed_alike_with_and_without_drafts(model: Any) -> None:
@@ -295,10 +277,7 @@ def test_samples_of_one_prompt_are_distributed_alike_with_and_without_drafts(mod
         probabilities = (logits / 0.3).double().softmax(-1).numpy()
         is_prefix = (tokens[:, :at] == known[3:]).all(axis=1)
         column = tokens[is_prefix, at]
-        likely = probabilities * len(column) > 5
-        counts = np.bincount(column, minlength=VOCABULARY)[likely]
-        expected = probabilities[likely] * len(column)
-        assert ((counts - expected) ** 2 / expected).sum() < likely.sum() + 6 * np.sqrt(2 * likely.sum())
+        check_drawn_from(column, probabilities)
         known.append(int(np.bincount(column).argmax()))
 
 

@@ -39,12 +39,12 @@ from tests.engines.tiny import (
     EOS,
     LONG_FACTOR,
     LONGROPE_LIMIT,
+    check_logprobs,
     longrope_config,
     make_model,
     make_model_of,
     make_request,
     mixed_requests,
-    reference_logprobs,
 )
 
 if TYPE_CHECKING:
@@ -109,11 +109,8 @@ async def test_loading_twice_keeps_the_last_weights(model: Any, model_path: Path
         assert await engine.load_weights(second) == second.checksum
         assert await engine.load_weights(second) == second.checksum
         assert (await engine.stats()).policy_version == 1
-        request = make_request()
-        await engine.generate([request])
-        response = (await collect(engine, 1))["p"]
-        expected = reference_logprobs(model, request, response.token_ids)
-        torch.testing.assert_close(torch.from_numpy(response.logprobs), expected, rtol=0, atol=1e-4)
+        await engine.generate([make_request()])
+        check_logprobs(model, [make_request()], await collect(engine, 1))
 
 
 async def test_bfloat16_weights_arrive_with_the_senders_checksum(model_path: Path) -> None:
@@ -224,8 +221,10 @@ async def test_requests_without_a_policy_or_beyond_the_limit_are_refused_and_har
         with pytest.raises(ImpossibleEvent, match="holds no policy"):
             await engine.generate([make_request()])
         await engine.load_weights(weights_of(model, 0))
-        with pytest.raises(ImpossibleEvent, match="300 prompt tokens"):
-            await engine.generate([make_request("short"), make_request("long", [3] * 300)])
+        for num_prompt, num_response in ((0, 5), (200, 57), (257, 1), (5, 0)):
+            other = make_request("other", [3] * num_prompt, max_response_tokens=num_response)
+            with pytest.raises(ImpossibleEvent, match=f"{num_prompt} prompt tokens and asks for {num_response} more"):
+                await engine.generate([make_request("short"), other])
         with pytest.raises(ImpossibleEvent, match="is given 2 times in one call"):
             await engine.generate([make_request("short"), make_request("short")])
         await engine.generate([make_request("short")])
@@ -254,11 +253,7 @@ async def test_a_longrope_has_the_factors_of_the_longest_sequence_whatever_is_in
     requests = [make_request("short"), make_request("long", [3] * (longest - 4), max_response_tokens=4)]
     for batch in (requests, requests[:1]):
         await engine.generate(batch)
-        responses = await collect(engine, len(batch))
-        for request in batch:
-            response = responses[request.request.prompt.key]
-            expected = reference_logprobs(reference, request, response.token_ids)
-            torch.testing.assert_close(torch.from_numpy(response.logprobs), expected, rtol=0, atol=1e-4)
+        check_logprobs(reference, batch, await collect(engine, len(batch)))
     await engine.close()
 
 

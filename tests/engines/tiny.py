@@ -8,14 +8,14 @@ import numpy as np
 import torch
 import transformers
 
-from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.engines.torch.decoder import Decoder
 from rollpacker.engines.torch.history import History
 from rollpacker.engines.torch.sequences import Generation
-from rollpacker.protocols.rollout import GenerationRequest
+from rollpacker.protocols.rollout import GenerationRequest, Response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rollpacker.core.commands import DraftRule
 
@@ -137,13 +137,12 @@ def make_request(
     name: str = "p",
     prompt: Sequence[int] = (3, 4, 5),
     *,
-    sample: int = 0,
     seed: int = 0,
     max_response_tokens: int = 12,
     temperature: float = 1.0,
 ) -> GenerationRequest:
     return GenerationRequest(
-        request=RequestId(0, PromptId(0, name), sample),
+        request=RequestId(0, PromptId(0, name), 0),
         prompt_token_ids=np.asarray(prompt, dtype=np.int32),
         seed=seed,
         max_response_tokens=max_response_tokens,
@@ -212,6 +211,20 @@ def run_all(decoder: Decoder, requests: Sequence[GenerationRequest]) -> dict[str
     return ended
 
 
+def begun_of(generation: Generation) -> Response:
+    """What another engine began, as a request for the rest says it."""
+    return Response(
+        request=generation.request,
+        engine=EngineId("engine-9"),
+        finish_reason=generation.finish_reason,
+        token_ids=generation.token_ids,
+        logprobs=generation.logprobs,
+        spans=(),
+        queue_time_s=0.0,
+        generation_time_s=0.0,
+    )
+
+
 @torch.no_grad()
 def reference_logprobs(model: Any, request: GenerationRequest, token_ids: Sequence[int]) -> torch.Tensor:
     """The log-probabilities of a response by one forward pass over prompt and response, without a cache."""
@@ -220,3 +233,22 @@ def reference_logprobs(model: Any, request: GenerationRequest, token_ids: Sequen
     logits = model(input_ids=sequence, use_cache=False).logits[0].float() / request.temperature
     chosen = logits.log_softmax(-1)[:-1].gather(1, sequence[0, 1:, None])[:, 0]
     return chosen[len(prompt) - 1 :]
+
+
+def check_logprobs(
+    model: Any, requests: Iterable[GenerationRequest], ended: Mapping[str, Generation | Response]
+) -> None:
+    """What came of the requests, by prompt name, has the log-probabilities of the model's own forward pass."""
+    for request in requests:
+        response = ended[request.request.prompt.key]
+        expected = reference_logprobs(model, request, response.token_ids)
+        torch.testing.assert_close(torch.from_numpy(response.logprobs), expected, rtol=0, atol=1e-4)
+
+
+def check_drawn_from(tokens: Any, probabilities: Any) -> None:
+    """Likely tokens are drawn as often as by chance, by a chi-squared test, and impossible ones never."""
+    counts, expected = np.bincount(tokens, minlength=len(probabilities)), probabilities * len(tokens)
+    assert not counts[expected == 0].any()
+    is_likely = expected > 5
+    chi_square = ((counts - expected)[is_likely] ** 2 / expected[is_likely]).sum()
+    assert chi_square < is_likely.sum() + 6 * np.sqrt(2 * is_likely.sum())

@@ -26,7 +26,7 @@ import torch
 
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import RunningRequest
-from rollpacker.engines.checks import check_request, logits_not_finite
+from rollpacker.engines.checks import logits_not_finite
 from rollpacker.engines.draft_lengths import DraftLengths, PassPlan
 from rollpacker.engines.torch.cache import RowCache, prefill_cache
 from rollpacker.engines.torch.sampling import keep_likeliest, sample, uniform_numbers
@@ -89,12 +89,16 @@ class Decoder:
         self._table = np.zeros(max_num_seqs, dtype=ROW)
         self._token_ids = np.empty((max_num_seqs, max_tokens_per_seq), dtype=np.int32)
         self._logprobs = np.empty((max_num_seqs, max_tokens_per_seq), dtype=np.float32)
-        self._capacity = 0
         self._history = history
         self._last_drafting: PassPlan | None = None
         self.draft_lengths = DraftLengths()
         """The rules of passes with drafts, and what these cost and gained; without a history nothing follows them."""
 
+        self.capacity = 0
+        """Slots that count as this batch's: the most requests in flight since it was last empty or got its weights.
+
+        At most `max_num_seqs`. Slots that no request ever asked for are not idle, they are spare.
+        """
         self.num_generated_tokens = 0
         self.num_decode_steps = 0
         """Forward passes that extended running sequences; those over prompts are not counted."""
@@ -127,26 +131,13 @@ class Decoder:
     def num_cached_tokens(self) -> int:
         return self._cache.num_tokens
 
-    @property
-    def capacity(self) -> int:
-        """Slots that count as this batch's: the most requests in flight since it was last empty or got its weights.
-
-        At most `max_num_seqs`. Slots that no request ever asked for are not idle, they are spare.
-        """
-        return self._capacity
-
-    def check(self, request: GenerationRequest) -> None:
-        """Refuse a request that could not be served. Touches no state."""
-        check_request(request, self._max_tokens_per_seq)
-
     def add(self, request: GenerationRequest, time_added: float | None = None) -> None:
-        """Let a request wait for a slot."""
-        self.check(request)
+        """Let a request wait for a slot; `check_request` has allowed its lengths."""
         if request.request in self._running or request.request in self._waiting:
             raise ImpossibleEvent(f"Request {request.request} is in flight already.", "An id is used once.")
         added = self._clock() if time_added is None else time_added
         self._waiting[request.request] = SequenceState(request=request, time_added=added)
-        self._capacity = max(self._capacity, min(self._max_num_seqs, self.num_in_flight))
+        self.capacity = max(self.capacity, min(self._max_num_seqs, self.num_in_flight))
 
     @torch.inference_mode()
     def abort(self, requests: Sequence[RequestId]) -> list[Generation]:
@@ -184,7 +175,7 @@ class Decoder:
 
     def end_version(self, policy_version: int) -> None:
         """Note that what was generated since the last call is of a version; another one goes on over this cache."""
-        self._capacity = min(self._max_num_seqs, self.num_in_flight)
+        self.capacity = min(self._max_num_seqs, self.num_in_flight)
         for _, sequence, num_tokens in self._lengths():
             sequence.spans = spans_after(sequence.spans, policy_version, num_tokens)
 
@@ -215,7 +206,7 @@ class Decoder:
         num_rows = self.num_running
         self.num_decode_steps += 1
         self.busy_slot_steps += num_rows
-        self.idle_slot_steps += self._capacity - num_rows
+        self.idle_slot_steps += self.capacity - num_rows
         self.waiting_request_steps += self.num_waiting
         self.kv_token_steps += self.num_cached_tokens
         return self._decode_plainly() if self._history is None else self._decode_with(self._history)
@@ -409,7 +400,7 @@ class Decoder:
         """Free the rows and slots of sequences that ended."""
         if rows.size == 0:
             if self.is_idle:
-                self._capacity = 0
+                self.capacity = 0
             return []
         now = self._clock()
         ended = []
@@ -426,7 +417,7 @@ class Decoder:
         holes, movers = self._cache.remove(rows)
         self._table[holes] = self._table[movers]
         if self.is_idle:
-            self._capacity = 0
+            self.capacity = 0
         return ended
 
     def _sequence(self, slot: int) -> SequenceState:

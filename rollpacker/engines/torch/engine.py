@@ -35,6 +35,7 @@ from rollpacker.engines.checks import (
     check_begun,
     check_fit,
     check_ids,
+    check_request,
     require_idle,
     require_loadable,
     require_policy,
@@ -123,7 +124,7 @@ class TorchEngine:
         require_policy(self._engine, self._policy_version)
         check_ids(requests)
         for request in requests:
-            self._decoder.check(request)
+            check_request(request, self._max_tokens_per_seq)
             check_begun(self._engine, request, self._policy_version)
         now = time.monotonic()
         self._order(lambda: self._add(requests, now))

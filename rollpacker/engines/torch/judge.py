@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from rollpacker.core.errors import EngineFailed, ModelError
-from rollpacker.data.causal_models import max_positions
-from rollpacker.engines.judging import batches_by_length, check_candidates, check_lengths
+from rollpacker.engines.judging import batches_by_length, check_candidates
 from rollpacker.engines.torch.layer_streaming import StreamedLayers
 from rollpacker.engines.torch.model_files import fix_longrope, load_model
 
@@ -52,7 +51,6 @@ class TorchJudge:
         self._model = load_model(section.model.directory, section.model.dtype, device="cpu")
         fix_longrope(self._model, section.max_prompt_tokens + 1)  # with the verdict, as vLLM counts
         self._num_words: int = self._model.config.get_text_config(decoder=True).vocab_size
-        self._num_positions = max_positions(self._model.config)
         output_layer = self._model.get_output_embeddings()
         if output_layer is None:
             raise ModelError(
@@ -76,7 +74,6 @@ class TorchJudge:
         self, prompts: Sequence[TokenIds], candidates: Sequence[int]
     ) -> Sequence[tuple[float, ...]]:
         check_candidates(candidates, self._num_words)
-        check_lengths(prompts, self._num_positions)
         return await self._in_thread(lambda: self._read_all(prompts, candidates))
 
     async def sleep(self) -> None:

@@ -49,7 +49,7 @@ from rollpacker.engines.vllm.arguments import expected_tensors, make_llm
 from rollpacker.engines.vllm.drafting import try_drafts
 from rollpacker.engines.vllm.lifeline import SHUTDOWN_S
 from rollpacker.engines.vllm.receiving import fetch_weights
-from rollpacker.engines.vllm.sampling import Flight, check_sampling, sampling_params
+from rollpacker.engines.vllm.sampling import Flight, sampling_params
 from rollpacker.engines.vllm.sending import send_tensors
 from rollpacker.engines.vllm.stats import StepTotals
 from rollpacker.protocols.engine import EngineStats
@@ -124,7 +124,6 @@ class VllmEngine:
         check_ids(requests)
         for request in requests:
             check_request(request, self._max_tokens_per_seq)
-            check_sampling(request)
             check_begun(self._engine, request, self._policy_version)
             if request.request in self._flights:
                 raise ImpossibleEvent(f"Request {request.request} is in flight already.", "An id is used once.")

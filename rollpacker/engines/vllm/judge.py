@@ -17,7 +17,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from rollpacker.core.errors import EngineFailed
-from rollpacker.engines.judging import check_candidates, check_lengths
+from rollpacker.engines.judging import check_candidates
 from rollpacker.engines.vllm.arguments import make_llm
 from rollpacker.engines.vllm.judged import judge_as_engine
 from rollpacker.engines.vllm.lifeline import SHUTDOWN_S
@@ -47,7 +47,6 @@ class VllmJudge:
         )
         model = self._llm.vllm_config.model_config
         self._num_words: int = model.get_vocab_size()
-        self._max_tokens: int = section.max_prompt_tokens
         self._has_sleep_mode: bool = model.enable_sleep_mode
         self._keys = itertools.count()
         self._is_closed = False
@@ -61,7 +60,6 @@ class VllmJudge:
             EngineFailed: One of vLLM's processes ended.
         """
         check_candidates(candidates, self._num_words)
-        check_lengths(prompts, self._max_tokens)
         params = SamplingParams(
             max_tokens=1,
             temperature=0.0,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from rollpacker.core.errors import EngineFailed, ImpossibleEvent
+from rollpacker.core.errors import EngineFailed
 from rollpacker.engines.checks import logits_not_finite
 from rollpacker.protocols.rollout import FinishReason, TokenIncrement, spans_after
 
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
     from rollpacker.core.ids import VersionSpan
     from rollpacker.protocols.rollout import GenerationRequest, Logprobs, TokenIds
-
-MIN_TEMPERATURE = 0.01
-"""vLLM takes lower ones above 0 as this one."""
 
 STREAM_INTERVAL = 16
 """Tokens between two reports of vLLM on one request. With the demo's model and 128 requests in flight, reports of every
@@ -178,16 +175,6 @@ class Flight:
 
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
-
-
-def check_sampling(request: GenerationRequest) -> None:
-    """Refuse what vLLM would change."""
-    if 0 < request.temperature < MIN_TEMPERATURE:
-        raise ImpossibleEvent(
-            f"Request {request.request} has temperature {request.temperature}.",
-            f"vLLM samples at {MIN_TEMPERATURE} or above, or takes the likeliest token at 0.",
-            "Raise the temperature, or set it to 0.",
-        )
 
 
 def sampling_params(request: GenerationRequest, end_tokens: Sequence[int]) -> SamplingParams:

@@ -1,13 +1,25 @@
-"""Random models that vLLM takes on a processor, with the sizes of the demo's."""
+"""Random models that vLLM takes on a processor, with the sizes of the demo's, and engines that serve them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+
+from rollpacker.config.sections.engine import EngineSection, VllmSection
+from rollpacker.core.ids import EngineId
+from rollpacker.engines.vllm.start import start_vllm
+
+if TYPE_CHECKING:
+    from rollpacker.engines.vllm.engine import VllmEngine
+
+MAX_TOKENS = 512
+NUM_SLOTS = 32
 
 UNDRAWN = 100_000
 """An end token outside the vocabulary, so that responses end by their limit."""
@@ -43,3 +55,22 @@ def make_model(seed: int = 0, *, architecture: str = "qwen2", **sizes: int) -> A
         for parameter in model.parameters():
             parameter.mul_(2.5)  # far from uniform, so that a mistake shows
     return model
+
+
+def section(*, num_slots: int = NUM_SLOTS, **keys: Any) -> EngineSection:
+    """Settings with 2,048 tokens of cache: enough for the tests, and too few for all slots at full length."""
+    vllm = VllmSection(kv_cache_mb=1, max_num_batched_tokens=MAX_TOKENS)
+    return EngineSection(max_num_seqs=num_slots, vllm=vllm, **keys)
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, settings: EngineSection | None = None, *, keeps_requests: bool = False
+) -> AsyncIterator[VllmEngine]:
+    engine = start_vllm(
+        EngineId("engine-0"), folder, settings or section(), MAX_TOKENS, "float32", keeps_requests=keeps_requests
+    )
+    try:
+        yield engine
+    finally:
+        await engine.close()

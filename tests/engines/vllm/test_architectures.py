@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rollpacker.config.sections.engine import EngineSection, VllmSection
-from rollpacker.core.ids import EngineId
 from tests.engines.exercises import check_parity_over_updates
-from tests.engines.vllm.models import make_model
+from tests.engines.vllm.models import make_model, running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,13 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 async def test_logprobs_stay_those_of_the_senders_forward_pass_over_weight_updates(
     architecture: str, tmp_path: Path
 ) -> None:
-    from rollpacker.engines.vllm.start import start_vllm
-
     model = make_model(architecture=architecture)
     model.save_pretrained(tmp_path)
-    section = EngineSection(max_num_seqs=32, vllm=VllmSection(kv_cache_mb=1, max_num_batched_tokens=512))
-    engine = start_vllm(EngineId("engine-0"), tmp_path, section, 512, "float32")
-    try:
+    async with running(tmp_path) as engine:
         await check_parity_over_updates(engine, model)
-    finally:
-        await engine.close()
