@@ -140,14 +140,8 @@ class RunConfig(Section):
     def _copies_of_the_parameters_are_whole(self) -> Self:
         trainer = self.trainer
         shard_ranks, num_ranks = trainer.shard_ranks, trainer.data_parallel or 1
-        if shard_ranks is None:
+        if shard_ranks is None or trainer.name != "fsdp":
             return self
-        if trainer.name != "fsdp":
-            raise ValueError(
-                f"trainer.shard_ranks={shard_ranks} with trainer.name={trainer.name}.\n"
-                "Only fsdp shards parameters over its data-parallel ranks.\n"
-                "Leave out trainer.shard_ranks, or choose trainer=fsdp."
-            )
         if num_ranks % shard_ranks:
             divisors = ", ".join(str(count) for count in range(1, num_ranks + 1) if num_ranks % count == 0)
             raise ValueError(
@@ -165,16 +159,6 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _share_to_stream_at_is_used(self) -> Self:
-        if self.system.stream_at is not None and not self.system.stream:
-            raise ValueError(
-                f"system.stream_at={self.system.stream_at:g} without system.stream.\n"
-                "It says when engines are lent to the stream trainer.\n"
-                "Set system.stream=true, or leave it out."
-            )
-        return self
-
-    @model_validator(mode="after")
     def _streamed_step_equals_the_unstreamed_one(self) -> Self:
         for key, other in self.trainer.needs_whole_batch.items() if self.system.stream else ():
             raise ValueError(
@@ -182,17 +166,6 @@ class RunConfig(Section):
                 "A group that streams is trained before the last one is there, so its loss may depend on nothing "
                 "but the group itself and what is known beforehand.\n"
                 f"Set system.stream=false, or trainer.{key}={other}."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _dynamic_sampling_fits(self) -> Self:
-        system = self.system
-        if system.max_active_requests is not None and not system.dynamic_sampling:
-            raise ValueError(
-                f"system.max_active_requests={system.max_active_requests} without system.dynamic_sampling.\n"
-                "It limits what dynamic sampling launches; engine.max_num_seqs limits what an engine runs at a time.\n"
-                "Set system.dynamic_sampling=true, or leave it out."
             )
         return self
 

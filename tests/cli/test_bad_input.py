@@ -86,10 +86,6 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
         [*RUN, "trainer=fsdp", "trainer.data_parallel=4", "trainer.shard_ranks=3"],
         ["trainer.shard_ranks=3 does not divide trainer.data_parallel=4", "1, 2, 4"],
     ),
-    "ranks that share no parameters": (
-        [*RUN, "trainer=megatron", "trainer.shard_ranks=1"],
-        ["trainer.shard_ranks=1 with trainer.name=megatron", "trainer=fsdp"],
-    ),
     "a length to split above and nobody to split among": (
         [*RUN, "trainer=megatron", "trainer.context_parallel_above=4096"],
         ["trainer.context_parallel_above=4096 with trainer.context_parallel=1", "Set trainer.context_parallel"],
@@ -145,13 +141,21 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
         [*RUN, "system=rlhfuse", "trainer.loss_normalisation=token_mean"],
         ["trainer.loss_normalisation=token_mean", "the group itself", "trainer.loss_normalisation=token_bound"],
     ),
+    "a modelled check of a domain in a real run": (
+        [*RUN, "reward.kinds.code=sandbox"],
+        ["reward.kinds.code=sandbox with reward.name=math", "set reward.domains.code; a modelled run"],
+    ),
+    "a real check of a domain in a modelled run": (
+        ["backend=sim", "reward.domains.code=sandbox"],
+        ["reward.domains.code=sandbox with reward.name=modelled", "set reward.kinds.code."],
+    ),
+    "a judge of torch on two GPUs": (
+        [*RUN, "reward=judge", "reward.judge.model.path=model", "reward.judge.tensor_parallel=2"],
+        ["reward.judge.tensor_parallel=2 with reward.judge.engine=torch", "reward.judge.engine=vllm"],
+    ),
     "a slot for layers that never stream": (
         [*RUN, "reward=judge", "reward.judge.model.path=model", "reward.judge.num_slots=1"],
         ["reward.judge.num_slots=1, and no layer of the judge streams", "reward.judge.engine=streamed"],
-    ),
-    "a share to stream at without a stream": (
-        [*RUN, "system=tail", "system.stream_at=0.3"],
-        ["system.stream_at=0.3 without system.stream", "system.stream=true"],
     ),
     "a way to score that is none": ([*RUN, "system.reward=asynch"], ["one of batch, async, scheduled", "reward=async"]),
     "no model": (["data.path=prompts.jsonl"], ["`model.path` is not set", "Add model.path="]),

@@ -17,6 +17,7 @@ BASE = ["model.path=m", "data.path=p.jsonl", "run.dir=r"]
 DRAFTS = ["engine=vllm", "system.speculative_decoding=true"]
 SIM = ["backend=sim", "hardware=h800", "workload=math", "reward=modelled", "model=qwen2.5-7b"]
 
+JUDGED = ["reward=judge", "reward.judge.model.path=j"]
 MINIBATCHES = ["system=verl", "trainer.num_minibatches=2"]
 STALE = ["system=one-step-off"]
 TRUNCATED = ["trainer.mismatch=token_truncate"]
@@ -40,9 +41,12 @@ def test_a_warm_up_that_ends_with_the_run_has_its_effect() -> None:
         (["system=verl", "system.length_history=true"], "system.length_history=true"),
         (["system=verl", "engine.profile=x.json"], "engine.profile=x.json"),
         (["system.max_launch_factor=3"], "system.max_launch_factor=3.0"),
+        (["system.max_active_requests=9"], "system.max_active_requests=9"),
+        (["system=tail", "system.stream_at=0.3"], "system.stream_at=0.3"),
         (["trainer.warmup_steps=1000", "run.num_steps=2"], "trainer.warmup_steps=1000"),
         (["trainer.loss=gspo", *MINIBATCHES], "trainer.loss=gspo with trainer.loss_normalisation=token_bound"),
         (["trainer.shard_gradients=true"], "trainer.shard_gradients=true"),
+        (["trainer=megatron", "trainer.shard_ranks=3"], "trainer.shard_ranks=3"),
         (["trainer.min_lr_ratio=0.5"], "trainer.min_lr_ratio=0.5"),
         (["trainer.clip_ratio_low=0.3"], "trainer.clip_ratio_low=0.3"),
         (["trainer.clip_ratio_high=0.3", *STALE, "trainer.loss=ppo", *TRUNCATED], "trainer.clip_ratio_high=0.3"),
@@ -64,6 +68,11 @@ def test_a_warm_up_that_ends_with_the_run_has_its_effect() -> None:
             ["elastic.max_workers=2", "weight_sync.transport=handles", "weight_sync.bucket_mb=9"],
             "weight_sync.bucket_mb=9",
         ),
+        (["reward.num_cores=2"], "reward.num_cores=2"),
+        (["reward.num_rule_workers=2"], "reward.num_rule_workers=2"),
+        ([*JUDGED, "reward.judge.template_tokens=9"], "reward.judge.template_tokens=9"),
+        ([*SIM, "reward.max_open=9"], "reward.max_open=9"),
+        ([*SIM, "reward.judge.threshold=0.9"], "reward.judge.threshold=0.9"),
         ([*SIM, "backend.num_cpus=9"], "backend.num_cpus=9"),
         ([*SIM, "engine.num_threads=9"], "engine.num_threads=9"),
         ([*SIM, "weight_sync.timeout_s=9"], "weight_sync.timeout_s=9.0"),

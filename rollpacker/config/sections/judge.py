@@ -15,7 +15,6 @@ from rollpacker.config.sections.base import (
     Count,
     Flag,
     Number,
-    OnlyWith,
     Positive,
     PositiveSeconds,
     Seconds,
@@ -113,11 +112,6 @@ class JudgeSection(Section):
     """To load a judge that takes `turns` onto the GPUs of a modelled run, beyond the transfer of its weights. A guess:
     it sleeps in host memory; starting a process takes tens of seconds."""
 
-    @classmethod
-    def keys(cls, run: OnlyWith | None = None) -> list[str]:
-        """All keys, or those of a real or of a modelled run only."""
-        return [key for key, field in cls.model_fields.items() if run is None or run in field.metadata]
-
     def changed(self, keys: Sequence[str]) -> list[str]:
         """Which of these keys differ from their defaults."""
         fields = type(self).model_fields
@@ -149,12 +143,6 @@ class JudgeSection(Section):
 
     @model_validator(mode="after")
     def _engine_can_do_what_it_is_asked(self) -> Self:
-        if self.tensor_parallel > 1 and self.engine != "vllm" and self.changed(self.keys(REAL_RUN)):
-            raise ValueError(
-                f"reward.judge.tensor_parallel={self.tensor_parallel} with reward.judge.engine={self.engine}.\n"
-                "One of vllm may share the model among several GPUs.\n"
-                "Set reward.judge.tensor_parallel=1, or reward.judge.engine=vllm."
-            )
         if self.engine != "vllm" and (only := self.changed(("kv_cache_mb", "enforce_eager"))):
             raise ValueError(
                 f"reward.judge.{only[0]} is set with reward.judge.engine={self.engine}.\n"

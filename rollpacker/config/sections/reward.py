@@ -83,7 +83,7 @@ class RewardSection(Section):
     overlong_penalty: Annotated[Positive, OnlyWith("reward.overlong_buffer_tokens")] = 1.0
     """Taken off the reward of a response that reaches the limit; with `overlong_buffer_tokens`. DAPO's 1, for rewards
     of -1 and 1, is 0.5 for those of 0 and 1, which the checks here give."""
-    max_open: Count = Field(1024, ge=1)
+    max_open: Annotated[Count, REAL_RUN] = Field(1024, ge=1)
     """Responses that the process of a real reward holds; further ones wait in the driver. Keep it above `num_workers`
     and `sandbox.num_workers`. For LLM judges: judge.max_open."""
     num_workers: Annotated[Count, _WITH_RULES, NOT_IN_FINGERPRINT] = Field(1, ge=1)
@@ -95,10 +95,10 @@ class RewardSection(Section):
     kinds: dict[str, Literal["rule", "sandbox", "judge"]] = Field(default_factory=dict)
     """How a domain's responses are scored in a modelled run. Default: `code` in the sandbox, `judge` by the LLM judge,
     all others by a rule."""
-    num_cores: Count | None = Field(None, ge=1)
+    num_cores: Annotated[Count | None, MODELLED_RUN] = Field(None, ge=1)
     """Cores that the `num_workers` programs of a modelled run share; null: those that the hardware's nodes have for
     it, and no more programs at a time than cores."""
-    num_rule_workers: Count | None = Field(None, ge=1)
+    num_rule_workers: Annotated[Count | None, MODELLED_RUN] = Field(None, ge=1)
     """Answers that rules check at the same time in a modelled run, on cores of their own; null: among the
     `num_workers`. veRL checks one after the other."""
     judge: JudgeSection = JudgeSection()
@@ -174,65 +174,42 @@ class RewardSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _judges_in_reality(self) -> Self:
-        for domain, name in self.domains.items():
-            if self.name == "modelled":
-                raise ValueError(
-                    f"{key_below('reward.domains', domain)}={name} with reward.name=modelled.\n"
-                    "A modelled run takes every reward from the workload.\n"
-                    f"Leave it out; {key_below('reward.kinds', domain)} says how a domain is scored in a modelled run."
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _models_nothing_in_reality(self) -> Self:
-        modelled = ("kinds", "num_cores", "num_rule_workers")
-        if self.name == "modelled" and self.max_open != type(self).model_fields["max_open"].default:
+    def _domains_are_of_real_rewards_and_kinds_of_modelled_ones(self) -> Self:
+        is_modelled = self.name == "modelled"
+        given, instead = ("domains", "kinds") if is_modelled else ("kinds", "domains")
+        for domain, check in getattr(self, given).items():
             raise ValueError(
-                f"reward.max_open={self.max_open} with reward.name=modelled.\n"
-                "It bounds what the process of a real reward holds; a modelled reward has none.\n"
-                "Leave it out, or choose a real reward such as reward=math."
+                f"{key_below(f'reward.{given}', domain)}={check} with reward.name={self.name}.\n"
+                "reward.domains says how a real reward scores a domain, reward.kinds how a modelled run does.\n"
+                f"Leave it out, or set {key_below(f'reward.{instead}', domain)}"
+                + ("." if is_modelled else "; a modelled run takes reward=modelled.")
             )
-        if self.name != "modelled":
-            for key in modelled:
-                value, default = getattr(self, key), type(self).model_fields[key].get_default(call_default_factory=True)
-                if value != default:
-                    raise ValueError(
-                        f"reward.{key} is set with reward.name={self.name}.\n"
-                        f"{', '.join(f'reward.{each}' for each in modelled)} describe rewards of a modelled run.\n"
-                        f"Choose reward=modelled, or leave out reward.{key}."
-                    )
         return self
 
     @model_validator(mode="after")
     def _judge_is_real_or_modelled(self) -> Self:
         if self.name == "modelled":
-            if foreign := self.judge.changed(JudgeSection.keys(REAL_RUN)):
-                raise ValueError(
-                    f"reward.judge.{foreign[0]} is set with reward.name=modelled.\n"
-                    "It describes a real judge, and a modelled run takes every reward from the workload.\n"
-                    f"Leave out reward.judge.{foreign[0]}, or choose reward=judge."
-                )
             return self
         if not self.has_judge:
-            if set_keys := self.judge.changed(JudgeSection.keys()):
+            if set_keys := self.judge.changed(tuple(JudgeSection.model_fields)):
                 raise ValueError(
                     f"reward.judge.{set_keys[0]} is set, and no response is read by a judge.\n"
                     f"reward.name={self.name} and reward.domains choose the checks.\n"
                     f"Choose reward=judge or reward.domains.DOMAIN=judge, or leave out reward.judge.{set_keys[0]}."
                 )
             return self
-        modelled = JudgeSection.keys(MODELLED_RUN)
-        if foreign := self.judge.changed(modelled):
-            key = foreign[0]
+        if modelled := self.judge.changed(("placement", "num_gpus")):
             raise ValueError(
-                f"reward.judge.{key} is set, and the judge is a real one.\n"
-                f"{', '.join(f'reward.judge.{each}' for each in modelled)} describe that of a modelled run.\n"
-                + (
-                    "Name its GPUs by placement.judge or reward.judge.resources; a real judge stays loaded."
-                    if key in {"placement", "num_gpus"}
-                    else f"Leave out reward.judge.{key}, or choose reward=modelled."
-                )
+                f"reward.judge.{modelled[0]} is set, and the judge is a real one.\n"
+                "It says which GPUs a judge has in a modelled run.\n"
+                "Name its GPUs by placement.judge or reward.judge.resources; a real judge stays loaded."
+            )
+        if self.judge.tensor_parallel > 1 and self.judge.engine != "vllm":
+            raise ValueError(
+                f"reward.judge.tensor_parallel={self.judge.tensor_parallel} with "
+                f"reward.judge.engine={self.judge.engine}.\n"
+                "A judge of vllm may share the model among several GPUs, and one of a modelled run.\n"
+                "Set reward.judge.tensor_parallel=1, reward.judge.engine=vllm or, in a modelled run, reward=modelled."
             )
         if self.judge.resident_share is not None and self.judge.engine != "streamed":
             raise ValueError(

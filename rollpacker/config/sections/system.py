@@ -45,7 +45,7 @@ class SystemSection(Section):
     """Drops a prompt whose rewards are all equal, of which GRPO learns nothing, and launches another one at once, until
     the batch holds only prompts whose rewards differ (DAPO); with either batching. Each prompt is then trained or
     dropped once per epoch. Not with `batching: tail` and `reward: batch`."""
-    max_active_requests: Count | None = Field(None, ge=1)
+    max_active_requests: Annotated[Count | None, OnlyWith("system.dynamic_sampling")] = Field(None, ge=1)
     """With dynamic sampling: at most so many responses are generated at a time, over all engines; prompts wait for
     room before they are drawn. null: as many as the round wants."""
     max_launch_factor: Annotated[Number, OnlyWith("system.dynamic_sampling")] = Field(10.0, ge=1)
@@ -68,7 +68,7 @@ class SystemSection(Section):
     trainer that shares no GPU with engines; where they share GPUs, when half of the engines can be lent to it. Not with
     trainer.num_minibatches above 1, trainer.loss_normalisation=token_mean or an advantage over the batch
     (trainer.advantage), which need the whole batch first."""
-    stream_at: Positive | None = Field(None, le=1)
+    stream_at: Annotated[Positive | None, OnlyWith("system.stream")] = Field(None, le=1)
     """With `stream` and shared GPUs: half of the engines are lent when this share of a round's requests is finished,
     whether or not what still runs fits into the others (the fixed points of the paper's Table 3). A short round may end
     before: it needs 1 / (`eta_prompts` x `eta_responses`) of its requests. null decides by memory: tested at 20 % and

@@ -184,7 +184,9 @@ class TrainerSection(Section):
     shard_gradients: Annotated[Flag, REAL_RUN, OnlyWith("trainer.name", "fsdp"), NOT_IN_FINGERPRINT] = False
     """FSDP2 only: sum gradients over the ranks in every backward pass, and keep a rank's part of them. Otherwise each
     rank keeps its own whole ones, 4 bytes per parameter of the model, until they are summed once per update."""
-    shard_ranks: Annotated[WorkerCount | None, REAL_RUN, NOT_IN_FINGERPRINT] = Field(None, ge=1)
+    shard_ranks: Annotated[WorkerCount | None, REAL_RUN, OnlyWith("trainer.name", "fsdp"), NOT_IN_FINGERPRINT] = Field(
+        None, ge=1
+    )
     """FSDP2 only: how many neighbouring ranks share one copy of parameters and optimizer among them; divides
     `data_parallel`. null is all of them, which takes the least memory. With fewer there are several copies, and those
     whose GPUs are lent can stream while engines generate on the others' GPUs; 1 keeps everything on each rank."""
