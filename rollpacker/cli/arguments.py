@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 
 _KEY = re.compile(r"[A-Za-z_][\w.]*(/\w+)?")
 """A dotted key, or a group such as hydra/launcher."""
-
-_ENTRY = re.compile(r"[A-Za-z_]\w*:(?!//)")
-"""The beginning of an entry of a mapping, and not of a URL, nor of GPUs of a node (0:0-3)."""
 
 _OTHER_FORMATS = (".parquet", ".arrow", ".csv", ".tsv", ".xlsx", ".gz", ".zst", ".zip")
 """Endings of tables and of packed files."""
@@ -107,33 +103,12 @@ def _refuse_repeated(words: Sequence[str]) -> None:
             given.setdefault(name, []).append(word)
     for name, repeated in given.items():
         if len(repeated) > 1:
-            raise _repeated(name, repeated)
-
-
-def _repeated(name: str, words: Sequence[str]) -> ConfigError:
-    problem = f"`{name}` is given twice: {' and '.join(f'`{word}`' for word in words)}."
-    values = [word.partition("=")[2] for word in words]
-    if all(map(_ENTRY.match, values)) and _takes_mapping(name):
-        whole = f"{name}={{{','.join(values)}}}"
-        return ConfigError(
-            problem,
-            "They are entries of a mapping, and a shell makes several words of one that has braces without quotes.",
-            f"Write {shlex.quote(whole)}",
-        )
-    return ConfigError(
-        problem,
-        "A key or a group has one value; several values for a multirun (-m) are one list: KEY=A,B.",
-        "Leave out all but one.",
-    )
-
-
-def _takes_mapping(name: str) -> bool:
-    """Whether a key has a mapping or a file's: others may have PACKAGE.MODULE:NAME, which looks as an entry does."""
-    from rollpacker.config.keys import legal_keys
-    from rollpacker.config.roots import TRAIN
-
-    key = legal_keys(TRAIN.schema).get(name)
-    return key is not None and (key.is_mapping or name.endswith(".path"))
+            raise ConfigError(
+                f"`{name}` is given twice: {' and '.join(f'`{word}`' for word in repeated)}.",
+                "A key or a group has one value; several values for a multirun (-m) are one list: KEY=A,B.",
+                "Leave out all but one. A mapping is in quotes, or the shell makes several words of it: "
+                "'KEY={a:b,c:d}'.",
+            )
 
 
 def _refuse_misspelt(command: str, words: Sequence[str], help_text: CommandHelp) -> None:

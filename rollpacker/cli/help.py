@@ -201,19 +201,13 @@ def _unknown_topic(root: Root[BaseModel], name: str, commands: Iterable[Command]
             f"Its options are {', '.join(group.options)}.",
             f"`rollpacker help {group.name}` describes them.",
         )
-    alone = {*(command.name for command in commands), "groups", "python"}
-    if name in alone:
-        return ConfigError(
-            f"`{name}` is a topic of its own.",
-            "Several topics at once are sections, groups, options and keys; after a command its arguments, too.",
-            f"Write rollpacker help {name}",
-        )
     option = "=".join(name.rsplit(".", 1))
-    similar = [each for each in nearest(name, alone | _names(root)) if is_near(name, each)]
+    topics = {*(command.name for command in commands), "groups", "python", *_names(root)}
+    similar = [each for each in nearest(name, topics) if is_near(name, each)]
     close = option if _is_option(root, option) else key_for(name) or "".join(similar)
     return ConfigError(
-        f"`{name}` is not a command, section, group or key.",
-        f"`rollpacker help /{name}` searches all of them for the word.",
+        f"`{name}` is not a section, group or key.",
+        f"`rollpacker help /{name}` searches all of them, and the commands, for the word.",
         f"Try rollpacker help {close}"
         if close
         else "`rollpacker help` lists the commands, `rollpacker help groups` the groups.",

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting
 from rollpacker.cli.command_help import INPUTS, KEYS_OF_TRAIN, CommandHelp
 from rollpacker.cli.temporary_folder import temporary_folder
 from rollpacker.core.errors import ConfigError
@@ -15,11 +16,10 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from rollpacker.cli.arguments import Arguments
     from rollpacker.config.schema import RunConfig
     from rollpacker.metrics.profiles import Point, Profile, ProfileFacts
 
-DEFAULTS = {"out": "", "overwrite": "false"}
+DEFAULTS = {"out": "", "overwrite": ""}
 
 LEAST_SLOTS = 3
 """Of an engine, for a sequence whose passes are timed and the two short requests that they lie between."""
@@ -36,7 +36,7 @@ HELP = CommandHelp(
     usage="out=FILE [overwrite=true] [key=value | group=option] ...",
     arguments=(
         ("out", "The JSON file to write."),
-        ("overwrite", "true replaces it when it exists. Default: false"),
+        OVERWRITE,
         KEYS_OF_TRAIN,
     ),
     examples=(f"rollpacker profile {INPUTS} \\\n    reward=math out=profile.json",),
@@ -46,7 +46,7 @@ HELP = CommandHelp(
 def run(arguments: Arguments) -> None:
     """Validate everything, measure, write, and show."""
     from rollpacker.cli.run_facts import run_facts_of
-    from rollpacker.cli.settings import choice, parse_settings
+    from rollpacker.cli.settings import parse_settings
     from rollpacker.config.compose import compose
     from rollpacker.runtime.placing.automatic import complete
     from rollpacker.runtime.run.preflight import validate
@@ -54,7 +54,7 @@ def run(arguments: Arguments) -> None:
     keys, settings = parse_settings("profile", arguments.words, DEFAULTS, example="out=p.json", takes_keys=True)
     if not settings["out"]:
         raise ConfigError("`out` is not set.", "It is the JSON file to write.", "Add out=profile.json.")
-    out, is_overwriting = Path(settings["out"]), choice(settings, "overwrite", ("true", "false")) == "true"
+    out, can_replace = Path(settings["out"]), is_overwriting(settings)
     _check_one_node(os.environ)
     config = compose(keys, complete)
     if config.backend.name != "ray":
@@ -69,7 +69,7 @@ def run(arguments: Arguments) -> None:
             "Decoding is timed of a sequence between two short ones.",
             f"Set engine.max_num_seqs={LEAST_SLOTS} or more.",
         )
-    _check_out(out, is_overwriting=is_overwriting)
+    _check_out(out, can_replace=can_replace)
     validate(config, run_facts_of)
     profile = _measure(config)
 
@@ -92,18 +92,14 @@ def _check_one_node(environment: Mapping[str, str]) -> None:
         )
 
 
-def _check_out(out: Path, *, is_overwriting: bool) -> None:
+def _check_out(out: Path, *, can_replace: bool) -> None:
     """Refuse, before anything starts, a file that could not or should not be written."""
     from rollpacker.metrics.outputs import check_output
     from rollpacker.runtime.run.folder_checks import check_creatable
 
-    check_output(out)
+    check_output(out, can_replace=can_replace)
     if out.suffix != ".json":
         raise ConfigError(f"out={out} does not end in .json.", "A profile is a JSON file.", "Rename it.")
-    if out.exists() and not is_overwriting:
-        raise ConfigError(
-            f"out={out} exists.", "A profile is not overwritten by accident.", "Add overwrite=true, or choose another."
-        )
     check_creatable("out", out)
 
 

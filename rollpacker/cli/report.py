@@ -33,10 +33,10 @@ HELP = CommandHelp(
 
 def run(arguments: Arguments) -> None:
     """Write the page, and print its path and main numbers."""
-    from rollpacker.cli.settings import parse_runs, parse_step
+    from rollpacker.cli.settings import parse_runs, whole_number
 
     runs, settings = parse_runs("report", arguments.words, SETTINGS, max_runs=2)
-    step = parse_step(settings["step"]) if settings["step"] else None
+    step = whole_number(settings, "step") - 1 if settings["step"] else None
     default = runs[0] / REPORT_FILE
     out = Path(settings["out"] or default)
 

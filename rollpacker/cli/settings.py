@@ -91,13 +91,6 @@ def parse_steps(text: str) -> tuple[int, int]:
     )
 
 
-def parse_step(text: str) -> int:
-    """Read a step, counted from 1; gives it as the tables count it."""
-    if _is_step(text):
-        return int(text) - 1
-    raise ConfigError(f"step={text}.", "It is the number of one step, counted from 1.", "For example: step=12")
-
-
 def _is_step(text: str) -> bool:
     return text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) > 0
 

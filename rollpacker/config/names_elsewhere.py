@@ -201,12 +201,6 @@ def value_set_by(name: str, given: str) -> str | None:
     return _VALUE_OF.get((part, text)) or _VALUE_OF.get((_KEY_OF.get(part, ""), text))
 
 
-def is_of_section(name: str) -> bool:
-    """Whether `key_for` knows a section of the name, and not what it is about in it."""
-    parts = _plain(name).split(".")
-    return _known_part(name) in parts[:-1]
-
-
 def _known_part(name: str) -> str:
     """What of a name `key_for` knows; empty when it knows nothing of it."""
     parts = _plain(name).split(".")

@@ -14,7 +14,6 @@ from hydra.errors import HydraException
 from rollpacker.config.entry_names import unescaped_names
 from rollpacker.config.keys import Key, is_near, legal_keys, nearest, section_names
 from rollpacker.config.names_elsewhere import (
-    is_of_section,
     is_set_otherwise,
     key_beside,
     key_for,
@@ -145,15 +144,13 @@ def unknown_key(root: Root[BaseModel], name: str, given: str = "") -> ConfigErro
     of_job = key_for_job(leaf) if section in {"", _JOB} else None
     ours = key_for(name) or of_job
     if ours and (key := keys.get(ours, keys.get(f"{_JOB}.sbatch"))):
-        allowed, doc = f"The key of this name in other tools is `{ours}` here", _beginning(key.doc)
+        allowed, doc = f"What it sets in other tools is set by `{ours}` here", _beginning(key.doc)
         value = value_set_by(name, given)
         if (second := key_beside(name)) is not None:
             allowed = f"What it sets in other tools is set by `{ours}` and `{second}` here: {doc}"
             return ConfigError(problem, allowed, f"Write {ours}={value or f'... and {second}=...'}")
-        if is_of_section(name):
-            allowed = f"What this section sets in other tools is set by `{ours}` here"
-        elif is_set_otherwise(name):
-            allowed = f"What it sets in other tools is set by `{ours}` here, with other values"
+        if is_set_otherwise(name):
+            allowed += ", with other values"
         return ConfigError(problem, f"{allowed}: {doc}", f"Write {ours}={value or '...'}")
     if section and of_job is not None:
         return ConfigError(problem, "RollPacker sets this option of sbatch itself.", "Leave it out.")

@@ -127,8 +127,8 @@ def test_a_report_lies_in_the_run_unless_told_otherwise(run_dir, tmp_path, capsy
     ("words", "message"),
     [
         (["a", "b", "c"], "It takes the run.dir of one run, or of two to compare"),
-        (["RUN", "step=x"], "step=x. It is the number of one step, counted from 1."),
-        (["RUN", "step=0"], "step=0. It is the number of one step, counted from 1."),
+        (["RUN", "step=x"], "step=x is not legal. `step` is an integer of at least 1"),
+        (["RUN", "step=0"], "step=0 is not legal. `step` is an integer of at least 1"),
         (["RUN", "step=7"], "has no step 7 It has the steps 1 to 2"),
         (["RUN", "missing"], "missing does not exist"),
         (["RUN", "stpe=1"], "Write step=..."),
