@@ -19,7 +19,7 @@ from rollpacker.config.multirun import compose_sweep
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.words import replaced
 from rollpacker.core.errors import WorldError
-from rollpacker.demo.inputs import Inputs, are_made, make_inputs
+from rollpacker.demo.inputs import Inputs, are_made, provide_inputs
 from rollpacker.demo.three_commands import words_of as input_words
 from rollpacker.launch.points import Point
 
@@ -89,15 +89,9 @@ def train_here(experiment: str, asked: Asked, inputs: Inputs, on_line: Callable[
 
 def make_tiny_inputs(inputs: Inputs, on_line: Callable[[str], None]) -> None:
     """Make a model and prompts for two cores, unless they are there: a minute or two."""
-    if are_made(inputs):
-        return
-    on_line(f"making a tiny model and its prompts in {inputs.folder}: a minute or two")
-    import torch
-
-    from rollpacker.demo.warm_start import make_model
-
-    torch.set_num_threads(1)
-    make_inputs(inputs, make_model)
+    if not are_made(inputs):
+        on_line(f"making a tiny model and its prompts in {inputs.folder}: a minute or two")
+        provide_inputs(inputs)
 
 
 def unfinished(points: Iterable[RunConfig]) -> list[RunConfig]:

@@ -68,6 +68,18 @@ def are_made(inputs: Inputs) -> bool:
     return inputs.recipe.is_file() and inputs.recipe.read_bytes() == _recipe()
 
 
+def provide_inputs(inputs: Inputs) -> None:
+    """Make a model and prompts, unless they are there: a minute or two on one core."""
+    if are_made(inputs):
+        return
+    import torch
+
+    from rollpacker.demo.warm_start import make_model
+
+    torch.set_num_threads(1)
+    make_inputs(inputs, make_model)
+
+
 def make_inputs(inputs: Inputs, make_model: Callable[[Path, Language], None]) -> None:
     """Replace the folder by fresh prompt files and what `make_model` writes into a folder: a model of a language."""
     if inputs.folder.exists():

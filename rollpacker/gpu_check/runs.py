@@ -14,8 +14,8 @@ from rollpacker.gpu_check.outcomes import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
+    from rollpacker.demo.inputs import Inputs
     from rollpacker.gpu_check.inputs import Bench
 
 NUM_STEPS = 40
@@ -29,13 +29,12 @@ _POLL_S = 0.2
 
 async def learns(bench: Bench) -> Mapping[str, float]:
     """Train the demo's model with engines and trainer in turns on all GPUs, and score prompts that it never saw."""
-    from rollpacker.demo.inputs import Inputs
     from rollpacker.metrics.tables import read_frame
 
-    inputs = Inputs(folder=_demo(bench))
+    inputs = _demo(bench)
     run_dir = bench.folder / "runs" / f"learns-{time.time():.0f}"
     _run(
-        inputs.folder,
+        inputs,
         f"run.dir={run_dir}",
         f"run.num_steps={NUM_STEPS}",
         f"evaluation.path={inputs.unseen}",
@@ -95,11 +94,11 @@ class _Run:
         require(code == 0, f"the run ended with exit code {code}")
 
 
-def _run(inputs: Path, *words: str) -> _Run:
+def _run(inputs: Inputs, *words: str) -> _Run:
     """Start a run on all GPUs, in turns, as `placement=auto` chooses."""
     own = [
-        f"model.path={inputs / 'model'}",
-        f"data.path={inputs / 'prompts.jsonl'}",
+        f"model.path={inputs.model}",
+        f"data.path={inputs.prompts}",
         "data.max_prompt_tokens=16",
         "reward=walk",
         "rollout.num_prompts=16",
@@ -113,15 +112,10 @@ def _run(inputs: Path, *words: str) -> _Run:
     return _Run([*own, *words])
 
 
-def _demo(bench: Bench) -> Path:
+def _demo(bench: Bench) -> Inputs:
     """The demo's prompts and its model, which has imitated worked-out walks; made once."""
-    import torch
-
-    from rollpacker.demo.inputs import Inputs, are_made, make_inputs
-    from rollpacker.demo.warm_start import make_model
+    from rollpacker.demo.inputs import Inputs, provide_inputs
 
     inputs = Inputs(folder=bench.folder / "models" / "demo")
-    if not are_made(inputs):
-        torch.set_num_threads(1)
-        make_inputs(inputs, make_model)
-    return inputs.folder
+    provide_inputs(inputs)
+    return inputs

@@ -38,19 +38,6 @@ STAGES = ("rollout_time_s", "exposed_reward_time_s", "train_time_s", "weight_syn
 OUT = Path(__file__).parent / "results" / "parity.md"
 
 
-def make_demo_inputs(folder: Path):
-    import torch
-
-    from rollpacker.demo.inputs import Inputs, are_made, make_inputs
-    from rollpacker.demo.warm_start import make_model
-
-    inputs = Inputs(folder=folder)
-    if not are_made(inputs):
-        torch.set_num_threads(1)
-        make_inputs(inputs, make_model)
-    return inputs
-
-
 def busy_share(interval_s: float = 1.0) -> float:
     """Share of the cores that work now, while this process waits."""
 
@@ -208,7 +195,11 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=60, help="seconds to wait for a quiet machine, each time")
     parser.add_argument("--folder", type=Path, default=Path("runs/parity"), help="for inputs, profiles and runs")
     arguments = parser.parse_args()
-    inputs = make_demo_inputs(arguments.folder / "input")
+
+    from rollpacker.demo.inputs import Inputs, provide_inputs
+
+    inputs = Inputs(folder=arguments.folder / "input")
+    provide_inputs(inputs)
     folder = arguments.folder / datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     repetitions = []
     for number in range(arguments.repeats):

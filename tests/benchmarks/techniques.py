@@ -22,11 +22,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from rollpacker.demo.inputs import Inputs, are_made, make_inputs
+from rollpacker.demo.inputs import Inputs, provide_inputs
 from rollpacker.demo.three_commands import words_of
-from rollpacker.demo.warm_start import make_model
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.placing.host import hardware_name
 from rollpacker.runtime.run.status import read_status
@@ -74,12 +71,8 @@ Measurements = Mapping[tuple[str, str], Mapping[int, Measured]]
 
 
 def make_workload(folder: Path, name: str) -> Inputs:
-    import torch
-
-    torch.set_num_threads(1)
     inputs = Inputs(folder=folder / name, is_mixed=name == "mixed")
-    if not are_made(inputs):
-        make_inputs(inputs, make_model)
+    provide_inputs(inputs)
     return inputs
 
 
