@@ -23,8 +23,6 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import ray
 
 from rollpacker.config.compose import compose

@@ -22,8 +22,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import ray
 import torch
 

@@ -12,11 +12,7 @@ import argparse
 import asyncio
 import json
 import statistics
-import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rollpacker.environments.starting import EnvironmentStarter
 

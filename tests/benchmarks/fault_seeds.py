@@ -11,9 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.fuzz.bugs import BUGS
 from tests.fuzz.bugs.harness import Worlds, first_failure, with_bug

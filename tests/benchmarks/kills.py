@@ -30,8 +30,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from rollpacker.demo import mixed, task
 from rollpacker.demo.inputs import Inputs
 from rollpacker.demo.warm_start import make_model

@@ -24,8 +24,6 @@ from statistics import NormalDist
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from rollpacker.metrics.tables import read_frame
 
 LONGEST_RESPONSES = 0.02

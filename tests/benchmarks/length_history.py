@@ -9,12 +9,9 @@ what the policy writes; and the share of tokens that are not trained.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rollpacker import pipeline
 from rollpacker.config.compose import compose

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM

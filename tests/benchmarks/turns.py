@@ -20,8 +20,6 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from rollpacker.demo import task
 from rollpacker.demo.warm_start import NUM_ITERATIONS, make_model
 from rollpacker.metrics.tables import read_table
