@@ -127,19 +127,11 @@ class Claim:
     neutral: float | None = None
     """What says nothing: 1 for a speedup. A number on the paper's side of it has the paper's direction; None: there is
     no direction, as in a time or a share."""
-    is_bound: bool = False
-    """The paper only says that it is more than `paper`: reproduced where it is with every seed, `direction only` where
-    the mean is."""
 
     @property
     def standing(self) -> Standing:
         if self.ours is None:
             return Standing.UNKNOWN
-        if self.is_bound:
-            lowest = self.ours.y if self.ours.y_low is None else self.ours.y_low
-            if self.ours.y <= self.paper:
-                return Standing.NOT
-            return Standing.REPRODUCED if lowest > self.paper else Standing.DIRECTION
         is_near = abs(self.ours.y - self.paper) <= GOOD_WITHIN * abs(self.paper)
         if self.neutral is None or self.paper == self.neutral:
             return Standing.REPRODUCED if is_near else Standing.NOT
@@ -151,7 +143,7 @@ class Claim:
     @property
     def paper_said(self) -> str:
         """The paper's number, for people."""
-        return f"{'more than ' if self.is_bound else ''}{said(self.paper, self.unit)}"
+        return said(self.paper, self.unit)
 
     @property
     def ours_said(self) -> str:
@@ -231,3 +223,9 @@ def speedups(baselines: Iterable[Run], runs: Iterable[Run], *, column: str = "st
             if shared := shared_steps([by_seed[run.seed], run]):
                 values.append(Value(run, float(base[shared].sum() / own[shared].sum())))
     return values
+
+
+def over(values: Iterable[Value], bases: Iterable[Value]) -> list[Value]:
+    """Each number over that of the base with its seed; none where that is missing or 0."""
+    by_seed = {run.seed: y for run, y in bases}
+    return [Value(run, y / by_seed[run.seed]) for run, y in values if by_seed.get(run.seed)]

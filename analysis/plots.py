@@ -336,7 +336,7 @@ def _ours(frame: pd.DataFrame) -> list[str]:
 
 def _draw_line_panel(axes: Axes, rows: pd.DataFrame, colors: Mapping[str, str], marker: str | None = None) -> None:
     for system, of_system in rows.groupby("series", sort=False):
-        _draw_line(axes, of_system, colors[str(system)], marker)
+        _draw_series(axes, of_system, colors[str(system)], marker)
     axes.set_title(str(rows["panel"].iloc[0]))
     low, high = axes.get_ylim()
     is_signed = (rows["y"] < 0).any()
@@ -345,15 +345,20 @@ def _draw_line_panel(axes: Axes, rows: pd.DataFrame, colors: Mapping[str, str], 
     axes.set_ylim(bottom=low if is_signed else 0, top=_HEADROOM * high)
 
 
-def _draw_line(axes: Axes, rows: pd.DataFrame, color: str, marker: str | None) -> None:
+def _draw_series(axes: Axes, rows: pd.DataFrame, color: str, marker: str | None) -> None:
     paper = rows[rows["source"] == Source.PAPER]
-    own = rows[rows["source"] != Source.PAPER].sort_values("x")
     axes.scatter(paper["x"], paper["y"], s=12, facecolor=color, edgecolor=PAPER_DOT, linewidth=0.8, zorder=3)
-    if own.empty:
+    draw_line(axes, rows[rows["source"] != Source.PAPER], color, marker=marker)
+
+
+def draw_line(axes: Axes, rows: pd.DataFrame, color: str, *, linewidth: float = 1.3, **line: Any) -> None:
+    """Draw our numbers of one series over x with their range over the seeds; nothing without any."""
+    if rows.empty:
         return
-    x, style = own["x"].astype(float), line_style(own)
-    axes.fill_between(x, own["y_low"].astype(float), own["y_high"].astype(float), color=color, alpha=0.15, linewidth=0)
-    axes.plot(x, own["y"], color=color, linewidth=1.3, linestyle=style, marker=marker, markersize=3)
+    rows = rows.sort_values("x")
+    x, low, high = (rows[column].astype(float) for column in ("x", "y_low", "y_high"))
+    axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+    axes.plot(x, rows["y"], color=color, linewidth=linewidth, linestyle=line_style(rows), markersize=3, **line)
 
 
 def _line_legend(frame: pd.DataFrame, colors: Mapping[str, str]) -> list[Line2D]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -130,16 +131,15 @@ class Run:
 
     @property
     def bubble_percent(self) -> float:
-        """Share of all decode slots in which no request ran, over all steps."""
-        return self._percent("decode_slot_steps_idle", "decode_slot_steps_idle", "decode_slot_steps_busy")
+        """Share of all decode slots in which no request ran, over all steps; NaN where nothing decoded."""
+        idle, busy = self.steps["decode_slot_steps_idle"].sum(), self.steps["decode_slot_steps_busy"].sum()
+        return float(100 * idle / (idle + busy)) if idle + busy else math.nan
 
     @property
     def wasted_percent(self) -> float:
-        """Share of the tokens generated that were not trained, over all steps."""
-        return self._percent("tokens_wasted", "tokens_generated")
-
-    def _percent(self, part: str, *whole: str) -> float:
-        return float(100 * self.steps[part].sum() / max(1, sum(self.steps[column].sum() for column in whole)))
+        """Share of the tokens generated that were not trained, over all steps; NaN where no step knows them."""
+        wasted, generated = self.steps["tokens_wasted"].sum(min_count=1), self.steps["tokens_generated"].sum()
+        return float(100 * wasted / max(1, generated))
 
     def mean(self, column: str) -> float:
         """Of a column of the `steps` table over all steps."""
@@ -353,7 +353,12 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 def shared_steps(runs: Iterable[Run]) -> list[int]:
     """The steps that each of some runs has, in order; none without a run."""
-    steps = [set(run.steps.index) for run in runs]
+    return shared_index(run.steps for run in runs)
+
+
+def shared_index(tables: Iterable[pd.DataFrame | pd.Series]) -> list[int]:
+    """The steps by which each of some tables is indexed, in order; none without a table."""
+    steps = [set(table.index) for table in tables]
     return sorted(set.intersection(*steps)) if steps else []
 
 

@@ -64,9 +64,7 @@ def claim_line(claim: Claim) -> str:
     """Say one claim with both numbers and what to think of it."""
     if claim.ours is None:
         return f"{claim.text}: paper {claim.paper_said}; {Standing.UNKNOWN}"
-    error = (
-        f", {claim.ours.y / claim.paper - 1:+.0%}" if claim.paper and claim.neutral != 0 and not claim.is_bound else ""
-    )
+    error = f", {claim.ours.y / claim.paper - 1:+.0%}" if claim.paper and claim.neutral != 0 else ""
     return f"{claim.text}: paper {claim.paper_said}, ours {claim.ours_said}{error}; {claim.standing}"
 
 

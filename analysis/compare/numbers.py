@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Final, NamedTuple
 
@@ -50,12 +51,14 @@ class Row(NamedTuple):
 def rows_of(columns: Sequence[Column], scores: Scores, shared: list[int]) -> list[Row]:
     """Compute all rows that some column has, over these steps; the first column is the baseline."""
 
-    def row(title: str, unit: str, num_digits: int, number: Callable[[pd.DataFrame], float]) -> Row:
-        values = [estimate([number(run.steps.loc[shared]) for run in column.runs]) for column in columns]
+    def row(title: str, unit: str, num_digits: int, number: Callable[[Run], float]) -> Row:
+        values = [
+            estimate([number(replace(run, steps=run.steps.loc[shared])) for run in column.runs]) for column in columns
+        ]
         return Row(title, unit, values, num_digits)
 
     def seconds(title: str, name: str) -> Row:
-        found = row(title, "s", 1, lambda steps: float(steps[name].mean()))
+        found = row(title, "s", 1, lambda run: run.mean(name))
         least_s = min((each.value for each in found.values if each), default=0.0)
         return found._replace(num_digits=1 + sum(least_s < bound_s for bound_s in _MORE_DIGITS_BELOW_S))
 
@@ -63,12 +66,12 @@ def rows_of(columns: Sequence[Column], scores: Scores, shared: list[int]) -> lis
     rows = [
         seconds("step time", "step_time_s"),
         seconds("rollout time", "rollout_time_s"),
-        row("longest response", "tokens", 0, lambda steps: float(steps["response_length_max_tokens"].mean())),
-        row("bubble ratio (idle slots)", "%", 0, _bubble_percent),
-        row("tokens wasted", "%", 0, _wasted_percent),
+        row("longest response", "tokens", 0, lambda run: run.mean("response_length_max_tokens")),
+        row("bubble ratio (idle slots)", "%", 0, lambda run: run.bubble_percent),
+        row("tokens wasted", "%", 0, lambda run: run.wasted_percent),
         *_held_out(columns, scores, scores.steps(shared[-1] + 1)),
-        row("training reward, first steps", "", 2, lambda steps: float(steps["reward_mean"].head(num_end).mean())),
-        row("training reward, last steps", "", 2, lambda steps: float(steps["reward_mean"].tail(num_end).mean())),
+        row("training reward, first steps", "", 2, lambda run: float(run.steps["reward_mean"].head(num_end).mean())),
+        row("training reward, last steps", "", 2, lambda run: float(run.steps["reward_mean"].tail(num_end).mean())),
         Row("rollout speedup", "x", [_rollout_speedup(column, columns[0], shared) for column in columns], 2),
         Row("step speedup", "x", [_speedup(column, columns[0], shared, "step_time_s") for column in columns], 2),
     ]
@@ -80,15 +83,6 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     if any(map(math.isnan, values)):
         return None
     return Estimate(fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None)
-
-
-def _bubble_percent(steps: pd.DataFrame) -> float:
-    idle, busy = steps["decode_slot_steps_idle"].sum(), steps["decode_slot_steps_busy"].sum()
-    return float(100 * idle / (idle + busy)) if idle + busy else math.nan
-
-
-def _wasted_percent(steps: pd.DataFrame) -> float:
-    return float(100 * steps["tokens_wasted"].sum(min_count=1) / max(1, steps["tokens_generated"].sum()))
 
 
 def _rollout_speedup(column: Column, baseline: Column, shared: list[int]) -> Estimate | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from rollpacker.analysis.compare.columns import Column
-from rollpacker.analysis.runs import Run
+from rollpacker.analysis.runs import Run, shared_index
 from rollpacker.metrics.tables import EVALUATION_FOLDER
 from rollpacker.runtime.run.held_out_sets import read_sets
 
@@ -38,12 +38,12 @@ class Scores:
     def of(self, runs: Iterable[Run]) -> list[pd.DataFrame]:
         """The scores of each run that has any, at the steps that all of these have."""
         found = [self.by_run[run.folder] for run in runs if run.folder in self.by_run]
-        steps = _shared(found)
+        steps = shared_index(found)
         return [own.loc[steps] for own in found]
 
     def steps(self, num_steps: int) -> list[int]:
         """The evaluations that all runs with scores have, up to so many finished steps."""
-        return [step for step in _shared(self.by_run.values()) if step <= num_steps]
+        return [step for step in shared_index(self.by_run.values()) if step <= num_steps]
 
     def said(self, num_steps: int) -> Iterator[str]:
         """What the means over so many finished steps lack, a sentence each."""
@@ -99,9 +99,3 @@ def _with_other_prompts(name: str, recorded: Mapping[Path, _RecordedSets]) -> It
     for folder, checksums in prompts.items():
         if first is not None and checksums != prompts[first]:
             yield f"The held-out set {name} has other prompts in {folder} than in {first}."
-
-
-def _shared(tables: Iterable[pd.DataFrame]) -> list[int]:
-    """The steps that each table has, in order; none without a table."""
-    steps = [set(table.index) for table in tables]
-    return sorted(set.intersection(*steps)) if steps else []

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits import ladder
 from rollpacker.analysis.numbers import Numbers, Place, Point
-from rollpacker.analysis.plots import origin_of
+from rollpacker.analysis.plots import draw_line, origin_of
 from rollpacker.analysis.runs import Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, color_of, use_style
 
@@ -77,10 +77,7 @@ def draw(numbers: Numbers) -> Figure:
 
 def _draw_panel(axes: Axes, rows: pd.DataFrame) -> None:
     for system in SYSTEMS:
-        own = rows[rows["series"] == system].sort_values("x")
-        x, color = own["x"].astype(float), color_of(system, 0)
-        axes.fill_between(x, own["y_low"].astype(float), own["y_high"].astype(float), color=color, alpha=0.15, lw=0)
-        axes.plot(x, own["y"], color=color, linestyle="--", marker="o", markersize=3, linewidth=1.3)
+        draw_line(axes, rows[rows["series"] == system], color_of(system, 0), marker="o")
 
 
 EXHIBIT = Exhibit(

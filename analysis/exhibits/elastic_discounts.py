@@ -14,8 +14,8 @@ from typing import Final
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.exhibits.elastic_workers import throughput
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, paper_rows
+from rollpacker.analysis.exhibits.elastic_workers import throughputs
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, over, paper_rows
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Runs
 from rollpacker.config.words import counted
@@ -31,11 +31,11 @@ COST = "tokens per dollar, over none"
 
 def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Take the throughputs as they are, and the prices as they might be."""
-    alone = {run.seed: throughput(run) for run in runs.of(setup="elastic", study="elastic-workers-0")}
+    alone = throughputs(runs.of(setup="elastic", study="elastic-workers-0"))
     paper = {int(row.x): row.y for row in paper_rows("elastic_discounts")}
     for number in WORKERS:
         found = runs.of(setup="elastic", study=f"elastic-workers-{number}")
-        gains = [Value(run, throughput(run) / alone[run.seed]) for run in found if run.seed in alone]
+        gains = over(throughputs(found), alone)
         series = counted(number, "worker")
         for discount in DISCOUNTS:
             dearer = 1 + number * (1 - discount / 100) / WORKERS_PER_NODE

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Final
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.exhibits.elastic_workers import SERIES, throughput
-from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows
+from rollpacker.analysis.exhibits.elastic_workers import SERIES, throughputs
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, over, paper_rows
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
 
@@ -29,14 +29,12 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     prices = {row.series: row.y for row in paper_rows("elastic_workers") if row.panel == "price"}
     paper = {(row.panel, row.x): row.y for row in paper_rows("elastic_lengths")}
     for median, thousands in LENGTHS.items():
-        alone = {run.seed: throughput(run) for run in _of(runs, median, 0)}
+        alone = throughputs(_of(runs, median, 0))
         gains: dict[int, list[tuple[int, float, float, Run]]] = {}
         for number in WORKERS:
-            for run in _of(runs, median, number):
-                if run.seed in alone:
-                    gain = throughput(run) / alone[run.seed]
-                    dollars = 1 + number * prices["worker"] / prices["trainer"]
-                    gains.setdefault(run.seed, []).append((number, gain, gain / dollars, run))
+            dollars = 1 + number * prices["worker"] / prices["trainer"]
+            for run, gain in over(throughputs(_of(runs, median, number)), alone):
+                gains.setdefault(run.seed, []).append((number, gain, gain / dollars, run))
         whole = [of_seed for of_seed in gains.values() if len(of_seed) == len(WORKERS)]
         best = [max(of_seed, key=lambda each: each[2]) for of_seed in whole]
         found: Mapping[str, list[Value]] = {

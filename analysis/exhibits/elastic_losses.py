@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, over, paper_rows
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Run, Runs
 
@@ -30,10 +30,8 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
         overheads = {kept: _overheads(runs, kept, delay_s) for kept in SERIES}
         for kept, series in SERIES.items():
             yield Place(panel=OVERHEAD, x=f"{delay_s} s, {series}", unit="s").ours(overheads[kept])
-        again = {value.run.seed: value.y for value in overheads["false"]}
-        ratios = [Value(run, kept_s / again[run.seed]) for run, kept_s in overheads["true"] if again.get(run.seed)]
         place = Place(panel=RATIO, x=f"{delay_s} s", unit="x")
-        ours = place.ours(ratios)
+        ours = place.ours(over(overheads["true"], overheads["false"]))
         yield place.paper(paper[delay_s])
         yield ours
         text = f"3 of 6 workers lost at {delay_s} s: overhead with tokens kept over that of generating them again"

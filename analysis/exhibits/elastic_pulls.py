@@ -24,21 +24,16 @@ FIRST, LAST, RELAYED = "first worker", "last worker", "last worker, relayed"
 
 def gather(runs: Runs) -> Iterator[Point | None]:
     """Means over the publications of the steps from the sixth on."""
-    unread: list[str] = []
     for number in WORKERS[1:]:
         found, relayed = (
             [(run, _pulls(run)) for run in runs.of(setup="elastic", study=study)]
             for study in (f"elastic-workers-{number}", f"elastic-pulls-{number}")
         )
-        unread += [
-            f"{run.folder} has no intervals that can be read" for run, _ in found + relayed if run.intervals.empty
-        ]
         for series, pick, of_series in ((FIRST, "min", found), (LAST, "max", found), (RELAYED, "max", relayed)):
             values = [
                 Value(run, float(pulls.groupby("started_at_s")["time_s"].agg(pick).mean())) for run, pulls in of_series
             ]
             yield Place(panel=PANEL, x=float(number), unit="s", series=series).ours(values)
-    runs.missing.extend(unread)
 
 
 def _pulls(run: Run) -> pd.DataFrame:

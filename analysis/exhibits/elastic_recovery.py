@@ -14,8 +14,8 @@ from functools import partial
 from typing import Final
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.exhibits.elastic_workers import throughput
-from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows
+from rollpacker.analysis.exhibits.elastic_workers import throughputs
+from rollpacker.analysis.numbers import Claim, Place, Point, over, paper_rows
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Runs
 
@@ -34,11 +34,10 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Compare with the run that seeds."""
     paper = {row.x: row.y for row in paper_rows("elastic_recovery")}
     found = {part: runs.of(setup="elastic", study=f"elastic-recovery-{study}") for part, study in PARTS.items()}
-    rates = {part: [Value(run, throughput(run, first=STEP)) for run in of_part] for part, of_part in found.items()}
-    whole = {run.seed: rate for run, rate in rates["with seeding"]}
+    rates = {part: throughputs(of_part, first=STEP) for part, of_part in found.items()}
     for part, of_part in rates.items():
         place = Place(panel=THROUGHPUT, x=part, unit="x")
-        ours = place.ours([Value(run, rate / whole[run.seed]) for run, rate in of_part if run.seed in whole])
+        ours = place.ours(over(of_part, rates["with seeding"]))
         yield ours
         if part in paper:
             yield place.paper(paper[part])

@@ -8,13 +8,13 @@ seeding time is learned, are left out. Prices are those of PolyRL's artifact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, paper_rows
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, over, paper_rows
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.config.words import counted
@@ -33,15 +33,13 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     rows = paper_rows("elastic_workers")
     given = {(row.panel, row.series, int(row.x)): row.y for row in rows}
     reported = {int(row.x): row.y for row in rows if row.panel == "throughput"}
-    found = {number: runs.of(setup="elastic", study=f"elastic-workers-{number}") for number in WORKERS}
-    alone = {run.seed: throughput(run) for run in found[0]}
+    rates = {number: throughputs(runs.of(setup="elastic", study=f"elastic-workers-{number}")) for number in WORKERS}
     for number in WORKERS:
         dearer = 1 + number * given["price", "worker", 1] / given["price", "trainer", 0]
-        rates = [Value(run, throughput(run)) for run in found[number]]
-        relative = [Value(run, rate / alone[run.seed] / dearer) for run, rate in rates if run.seed in alone]
+        per_dollar = [Value(run, gain / dearer) for run, gain in over(rates[number], rates[0])]
         for panel, unit, values, paper in (
-            (THROUGHPUT, "tokens/s", rates, reported.get(number)),
-            (COST, "x", relative, reported[number] / reported[0] / dearer if number in reported else None),
+            (THROUGHPUT, "tokens/s", rates[number], reported.get(number)),
+            (COST, "x", per_dollar, reported[number] / reported[0] / dearer if number in reported else None),
         ):
             place = Place(panel=panel, x=float(number), unit=unit, series=SERIES)
             ours = place.ours(values)
@@ -52,6 +50,11 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
                     text = f"Qwen3-8B with {counted(number, 'worker')}: {panel}"
                     neutral = reported[0] if panel == THROUGHPUT else 1.0
                     yield Claim(text=text, paper=paper, ours=ours, unit=unit, neutral=neutral)
+
+
+def throughputs(found: Iterable[Run], *, first: int = NUM_FIRST_STEPS) -> list[Value]:
+    """Of each run, from one step on."""
+    return [Value(run, throughput(run, first=first)) for run in found]
 
 
 def throughput(run: Run, *, first: int = NUM_FIRST_STEPS) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, over, paper_rows
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import means
 from rollpacker.analysis.runs import Run, Runs
@@ -64,12 +64,8 @@ def planned_runs(runs: Runs) -> list[Run]:
 
 def changes(before: Iterable[Run], after: Iterable[Run], kind: str, column: str) -> list[Value]:
     """By how many per cent each run's mean is above that of the run before with its seed."""
-    by_seed = {value.run.seed: value.y for value in means(before, kind, column)}
-    return [
-        Value(value.run, 100 * (value.y / by_seed[value.run.seed] - 1))
-        for value in means(after, kind, column)
-        if by_seed.get(value.run.seed)
-    ]
+    ratios = over(means(after, kind, column), means(before, kind, column))
+    return [Value(run, 100 * (ratio - 1)) for run, ratio in ratios]
 
 
 EXHIBIT = Exhibit(

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.fig06 import changes, fixed_runs, planned_runs
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, paper_rows
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, over, paper_rows
 from rollpacker.analysis.plots import compare_panels
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import CYCLE_STEPS
@@ -53,18 +53,14 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
         for step, y in of_paper.items():
             place = Place(panel=panel, x=f"{step}" if step % CYCLE_STEPS else f"{step}\nlong", unit="%")
             yield place.paper(y)
-            yield place.ours(_ratios(fixed, planned, step, column))
+            ratios = over(_of_step(planned, step, column), _of_step(fixed, step, column))
+            yield place.ours(Value(run, 100 * ratio) for run, ratio in ratios)
         yield from _claims(quantity, column, of_paper, fixed, planned)
 
 
-def _ratios(fixed: list[Run], planned: list[Run], step: int, column: str) -> list[Value]:
-    """Of one step under the planner over that without, by seed, in per cent."""
-    without = {run.seed: float(run.steps[column][step - 1]) for run in fixed if step - 1 in run.steps.index}
-    return [
-        Value(run, 100 * float(run.steps[column][step - 1]) / without[run.seed])
-        for run in planned
-        if step - 1 in run.steps.index and without.get(run.seed)
-    ]
+def _of_step(runs: list[Run], step: int, column: str) -> list[Value]:
+    """Of the runs that have the step."""
+    return [Value(run, float(run.steps[column][step - 1])) for run in runs if step - 1 in run.steps.index]
 
 
 def _claims(

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import PAPER_SYSTEMS, Claim, Place, Point, Value, paper_rows, speedups
+from rollpacker.analysis.numbers import PAPER_SYSTEMS, Claim, Place, Point, Value, over, paper_rows, speedups
 from rollpacker.analysis.plots import compare_lines
-from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Runs
 
 MODEL = "Qwen2.5-14B"
 SYSTEMS = ("verl", "rollpacker")
@@ -32,7 +32,7 @@ UNITS = {STEP_TIME: "s", THROUGHPUT: "samples/s", SPEEDUP: "x"}
 def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Means over the first steps."""
     of_paper = {(PAPER_SYSTEMS[row.series], int(row.x)): row.y for row in paper_rows("fig14")}
-    scaled: dict[int, dict[str, list[Run]]] = {}
+    rates: dict[tuple[str, int], list[Value]] = {}
     for num_gpus, study in STUDIES.items():
         num_prompts = PROMPTS_PER_GPU * num_gpus
         wanted = {"model": MODEL, "task": "mix", "study": study, "num_gpus": num_gpus, "num_prompts": num_prompts}
@@ -40,10 +40,10 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
         for system, of_system in found.items():
             per_s = of_paper[system, num_gpus]
             times = [Value(run, run.mean("step_time_s")) for run in of_system]
-            rates = [Value(run, run.samples_per_s) for run in of_system]
+            rates[system, num_gpus] = [Value(run, run.samples_per_s) for run in of_system]
             for panel, paper, values in (
                 (STEP_TIME, num_prompts * RESPONSES / per_s, times),
-                (THROUGHPUT, per_s, rates),
+                (THROUGHPUT, per_s, rates[system, num_gpus]),
             ):
                 place = Place(panel=panel, x=float(num_gpus), unit=UNITS[panel], series=system)
                 yield place.paper(paper)
@@ -55,22 +55,19 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
         yield ours
         text = f"{MODEL} on {num_gpus} GPUs with {num_prompts} prompts: rollpacker over verl"
         yield Claim(text=text, paper=gain, ours=ours, unit="x", neutral=1.0)
-        scaled[num_gpus] = found
     for system in SYSTEMS:
-        yield _growth(scaled, of_paper, system)
+        yield _growth(rates, of_paper, system)
 
 
 def _growth(
-    scaled: Mapping[int, Mapping[str, Sequence[Run]]], of_paper: Mapping[tuple[str, int], float], system: str
+    rates: Mapping[tuple[str, int], Sequence[Value]], of_paper: Mapping[tuple[str, int], float], system: str
 ) -> Claim:
     """How much of four times the GPUs arrives in samples per second."""
-    fewest, most = min(scaled), max(scaled)
-    before = {run.seed: run.samples_per_s for run in scaled[fewest][system]}
-    pairs = [Value(run, run.samples_per_s / before[run.seed]) for run in scaled[most][system] if run.seed in before]
+    fewest, most = min(STUDIES), max(STUDIES)
     return Claim(
         text=f"{MODEL}, {system}: samples per second on {most} GPUs over those on {fewest}",
         paper=of_paper[system, most] / of_paper[system, fewest],
-        ours=Place(panel=THROUGHPUT, x="growth", unit="x").ours(pairs),
+        ours=Place(panel=THROUGHPUT, x="growth", unit="x").ours(over(rates[system, most], rates[system, fewest])),
         unit="x",
         neutral=1.0,
     )

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, over, paper_rows
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import rounds_of
 from rollpacker.analysis.runs import Run, Runs
@@ -30,22 +30,19 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Means over the steps, and the speedup that the paper has."""
     found = {name: runs.of(setup="flash", study="flash-fig07", system=system) for name, system in SYSTEMS.items()}
     of_paper = {OF_PAPER[row.x]: row.y for row in paper_rows("flash_fig07")}
+    times = {name: [Value(run, _generation_s(run, name)) for run in of_system] for name, of_system in found.items()}
     for name, of_system in found.items():
         if name in of_paper:
             yield Place(panel=TIME, x=name, unit="s").paper(of_paper[name])
-        times = [Value(run, _generation_s(run, name)) for run in of_system]
-        yield Place(panel=TIME, x=name, unit="s").ours(times)
+        yield Place(panel=TIME, x=name, unit="s").ours(times[name])
         if name != RACED:  # a run has one waste
             wasted = [Value(run, run.wasted_percent) for run in of_system]
             yield Place(panel=WASTE, x=name, unit="%").ours(wasted)
-    before = {run.seed: _generation_s(run, BATCH) for run in found[BATCH]}
     for name in (RACED, AHEAD):
         yield Claim(
             text=f"dynamic sampling, whole batches over {' '.join(name.split())}: generation",
             paper=of_paper[BATCH] / of_paper[RACED],
-            ours=Place(panel=TIME, x=name, unit="x").ours(
-                Value(run, before[run.seed] / _generation_s(run, name)) for run in found[name] if run.seed in before
-            ),
+            ours=Place(panel=TIME, x=name, unit="x").ours(over(times[BATCH], times[name])),
             unit="x",
             neutral=1.0,
         )

@@ -9,12 +9,12 @@ Seven runs of 18 steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Place, Point, Value, paper_rows
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, over, paper_rows
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Run, Runs
 
@@ -38,21 +38,20 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Generation times of the rounds that race and of all, and what is gained."""
     found = {name: runs.of(setup="flash", study=f"flash-fig10-{size}") for name, size in SIZES.items()}
     of_paper = {row.x: row.y for row in paper_rows("flash_fig10")}
-    for name, of_size in found.items():
+    racing = {name: [Value(run, _racing_s(run)) for run in of_size] for name, of_size in found.items()}
+    whole = {name: [Value(run, run.mean("rollout_time_s")) for run in of_size] for name, of_size in found.items()}
+    for name in SIZES:
         if name in of_paper:
             yield Place(panel=RACED, x=name, unit="s").paper(of_paper[name])
-        yield Place(panel=RACED, x=name, unit="s").ours(Value(run, _racing_s(run)) for run in of_size)
-        yield Place(panel=ALL, x=name, unit="s").ours(Value(run, run.mean("rollout_time_s")) for run in of_size)
+        yield Place(panel=RACED, x=name, unit="s").ours(racing[name])
+        yield Place(panel=ALL, x=name, unit="s").ours(whole[name])
         if name != NEEDED:
-            gains = _gains(found[NEEDED], [Value(run, run.mean("rollout_time_s")) for run in of_size])
-            yield Place(panel=SPEEDUP, x=name, unit="x").ours(gains)
-    racing = [Value(run, _racing_s(run)) for run in found[REDUNDANT]]
-    whole = [Value(run, run.mean("rollout_time_s")) for run in found[REDUNDANT]]
+            yield Place(panel=SPEEDUP, x=name, unit="x").ours(over(whole[NEEDED], whole[name]))
     for which, times in (("rounds that race", racing), ("with the rounds that train what was deferred", whole)):
         yield Claim(
             text=f"32 groups of 8 over 36 of 9 environments, {which}",
             paper=of_paper[NEEDED] / of_paper[REDUNDANT],
-            ours=Place(panel=RACED, x=REDUNDANT, unit="x").ours(_gains(found[NEEDED], times)),
+            ours=Place(panel=RACED, x=REDUNDANT, unit="x").ours(over(whole[NEEDED], times[REDUNDANT])),
             unit="x",
             neutral=1.0,
         )
@@ -61,11 +60,6 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
 def _racing_s(run: Run) -> float:
     """Of the rounds that race; of a run without redundancy, of all."""
     return float(run.steps.loc[run.steps["round_kind"] != "long", "rollout_time_s"].mean())
-
-
-def _gains(needed: Iterable[Run], times: Iterable[Value]) -> list[Value]:
-    before = {run.seed: run.mean("rollout_time_s") for run in needed}
-    return [Value(run, before[run.seed] / time_s) for run, time_s in times if run.seed in before]
 
 
 EXHIBIT = Exhibit(

@@ -14,7 +14,7 @@ from typing import Final
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.learning import score
-from rollpacker.analysis.numbers import Claim, Place, Point, Value
+from rollpacker.analysis.numbers import Claim, Place, Point, Value, over
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Run, Runs
 
@@ -27,7 +27,6 @@ SYNCHRONOUS: Final = "synchronous"
 def gather(runs: Runs) -> Iterator[Point | Claim | None]:
     """Held-out scores after the last step, and what they are of that of synchronous training."""
     plain = _scores(runs.of(setup="walks", study="flash-losses-0", system="verl"))
-    of_plain = {run.seed: y for run, y in plain}
     for bound in BOUNDS:
         panel = f"held-out score, staleness {bound}"
         yield Place(panel=panel, x=SYNCHRONOUS, unit="score").ours(plain)
@@ -36,8 +35,7 @@ def gather(runs: Runs) -> Iterator[Point | Claim | None]:
             yield Place(panel=panel, x=loss, unit="score").ours(scores)
             if loss == NOT_IN_PAPER:
                 continue
-            ratios = [Value(run, y / of_plain[run.seed]) for run, y in scores if run.seed in of_plain]
-            ours = Place(panel=panel, x=loss, unit="x").ours(ratios)
+            ours = Place(panel=panel, x=loss, unit="x").ours(over(scores, plain))
             text = f"{loss} at staleness {bound}: held-out score at the end over that of synchronous training"
             yield Claim(text=text, paper=1.0, ours=ours, unit="x")
 

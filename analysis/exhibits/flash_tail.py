@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.flash_sizes import BEST_SPLIT, EXPERIMENTS, NUM_GPUS, WORKLOADS, best_splits, in_turns
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, speedups
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, over, speedups
 from rollpacker.analysis.plots import compare_situations
 from rollpacker.analysis.runs import Run, Runs
 
@@ -42,14 +42,13 @@ def gather(runs: Runs) -> Iterator[Point | None]:
                 yield Place(panel=SPEEDUP, x=name, unit="x", series=situation).ours(speedups(plain, of_system))
                 ages = [Value(run, run.mean("staleness_mean")) for run in of_system]
                 yield Place(panel=AGE, x=name, unit="versions", series=situation).ours(ages)
-                yield Place(panel=LENGTH, x=name, unit="x", series=situation).ours(_lengths(plain, of_system))
+                lengths = over(_lengths(of_system), _lengths(plain))
+                yield Place(panel=LENGTH, x=name, unit="x", series=situation).ours(lengths)
 
 
-def _lengths(plain: Sequence[Run], found: Sequence[Run]) -> Iterator[Value]:
-    of_policy = {run.seed: run.ratio("tokens_trained", "num_responses") for run in plain}
-    for run in found:
-        if run.seed in of_policy:
-            yield Value(run, run.ratio("tokens_trained", "num_responses") / of_policy[run.seed])
+def _lengths(found: Sequence[Run]) -> list[Value]:
+    """Mean tokens of a trained response."""
+    return [Value(run, run.ratio("tokens_trained", "num_responses")) for run in found]
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -19,8 +19,8 @@ from matplotlib.lines import Line2D
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value
-from rollpacker.analysis.plots import line_style, origin_of
-from rollpacker.analysis.runs import Run, Runs, shared_steps
+from rollpacker.analysis.plots import draw_line, line_style, origin_of
+from rollpacker.analysis.runs import Run, Runs, shared_index, shared_steps
 from rollpacker.analysis.style import CYCLE_STEPS, FIGURE_WIDTH_INCHES, color_of, use_style
 
 STEPS, TIME, BATCHES = "score over steps", "score over time", "training reward over steps"
@@ -53,8 +53,7 @@ def _seconds(run: Run) -> pd.Series:
 
 
 def _over_steps(system: str, found: Sequence[Run]) -> Iterator[Point | None]:
-    common = set.intersection(*(set(score(run).index) for run in found)) if found else set()
-    for step in sorted(common):
+    for step in shared_index(score(run) for run in found):
         place = Place(panel=STEPS, x=float(step), unit="score", series=system)
         yield place.ours(Value(run, float(score(run).loc[step])) for run in found)
 
@@ -89,7 +88,7 @@ def draw(numbers: Numbers, systems: Mapping[str, str]) -> Figure:
             if panel == STEPS:
                 _draw_batches(axes, of_system[of_system["panel"] == BATCHES], style)
                 handles.append(Line2D([], [], color=color, linewidth=2, linestyle=style, label=name))
-            _draw_score(axes, of_system[of_system["panel"] == panel].sort_values("x"), color, style)
+            draw_line(axes, of_system[of_system["panel"] == panel], color, linewidth=1.7)
         axes.set_title(panel)
         axes.set_xlabel(_XLABELS[panel])
         axes.margins(x=0.02)
@@ -104,14 +103,6 @@ def draw(numbers: Numbers, systems: Mapping[str, str]) -> Figure:
 def _draw_batches(axes: Axes, rows: pd.DataFrame, style: str) -> None:
     rows = rows.sort_values("x")
     axes.plot(rows["x"].astype(float), rows["y"], color=_GREY, linewidth=0.9, linestyle=style, zorder=1)
-
-
-def _draw_score(axes: Axes, rows: pd.DataFrame, color: str, style: str) -> None:
-    x = rows["x"].astype(float)
-    axes.fill_between(
-        x, rows["y_low"].astype(float), rows["y_high"].astype(float), color=color, alpha=0.15, linewidth=0
-    )
-    axes.plot(x, rows["y"], color=color, linewidth=1.7, linestyle=style)
 
 
 def _exhibit(name: str, title: str, systems: Mapping[str, str], setups: tuple[str, ...]) -> Exhibit:

@@ -29,7 +29,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.fig11 import FACTORS, MODEL, system_name
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value
-from rollpacker.analysis.plots import hatch_of, line_style, origin_of
+from rollpacker.analysis.plots import draw_line, hatch_of, line_style, origin_of
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
 
@@ -280,10 +280,7 @@ def _draw_rounds(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _draw_lines(axes: Axes, rows: pd.DataFrame) -> None:
     for name, color in _colors().items():
-        of_variant = rows[rows["series"] == name].sort_values("x")
-        x = of_variant["x"].astype(float)
-        axes.fill_between(x, of_variant["y_low"], of_variant["y_high"], color=color, alpha=0.15, linewidth=0)
-        axes.plot(x, of_variant["y"], color=color, linewidth=1.3, linestyle=line_style(rows))
+        draw_line(axes, rows[rows["series"] == name], color)
 
 
 def _draw_factors(axes: Axes, rows: pd.DataFrame) -> None:

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, speedups
 from rollpacker.analysis.plots import draw_map, origin_of
-from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
 
 MODEL, BASELINE, TAIL = "Qwen2.5-7B", "verl", "tail"
@@ -63,12 +63,8 @@ def _cases(runs: Runs) -> Iterator[Point | None]:
         yield Place(panel=STAGES, x=name, unit="x", series="step").ours(speedups(plain, tail))
         rollouts = speedups(plain, tail, column="rollout_time_s")
         yield Place(panel=STAGES, x=name, unit="x", series="rollout").ours(rollouts)
-        shares = (Value(run, _rollout_share(run)) for run in plain)
+        shares = (Value(run, 100 * run.ratio("rollout_time_s", "step_time_s")) for run in plain)
         yield Place(panel=SHARE, x=name, unit="%", series="plain").ours(shares)
-
-
-def _rollout_share(run: Run) -> float:
-    return float(100 * run.steps["rollout_time_s"].sum() / run.steps["step_time_s"].sum())
 
 
 def draw(numbers: Numbers) -> Figure:

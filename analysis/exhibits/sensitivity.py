@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, speedups
-from rollpacker.analysis.plots import line_style, origin_of
+from rollpacker.analysis.plots import draw_line, origin_of
 from rollpacker.analysis.rounds import means
 from rollpacker.analysis.runs import Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
@@ -85,15 +85,7 @@ def _draw(numbers: Numbers, *, xlabel: str, usual: float) -> Figure:
 
 def _draw_panel(axes: Axes, rows: pd.DataFrame, colors: Mapping[str, str]) -> None:
     for series, color in colors.items():
-        of_series = rows[rows["series"] == series].sort_values("x")
-        if of_series.empty:
-            continue
-        x = of_series["x"].astype(float)
-        style = line_style(of_series)
-        axes.fill_between(x, of_series["y_low"], of_series["y_high"], color=color, alpha=0.15, linewidth=0)
-        axes.plot(
-            x, of_series["y"], color=color, linestyle=style, marker="o", markersize=3, linewidth=1.3, label=series
-        )
+        draw_line(axes, rows[rows["series"] == series], color, marker="o", label=series)
     axes.legend(fontsize=7, loc="best")
 
 

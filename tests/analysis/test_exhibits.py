@@ -174,18 +174,6 @@ def test_a_claim_is_reproduced_within_a_tenth_and_else_has_its_direction_or_not(
     assert Claim(text="", paper=paper, ours=point, unit="x", neutral=neutral).standing is standing
 
 
-@pytest.mark.parametrize(
-    ("speedups", "standing"),
-    [([1.1, 1.3], Standing.REPRODUCED), ([0.9, 1.3], Standing.DIRECTION), ([0.9, 1.1], Standing.NOT)],
-)
-def test_a_claim_of_more_than_a_number_is_reproduced_if_every_seed_says_so(tmp_path, speedups, standing):
-    for seed in (0, 1):
-        write_run(tmp_path / f"run-{seed}", "tail", [1.0], modelled=True)
-    values = map(Value, runs_below(tmp_path).runs, speedups)
-    claim = Claim(text="", paper=1.0, ours=Place(panel="", x="", unit="x").ours(values), unit="x", is_bound=True)
-    assert (claim.standing, claim.paper_said) == (standing, "more than 1 x")
-
-
 def test_a_speedup_is_over_the_steps_that_both_runs_have_by_their_numbers(tmp_path):
     write_run(tmp_path / "plain", "verl", [40.0, 10.0, 10.0])
     forget_steps(write_run(tmp_path / "tail", "tail", [8.0, 5.0, 5.0, 5.0]), {0})

@@ -21,16 +21,7 @@ from rollpacker.analysis.exhibits.flash_sizes import SPLITS
 from rollpacker.analysis.numbers import Source, Standing
 from rollpacker.config.compose import compose
 from rollpacker.sim.split import theory_of
-from tests.analysis.written_runs import forget_steps, numbers_of, write_run, write_scores
-
-
-def ours(numbers, panel):
-    """Our numbers of a panel by series and x."""
-    return {
-        (point.series, point.x): point.y
-        for point in numbers.points
-        if point.panel == panel and point.source is not Source.PAPER
-    }
+from tests.analysis.written_runs import forget_steps, numbers_of, ours, write_run, write_scores
 
 
 def flash(study, workload="base", **rollout):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollpacker.analysis.exhibits import assumptions, ladder, length_bias, limits, sensitivity
+from rollpacker.analysis.exhibits import assumptions, bubbles, ladder, length_bias, limits, sensitivity
 from rollpacker.analysis.numbers import Source
 from tests.analysis.written_runs import numbers_of, write_run
 
@@ -100,6 +100,12 @@ def test_a_variant_is_compared_with_the_plain_batches_of_its_own_study(exhibit, 
         }
     )
     assert len(numbers.missing) == 2 * num_others
+
+
+def test_a_run_in_which_nothing_decoded_has_no_bubble_ratio(tmp_path):
+    write_run(tmp_path / "plain", "verl", [1.0] * 2, tokens_generated=100, tokens_wasted=25)
+    [wasted] = numbers_of(bubbles.EXHIBIT, tmp_path).points
+    assert (wasted.panel, wasted.y) == ("Qwen2.5-7B\ntokens wasted", 25)
 
 
 def test_limits_has_the_load_per_gpu_and_the_share_of_the_step_that_is_rollout(tmp_path):

@@ -3,9 +3,9 @@
 import pytest
 
 from rollpacker.analysis.exhibits import fig07a, fig11, fig12, fig13, larger_models, table3
-from rollpacker.analysis.numbers import Source
+from rollpacker.analysis.numbers import Source, Value, over
 from rollpacker.analysis.runs import find_runs, read_runs
-from tests.analysis.written_runs import forget_steps, numbers_of, write_run
+from tests.analysis.written_runs import forget_steps, numbers_of, runs_below, write_run
 
 PAPER = {"setup": "paper"}
 
@@ -28,6 +28,14 @@ def test_a_run_that_is_a_link_is_found_and_one_whose_job_waits_is_not(tmp_path):
     (tmp_path / "runs" / "a").symlink_to(tmp_path / "scratch" / "a")
     assert list(find_runs(tmp_path / "runs")) == [tmp_path / "runs" / "a"]
     assert list(find_runs(tmp_path / "nowhere")) == []
+
+
+def test_a_number_is_over_that_of_the_base_with_its_seed_unless_that_is_zero(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path / f"run-{seed}", "tail", [1.0], seed=seed)
+    first, second, third = runs_below(tmp_path).runs
+    found = over([Value(first, 6.0), Value(second, 1.0), Value(third, 1.0)], [Value(second, 0.0), Value(first, 4.0)])
+    assert [(run.seed, y) for run, y in found] == [(0, 1.5)]
 
 
 def test_a_run_has_the_gpus_that_it_began_with_although_its_first_round_ended_on_larger_engines(tmp_path):

@@ -1,8 +1,8 @@
 """The exhibits that show rollouts step by step: how unbalanced, how long, and where the time goes."""
 
 from rollpacker.analysis.exhibits import fig02b, fig04, fig10
-from rollpacker.analysis.numbers import Source, Standing
-from tests.analysis.written_runs import forget_steps, numbers_of, series, write_run
+from rollpacker.analysis.numbers import Standing
+from tests.analysis.written_runs import forget_steps, numbers_of, ours, series, write_run
 
 
 def test_a_rollout_is_unbalanced_by_its_longest_response_and_by_the_engines_that_wait_for_it(tmp_path):
@@ -65,11 +65,6 @@ def test_seeds_whose_rounds_differ_in_kind_are_not_averaged(tmp_path):
 
 
 CODE = {"model": "Qwen2.5-14B", "task": "code"}
-
-
-def ours(numbers, panel):
-    told = [point for point in numbers.points if point.panel == panel and point.source is not Source.PAPER]
-    return {(point.series, point.x): point.y for point in told}
 
 
 def test_lengths_of_a_step_are_those_of_what_is_trained_beside_the_papers_boxes(tmp_path):

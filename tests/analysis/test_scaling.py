@@ -7,7 +7,7 @@ import pytest
 from rollpacker.analysis.exhibits import fig14, scaling
 from rollpacker.analysis.numbers import Source
 from rollpacker.config.compose import compose
-from tests.analysis.written_runs import numbers_of, series, write_run
+from tests.analysis.written_runs import numbers_of, ours, series, write_run
 
 
 def write_scaled(folder, system, times, *, num_engines, study="", processor_s=None, num_prompts=128, **values):
@@ -19,11 +19,6 @@ def write_scaled(folder, system, times, *, num_engines, study="", processor_s=No
         status |= {"reason": "", "job_id": None, "host": "here", "updated_at": 0.0, "processor_s": processor_s}
         status["num_gpus"] = 0
         (folder / "status.json").write_text(json.dumps(status))
-
-
-def ours(numbers, panel):
-    points = (point for point in numbers.points if point.panel == panel and point.source is not Source.PAPER)
-    return {(point.series, point.x): point.y for point in points}
 
 
 def test_a_batch_that_grows_with_the_gpus_is_compared_over_the_steps_of_the_shortest_run(tmp_path):

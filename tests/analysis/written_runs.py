@@ -7,6 +7,7 @@ import json
 import pyarrow.parquet as pq
 import yaml
 
+from rollpacker.analysis.numbers import Source
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from rollpacker.metrics.columns import VERSION_KEY
 from rollpacker.metrics.evaluation_schemas import EVALUATION_TABLES, EVALUATIONS
@@ -99,6 +100,15 @@ def series(numbers, panel):
         if point.panel == panel:
             shown.setdefault(point.series, []).append((point.x, point.y))
     return shown
+
+
+def ours(numbers, panel):
+    """Our numbers of a panel by series and x."""
+    return {
+        (point.series, point.x): point.y
+        for point in numbers.points
+        if point.panel == panel and point.source is not Source.PAPER
+    }
 
 
 def forget_steps(folder, lost):
