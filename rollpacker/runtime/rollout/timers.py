@@ -1,14 +1,11 @@
-"""The driver's timers: one heap, and one wake-up of the event loop for the earliest.
+"""The driver's timers, by name.
 
-Invariant: a timer fires once for each time that it is set, not before its time, unless it is set again before. Timers
-of one time fire in the order in which they were set.
+Invariant: a timer fires once for each time that it is set, not before its time, unless it is set again before.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 from collections.abc import Callable
 
 from rollpacker.runtime.waiting.clock import RunClock
@@ -26,12 +23,8 @@ class Timers:
         self._clock = clock
         self._on_fired = on_fired
         self._loop = asyncio.get_running_loop()
-        self._heap: list[tuple[float, int, str]] = []
-        """Of (loop time, number, name); an entry with another number than the name's last one is void."""
-        self._numbers = itertools.count()
-        self._last_number: dict[str, int] = {}
+        self._handles: dict[str, asyncio.TimerHandle] = {}
         """Of every timer that is set."""
-        self._wake_up: asyncio.TimerHandle | None = None
         self._has_stopped = False
 
     def set(self, name: str, at_s: float) -> None:
@@ -43,34 +36,17 @@ class Timers:
         """
         if self._has_stopped:
             return
-        self._last_number[name] = number = next(self._numbers)
-        heapq.heappush(self._heap, (self._loop.time() + at_s - self._clock.now(), number, name))
-        self._plan()
+        if name in self._handles:
+            self._handles[name].cancel()
+        when_s = self._loop.time() + at_s - self._clock.now()
+        self._handles[name] = self._loop.call_at(when_s, self._fire, name)
 
     def stop(self) -> None:
         """Fire no timer any more, whatever is set after this."""
         self._has_stopped = True
-        self._heap.clear()
-        self._last_number.clear()
-        if self._wake_up is not None:
-            self._wake_up.cancel()
+        for handle in self._handles.values():
+            handle.cancel()
 
-    def _plan(self) -> None:
-        """Wake up for the earliest timer."""
-        if self._wake_up is not None:
-            self._wake_up.cancel()
-        self._wake_up = self._loop.call_at(self._heap[0][0], self._fire) if self._heap else None
-
-    def _fire(self) -> None:
-        due_s = self._loop.time()
-        self._wake_up = None
-        due: list[tuple[int, str]] = []
-        while self._heap and self._heap[0][0] <= due_s:
-            _, number, name = heapq.heappop(self._heap)
-            if self._last_number.get(name) == number:
-                due.append((number, name))
-        self._plan()
-        for number, name in due:
-            if self._last_number.get(name) == number:  # one that fired before it may have moved it
-                del self._last_number[name]
-                self._on_fired(name)
+    def _fire(self, name: str) -> None:
+        del self._handles[name]
+        self._on_fired(name)
