@@ -26,11 +26,12 @@ class Aside:
         """True while some is under way."""
         return bool(self._tasks)
 
-    def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Carry out work."""
+    def begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Carry out work; gives its task, which may be cancelled."""
         task = asyncio.create_task(self._carry_out(work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._end)
+        return task
 
     def begin_in_turn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Carry out work when all that was begun so before has ended: engines leave their GPUs, or come back."""

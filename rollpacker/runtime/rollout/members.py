@@ -12,9 +12,9 @@ what it says after it was dismissed, or lost, is not heard. An engine holds a ve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineFailed, InternalError, RollpackerError
 from rollpacker.core.events import (
@@ -29,6 +29,7 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import EngineId, RequestId, WorkerId
 from rollpacker.protocols.weights import Shelf
+from rollpacker.runtime.rollout.aside import Aside
 from rollpacker.runtime.rollout.starts import Answer, ask_each, within_or_failed
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class _Member:
     worker: WorkerId
     engine: MemberEngine | None = None
     """None until it has started."""
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    life: asyncio.Task[None] | None = None
+    """Starts it, or listens to it."""
     fetching: asyncio.Task[None] | None = None
     serves_since_s: float | None = None
     """None while it does not hold the newest policy."""
@@ -107,7 +109,7 @@ class MemberEngines:
         self._known: dict[EngineId, _Member] = {}
         self._past: set[EngineId] = set()
         """Engines that are gone; late facts of theirs may still come."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._aside = Aside(on_end=lambda: None, on_error=inbox.put)
         self._num_lost = 0
         """Since the last count."""
         self._served_s = 0.0
@@ -136,14 +138,11 @@ class MemberEngines:
     def start(self) -> None:
         """Listen to workers that come and go."""
         assert self._members is not None
-        self._begin(self._follow(self._members), self._tasks, "rollout workers that come and go")
+        self._aside.begin(self._follow(self._members), "rollout workers that come and go")
 
     async def stop(self) -> None:
         """Ask and listen no more."""
-        tasks = [*self._tasks, *(task for member in self._known.values() for task in member.tasks)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._aside.stop()
 
     async def lay_out(self, sync: WeightSync) -> int | None:
         """Put the trainer's policy where engines fetch it from; gives its version, or None if that lay there before."""
@@ -162,7 +161,7 @@ class MemberEngines:
     def start_member(self, command: StartMember) -> None:
         """Start an engine on a worker."""
         self._known[command.engine] = member = _Member(worker=command.worker)
-        self._begin(self._start(command, member), member.tasks, f"start of {command.engine}")
+        member.life = self._aside.begin(self._start(command, member), f"start of {command.engine}")
 
     def fetch(self, command: FetchPolicy) -> None:
         """Have an engine fetch a policy; an earlier order is given up."""
@@ -171,13 +170,12 @@ class MemberEngines:
             return  # it is gone, and that is on its way to the scheduler
         if member.fetching is not None:
             member.fetching.cancel()
-        work = self._fetch(command, member.engine)
-        member.fetching = self._begin(work, member.tasks, f"policy of {command.engine}")
+        member.fetching = self._aside.begin(self._fetch(command, member.engine), f"policy of {command.engine}")
 
     def wish(self, num_workers: int) -> None:
         """Say how many workers are wanted."""
         assert self._members is not None
-        self._begin(self._members.wish(num_workers), self._tasks, "wish for rollout workers")
+        self._aside.begin(self._members.wish(num_workers), "wish for rollout workers")
 
     def dismiss(self, command: DismissWorker) -> None:
         """Let a worker go: its engines are no more."""
@@ -185,7 +183,7 @@ class MemberEngines:
         self._note(f"Worker {command.worker} is dismissed: {command.reason}")
         self._forget(command.worker)
         leaving = self._members.dismiss(command.worker, command.reason, may_return=command.may_return)
-        self._begin(leaving, self._tasks, f"dismissal of {command.worker}")
+        self._aside.begin(leaving, f"dismissal of {command.worker}")
 
     # Engines that are lost
 
@@ -207,8 +205,8 @@ class MemberEngines:
         self._num_lost += 1
         self._past.add(engine_id)
         self._inbox.ignore(engine_id)
-        for task in member.tasks:
-            if task is not asyncio.current_task():
+        for task in (member.life, member.fetching):
+            if task is not None and task is not asyncio.current_task():
                 task.cancel()
         self._on_gone(engine_id)
 
@@ -242,7 +240,7 @@ class MemberEngines:
         member.engine, member.stats = engine, stats
         self._interval_log.add(command.engine, "worker", "starting", began)
         self._inbox.listen(command.engine, engine, lambda *_: None)
-        self._begin(self._listen(command.engine, engine), member.tasks, f"increments of {command.engine}")
+        member.life = self._aside.begin(self._listen(command.engine, engine), f"increments of {command.engine}")
         self._report(EngineStarted(engine=command.engine, kv_tokens=stats.kv_tokens_capacity))
 
     async def _fetch(self, command: FetchPolicy, engine: Engine) -> None:
@@ -322,15 +320,3 @@ class MemberEngines:
             if member.engine is not None and member.serves_since_s is not None
         }
         return await ask_each(self._limit, serving, what, question, self._silence_s, lose=self.lose, setting=_SILENCE)
-
-    def _begin(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._carry_out(work), name=name)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        return task
-
-    async def _carry_out(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001  (a task's boundary: the driver raises it again)
-            self._inbox.put(error)

@@ -154,6 +154,7 @@ def scripted(test):
             fixture = Fixture()
             try:
                 await test(fixture)
+                assert fixture.inbox._facts._items == [], "errors that are no engine's failure"
             finally:
                 await fixture.side.stop()
                 await fixture.inbox.stop()
