@@ -158,22 +158,6 @@ def check_supply(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int])
     return supplied_settings(config, enough_prompts(config, num_prompts_by_domain))
 
 
-def all_dropped(*, has_environments: bool) -> DataError:
-    """Say why a run has not a single batch: its data has ended, and every prompt was dropped or too few were left."""
-    if has_environments:
-        return DataError(
-            "All prompts were launched, and too few for one batch are left: the environments of the others failed too "
-            f"often{_OR_EQUAL}.",
-            "A trajectory begins again environment.max_restarts times; a prompt with too few left is dropped.",
-            f"{_HOW_THEY_FAILED} {_IF_EQUAL} or run.num_epochs.",
-        )
-    return DataError(
-        "All prompts were launched, and too few for one batch are left: the others had all their rewards equal.",
-        "With system.dynamic_sampling a batch holds only prompts whose rewards differ.",
-        "Take prompts that the model solves sometimes, or raise rollout.num_responses or run.num_epochs.",
-    )
-
-
 def prompt_source(config: RunConfig) -> str:
     """Where the prompts come from, in words."""
     others = "the environment" if config.takes_prompts_of_environment else "the workload"
@@ -346,36 +330,45 @@ def _stream_settings(config: RunConfig, trainer_parts: Sequence[tuple[int, ...]]
     return replace(adaptive, first_share=share, last_share=max(share, adaptive.last_share), must_fit=False)
 
 
-_HOW_THEY_FAILED = (
-    "Read the reasons in the lines `The environment of ... failed` that the run printed, or, where environments have "
-    "nodes of their own, in logs/attempt-*/environments-*.log; environment.reset_timeout_s, environment.turn_timeout_s "
-    "or environment.max_restarts may be too low. If there are no such lines, the first observations fill "
-    "rollout.max_response_tokens: raise it. In a modelled run raise workload.environment.turn_timeout_s or "
-    "max_restarts there, or lower its fail_stop_share."
-)
-
-_OR_EQUAL = ", or, with system.dynamic_sampling, all their rewards were equal"
-
-_IF_EQUAL = (
-    "If rewards were equal, which `solve_rate` in the table `domains` near 0 or 1 tells, take prompts that the model "
-    "solves sometimes, or raise rollout.num_responses"
-)
-
-
 def too_few_left(command: FailRun, *, has_environments: bool) -> DataError:
     """Say why a batch could not be filled."""
+    launched = f"Step {command.round} launched {command.num_prompts_launched} prompts"
     if has_environments:
-        return DataError(
-            f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} "
-            f"of them were dropped: their environments failed too often{_OR_EQUAL}.",
-            "A trajectory begins again environment.max_restarts times; a prompt with too few left is dropped.",
-            f"{_HOW_THEY_FAILED} {_IF_EQUAL} or system.max_launch_factor.",
-        )
+        what = f"{launched}, and {command.num_prompts_dropped} of them"
+        return _environments_failed(what, "system.max_launch_factor")
     return DataError(
-        f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} of "
-        f"them had all their rewards equal; {command.num_prompts_needed} places of the batch are open.",
+        f"{launched}, and {command.num_prompts_dropped} of them had all their rewards equal; "
+        f"{command.num_prompts_needed} places of the batch are open.",
         "With system.dynamic_sampling a batch holds only prompts whose rewards differ, and a step launches at most "
         "system.max_launch_factor times the prompts that it needs.",
         "Take prompts that the model solves sometimes, or raise rollout.num_responses or system.max_launch_factor; "
         "`solve_rate` in the table `domains` says how hard they are.",
+    )
+
+
+def all_dropped(*, has_environments: bool) -> DataError:
+    """Say why a run has not a single batch: its data has ended, and every prompt was dropped or too few were left."""
+    if has_environments:
+        what = "All prompts were launched, too few for one batch are left, and the others"
+        return _environments_failed(what, "run.num_epochs")
+    return DataError(
+        "All prompts were launched, and too few for one batch are left: the others had all their rewards equal.",
+        "With system.dynamic_sampling a batch holds only prompts whose rewards differ.",
+        "Take prompts that the model solves sometimes, or raise rollout.num_responses or run.num_epochs.",
+    )
+
+
+def _environments_failed(what: str, setting: str) -> DataError:
+    """Say why prompts were dropped that have environments, and which setting lets others take their places."""
+    return DataError(
+        f"{what} were dropped: their environments failed too often, or, with system.dynamic_sampling, all their "
+        "rewards were equal.",
+        "A trajectory begins again environment.max_restarts times; a prompt with too few left is dropped.",
+        "Read the reasons in the lines `The environment of ... failed` that the run printed, or, where environments "
+        "have nodes of their own, in logs/attempt-*/environments-*.log; environment.reset_timeout_s, "
+        "environment.turn_timeout_s or environment.max_restarts may be too low. If there are no such lines, the first "
+        "observations fill rollout.max_response_tokens: raise it. In a modelled run raise "
+        "workload.environment.turn_timeout_s or max_restarts there, or lower its fail_stop_share. If rewards were "
+        "equal, which `solve_rate` in the table `domains` near 0 or 1 tells, take prompts that the model solves "
+        f"sometimes, or raise rollout.num_responses or {setting}.",
     )
