@@ -180,22 +180,16 @@ class Learner:
             prompts = list(itertools.islice(batch.accepted, num_begun, end))
             if not prompts:
                 self._has_news.clear()
-                await self._wait(is_lent=gpus is not None)
+                began = self._loop.time()
+                await self._has_news.wait()
+                if gpus is not None:
+                    self.idle_s += self._loop.time() - began
                 continue
             groups = [batch.group(prompt) for prompt in prompts]
             self._accumulated.update(prompts)
             self.num_tokens_streamed += sum(response.num_tokens for group in groups for response in group.responses)
             with self._interval_log.during("trainer", "trainer", "stream"):
                 await self._work("the trainer's gradients", self._trainer.accumulate(groups, gpus))
-
-    async def _wait(self, *, is_lent: bool) -> None:
-        """Wait for a further group; on lent GPUs the time counts as idle."""
-        if not is_lent:
-            await self._has_news.wait()
-            return
-        began = self._loop.time()
-        await self._has_news.wait()
-        self.idle_s += self._loop.time() - began
 
     async def _work(self, what: str, answer: Awaitable[Answer]) -> Answer:
         """Let the trainer do something, and count its time."""

@@ -34,6 +34,10 @@ from rollpacker.protocols.rollout import (
 )
 from rollpacker.runtime.rollout.episodes import EnvironmentStay, Episode
 
+StretchEnd = Literal["evicted", "lost", "turn", "failed"]
+"""The request kept its tokens; it lost them with its engine; its environment answered, after which it went on; its
+environment failed, and it began again without them."""
+
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
@@ -77,6 +81,11 @@ class RequestRecord:
             return self.reported[-1].first_index + len(self.reported[-1].token_ids)
         return self.num_begun
 
+    @property
+    def num_kept(self) -> int:
+        """Tokens of `kept`."""
+        return self.response.num_tokens if self.response else self.num_known
+
     def _with_reported(self) -> Response | None:
         """What was begun before and what was reported since."""
         if not self.reported:
@@ -98,15 +107,22 @@ class RequestRecord:
 
     def contradicts(self, response: Response) -> bool:
         """Tell whether a response of its engine does not begin with what it has."""
-        known = (*((self.begun,) if self.begun else ()), *self.reported)
-        place = 0
-        for part in known:
-            end = place + len(part.token_ids)
-            same_tokens = np.array_equal(response.token_ids[place:end], part.token_ids)
-            if not same_tokens or not np.array_equal(response.logprobs[place:end], part.logprobs):
-                return True
-            place = end
-        return False
+        known = self._with_reported()
+        if known is None:
+            return False
+        token_ids, logprobs = response.token_ids[: known.num_tokens], response.logprobs[: known.num_tokens]
+        return not (np.array_equal(token_ids, known.token_ids) and np.array_equal(logprobs, known.logprobs))
+
+    def stretch(self, end: StretchEnd, until_s: float) -> Stretch:
+        """What it spent on its engine, which did not finish it: until the engine gave it back, else `until_s`."""
+        return Stretch(
+            request=self.request,
+            engine=self.engine,
+            began_at_s=self.placed_at_s,
+            ended_at_s=self.finished_at_s if self.finished_at_s is not None else until_s,
+            end=end,
+            num_tokens=self.num_kept - self.num_begun,
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -121,9 +137,7 @@ class Stretch:
     engine: EngineId
     began_at_s: float
     ended_at_s: float
-    end: Literal["evicted", "lost", "turn", "failed"]
-    """It kept its tokens; it lost them with its engine; its environment answered, after which it went on; its
-    environment failed, and it began again without them."""
+    end: StretchEnd
     num_tokens: int = 0
     """That the engine generated of it, as far as it has said so, with what its environment wrote."""
 
@@ -177,16 +191,8 @@ class RequestBook:
             self.num_tokens_recomputed += begun.num_tokens
         launched_at_s = earlier.launched_at_s if earlier and begun else now
         if earlier:
-            self.stretches.append(
-                Stretch(
-                    request=request,
-                    engine=earlier.engine,
-                    began_at_s=earlier.placed_at_s,
-                    ended_at_s=earlier.finished_at_s if earlier.finished_at_s is not None else now,
-                    end="turn" if earlier.is_answered else "lost" if earlier.response is None else "evicted",
-                    num_tokens=(begun.num_tokens if begun else 0) - earlier.num_begun,
-                )
-            )
+            end: StretchEnd = "turn" if earlier.is_answered else "lost" if earlier.response is None else "evicted"
+            self.stretches.append(earlier.stretch(end, now))
         self._num_launches += 1
         record = self.requests[request] = RequestRecord(
             request=request,
@@ -293,19 +299,8 @@ class RequestBook:
         self.openings.pop(request, None)
         record = self.requests.pop(request, None)
         if record is not None:
-            ended_at_s = record.finished_at_s or record.placed_at_s
-            num_tokens = record.kept.num_tokens if record.kept else 0
-            self.num_tokens_discarded += num_tokens
-            self.stretches.append(
-                Stretch(
-                    request=request,
-                    engine=record.engine,
-                    began_at_s=record.placed_at_s,
-                    ended_at_s=ended_at_s,
-                    end="failed",
-                    num_tokens=num_tokens - record.num_begun,
-                )
-            )
+            self.num_tokens_discarded += record.num_kept
+            self.stretches.append(record.stretch("failed", record.placed_at_s))
         return episode
 
     def stop_trajectory(self, request: RequestId) -> None:

@@ -112,9 +112,9 @@ def test_tokens_of_a_life_that_its_environment_ended_are_discarded_and_its_last_
     book.launched(REQUEST, SECOND, 2.0)
     book.progressed(SECOND, increment(6, 9))
     book.begin(REQUEST)
-    assert [(each.engine, each.end, each.num_tokens) for each in book.stretches] == [
-        (FIRST, "turn", 6),
-        (SECOND, "failed", 3),
+    assert [(each.engine, each.end, each.num_tokens, each.ended_at_s) for each in book.stretches] == [
+        (FIRST, "turn", 6, 1.0),
+        (SECOND, "failed", 3, 2.0),
     ]
     assert book.num_tokens_discarded == 4 + 2 + 3
     batch = RequestBook()
