@@ -14,7 +14,7 @@ from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.core.ids import Domain
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.core.settings import RestartSettings, SchedulerSettings
+from rollpacker.core.settings import RestartSettings, SchedulerSettings, StreamSettings
 from rollpacker.data.order import PromptOrder
 from rollpacker.protocols.backend import Fleet
 from rollpacker.protocols.references import AnswerReference
@@ -29,7 +29,7 @@ from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.runtime.waiting.watchdog import Watchdog
 from rollpacker.transfer.snapshots import SnapshotSync
-from tests.runtime.scripted import ScriptedReward
+from tests.runtime.scripted import ScriptedEngine, ScriptedReward
 
 MATH = Domain("math")
 PROMPTS = {
@@ -41,6 +41,8 @@ PROMPTS = {
     )
     for index in range(40)
 }
+WHOLE_BATCH = [(f"{index}@0", [0, 1]) for index in range(4)]
+"""The first batch, as `batch_of` gives it."""
 
 
 def fleet_of(engines, tensor_parallel=1):
@@ -131,6 +133,21 @@ async def driving(
         yield driver
     finally:
         await driver.stop()
+
+
+@asynccontextmanager
+async def lending(tmp_path, **parts):
+    """A driver whose first round is over: half of its requests finished at once, and one of two engines was lent.
+
+    Gives the driver, the round's record, the engine that was lent and the one that was kept.
+    """
+    engines = [ScriptedEngine(f"engine-{i}", lambda request: 1 if request.prompt.key < "2" else 60) for i in range(2)]
+    policy = settings(stream=StreamSettings(replicas=((0,), (1,)), max_response_tokens=8))
+    async with driving(tmp_path, engines, policy=policy, **parts) as driver:
+        record = await driver.next_batch(0)
+        [lent] = [engine for engine in engines if engine.is_asleep]
+        [kept] = [engine for engine in engines if not engine.is_asleep]
+        yield driver, record, lent, kept
 
 
 class OneVersion:

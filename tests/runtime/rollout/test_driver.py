@@ -11,10 +11,10 @@ from rollpacker.core.commands import RoundKind
 from rollpacker.core.errors import DeadlineExceeded, EngineFailed, RollpackerError
 from rollpacker.core.events import DraftPasses
 from rollpacker.core.ids import PromptId, RequestId
-from rollpacker.core.settings import ParallelismSettings, SpeculativeDecodingSettings, StreamSettings
+from rollpacker.core.settings import ParallelismSettings, SpeculativeDecodingSettings
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.runtime.rollout.requests import sample_seed
-from tests.runtime.driving import PROMPTS, batch_of, driving, fleet_of, settings, until, weights
+from tests.runtime.driving import PROMPTS, WHOLE_BATCH, batch_of, driving, fleet_of, lending, settings, until, weights
 from tests.runtime.scripted import ScriptedEngine, ScriptedReward
 
 STALL_S = 0.5
@@ -29,7 +29,7 @@ async def test_a_plain_batch_is_the_same_in_whatever_order_its_responses_finish(
         record = await driver.next_batch(0)
         await driver.quiesce()
     assert record.begin.kind is RoundKind.PLAIN
-    assert batch_of(record) == [(f"{index}@0", [0, 1]) for index in range(4)]
+    assert batch_of(record) == WHOLE_BATCH
     assert all(len(group.rewards) == 2 for group in record.groups())
 
 
@@ -72,7 +72,7 @@ async def test_the_requests_of_a_lost_engine_run_on_the_others(tmp_path):
     async with driving(tmp_path, [healthy, dying]) as driver:
         dying.die()
         record = await driver.next_batch(0)
-        assert batch_of(record) == [(f"{index}@0", [0, 1]) for index in range(4)]
+        assert batch_of(record) == WHOLE_BATCH
         assert {request.engine for request in record.requests.values()} == {"engine-0"}
         assert list(driver.engines) == ["engine-0"]
         assert driver.notes == [
@@ -183,19 +183,13 @@ async def test_every_sample_has_a_seed_of_its_own_that_depends_on_its_names_only
 
 async def test_lent_engines_sleep_once_their_requests_went_on_elsewhere_and_wake_with_the_next_weights(tmp_path):
     """Half of the requests finish at once; what the lent engine still had goes on from the tokens that it has."""
-    engines = [ScriptedEngine(f"engine-{i}", lambda request: 1 if request.prompt.key < "2" else 60) for i in range(2)]
-    policy = settings(stream=StreamSettings(replicas=((0,), (1,)), max_response_tokens=8))
-    async with driving(tmp_path, engines, policy=policy) as driver:
-        record = await driver.next_batch(0)
-        [(round_number, gpus)] = driver.lent
-        [lent] = [engine for index, engine in enumerate(engines) if index in gpus]
-        [kept] = [engine for engine in engines if engine is not lent]
-        assert (round_number, lent.is_asleep, kept.is_asleep) == (0, True, False)
+    async with lending(tmp_path) as (driver, record, lent, kept):
+        assert driver.lent == [(0, {"engine-0": {0}, "engine-1": {1}}[lent.engine])]
         moved = {request for request, sent in kept.requests.items() if sent.begun is not None}
         assert moved
         assert moved <= lent.requests.keys()
         assert all(kept.requests[request].begun.engine == lent.engine for request in moved)
-        assert batch_of(record) == [(f"{index}@0", [0, 1]) for index in range(4)]
+        assert batch_of(record) == WHOLE_BATCH
         await driver.quiesce()
         costs = await driver.measure_round()
         assert costs.num_engines_lent == 1
@@ -206,11 +200,7 @@ async def test_lent_engines_sleep_once_their_requests_went_on_elsewhere_and_wake
 
 
 async def test_an_engine_lost_while_it_is_lent_costs_nothing_but_itself(tmp_path):
-    engines = [ScriptedEngine(f"engine-{i}", lambda request: 1 if request.prompt.key < "2" else 60) for i in range(2)]
-    policy = settings(stream=StreamSettings(replicas=((0,), (1,)), max_response_tokens=8))
-    async with driving(tmp_path, engines, policy=policy) as driver:
-        record = await driver.next_batch(0)
-        [lent] = [engine for engine in engines if engine.is_asleep]
+    async with lending(tmp_path) as (driver, record, lent, _):
         lent.die()
         await driver.quiesce()
         await driver.publish(weights(1))

@@ -7,11 +7,10 @@ import pytest
 
 from rollpacker.core.errors import EngineFailed, WeightSyncFailed
 from rollpacker.core.settings import ParallelismSettings, StreamSettings
-from tests.runtime.driving import batch_of, driving, fleet_of, settings, turns, until, weights
+from tests.runtime.driving import WHOLE_BATCH, batch_of, driving, fleet_of, lending, settings, turns, until, weights
 from tests.runtime.scripted import DAMAGED, ScriptedEngine, ScriptedReward, confirm, damage, never_confirm
 
 LOST = "The process of engine-0 died. Its requests go to the other engines."
-WHOLE_BATCH = [(f"{index}@0", [0, 1]) for index in range(4)]
 
 
 def quick(_):
@@ -252,12 +251,8 @@ async def test_weights_that_no_engine_confirms_end_the_run(tmp_path):
 
 
 async def test_no_engine_is_brought_where_the_trainer_has_the_gpus_until_it_gives_them_back(tmp_path):
-    engines = [ScriptedEngine(f"engine-{i}", lambda request: 1 if request.prompt.key < "2" else 60) for i in range(2)]
-    policy = settings(stream=StreamSettings(replicas=((0,), (1,)), max_response_tokens=8))
     bringer = Bringer()
-    async with driving(tmp_path, engines, policy=policy, replace=bringer) as driver:
-        await driver.next_batch(0)
-        [lent] = [engine for engine in engines if engine.is_asleep]
+    async with lending(tmp_path, replace=bringer) as (driver, _, lent, _):
         lent.die()
         await driver.quiesce()
         await turns(20)
@@ -269,12 +264,8 @@ async def test_no_engine_is_brought_where_the_trainer_has_the_gpus_until_it_give
 
 
 async def test_a_lent_engine_that_died_in_its_sleep_is_replaced_as_soon_as_the_others_come_back(tmp_path):
-    engines = [ScriptedEngine(f"engine-{i}", lambda request: 1 if request.prompt.key < "2" else 60) for i in range(2)]
-    policy = settings(stream=StreamSettings(replicas=((0,), (1,)), max_response_tokens=8))
     bringer = Bringer()
-    async with driving(tmp_path, engines, policy=policy, replace=bringer) as driver:
-        await driver.next_batch(0)
-        [lent] = [engine for engine in engines if engine.is_asleep]
+    async with lending(tmp_path, replace=bringer) as (driver, _, lent, _):
         lent.die()
         await turns(20)
         assert bringer.asked == []
@@ -327,30 +318,6 @@ async def test_a_trainer_does_not_get_gpus_on_which_an_engine_cannot_be_ended(tm
             await driver.leave_gpus(["engine-0", "engine-1"])
 
 
-async def test_a_replacement_of_the_fleet_that_goes_to_sleep_is_cancelled_and_counts_for_nothing(tmp_path):
-    preemptions = iter([0, 0, 1, 3, 6, 10, 15, 21])
-    single = [ScriptedEngine(f"engine-{i}", quick, preemptions=preemptions if i else None) for i in range(2)]
-    double = [ScriptedEngine("engine-tp2-0", quick)]
-    await double[0].sleep()
-    bringer = Bringer()
-    bringer.may_start.clear()
-    policy = settings(parallelism=ParallelismSettings(degrees=(1, 2), initial=1))
-    fleets = {1: fleet_of(single), 2: fleet_of(double, 2)}
-    async with driving(tmp_path, policy=policy, fleets=fleets, replace=bringer) as driver:
-        single[0].die()
-        for step in range(6):
-            await driver.next_batch(step)
-            await driver.measure_round()
-            await driver.quiesce()
-            await driver.publish(weights(step + 1))
-            if list(driver.engines) == ["engine-tp2-0"]:
-                break  # a round on them may be slower, and the planner go back
-        assert bringer.asked == [("engine-0", "engine-0-r1")]
-        bringer.may_start.set()
-        await turns(20)
-        assert bringer.brought == {}
-
-
 @asynccontextmanager
 async def about_to_change(tmp_path, bringer, ended, engine=ScriptedEngine):
     """A driver whose two engines are to make place for a larger one with the next weights."""
@@ -373,6 +340,20 @@ async def about_to_change(tmp_path, bringer, ended, engine=ScriptedEngine):
                 break
             await driver.publish(weights(step + 1))
         yield driver, single, double, step + 1
+
+
+async def test_a_replacement_of_the_fleet_that_goes_to_sleep_is_cancelled_and_counts_for_nothing(tmp_path):
+    bringer = Bringer()
+    bringer.may_start.clear()
+    async with about_to_change(tmp_path, bringer, []) as (driver, single, _, step):
+        single[0].die()
+        await until(lambda: bringer.asked)
+        await driver.publish(weights(step))
+        assert list(driver.engines) == ["engine-tp2-0"]
+        assert bringer.asked == [("engine-0", "engine-0-r1")]
+        bringer.may_start.set()
+        await turns(20)
+        assert bringer.brought == {}
 
 
 async def test_a_replacement_that_is_ready_as_its_fleet_is_to_leave_sleeps_with_it_and_is_not_ended(tmp_path):

@@ -11,9 +11,9 @@ from rollpacker.core.ids import RequestId, held_out_prompt, is_held_out
 from rollpacker.runtime.rollout.reward_client import RewardClient
 from rollpacker.runtime.waiting.watchdog import Watchdog
 from rollpacker.sim.virtual_time import run_in_virtual_time
-from tests.runtime.driving import batch_of, driving, until
+from tests.runtime.driving import WHOLE_BATCH, batch_of, driving, until
 from tests.runtime.ray.test_judges import answers
-from tests.runtime.rollout.test_replacements import WHOLE_BATCH, Bringer, never, quick
+from tests.runtime.rollout.test_replacements import Bringer, never, quick
 from tests.runtime.scripted import ScriptedEngine, ScriptedReward
 from tests.runtime.standstill import LATE_S, stoppable
 
@@ -34,6 +34,18 @@ class StandingReward(ScriptedReward):
     async def forget(self):
         await self.may_go_on.wait()
         self.num_forgotten += 1
+
+
+def client_of(watchdog, reward, told, stall_s=60.0):
+    """A client that adds verdicts and errors to a list."""
+    return RewardClient(
+        reward,
+        check_of=str,
+        watchdog=watchdog,
+        stall_s=stall_s,
+        on_verdicts=told.extend,
+        on_error=told.append,
+    )
 
 
 async def test_the_place_of_an_engine_that_dies_is_taken_while_the_reward_stands_still(tmp_path):
@@ -77,25 +89,17 @@ def test_a_reward_that_stands_still_ends_the_run_by_the_name_of_what_it_has_what
 
 def test_a_reward_whose_judges_sleep_while_the_trainer_learns_has_its_time_after_they_wake(tmp_path):
     async def main():
-        gone = []
-        reward = StandingReward()
-        client = RewardClient(
-            reward,
-            check_of=lambda _: "judge",
-            watchdog=Watchdog(tmp_path / "stall.txt", 60),
-            stall_s=15,
-            on_verdicts=lambda _: None,
-            on_error=gone.append,
-        )
+        reward, told = StandingReward(), []
+        client = client_of(Watchdog(tmp_path / "stall.txt", 60), reward, told, stall_s=15)
         client.add(answers(1))
         await asyncio.sleep(10)
         client.pause()
         await asyncio.sleep(1000)
         client.resume()
         await asyncio.sleep(14)
-        assert gone == []
+        assert told == []
         await asyncio.sleep(2)
-        assert [type(each) for each in gone] == [DeadlineExceeded]
+        assert [type(each) for each in told] == [DeadlineExceeded]
         reward.may_go_on.set()
         await client.stop()
 
@@ -116,23 +120,16 @@ def test_a_request_to_a_server_may_take_its_limit_beside_that_of_the_rollout(tmp
 
 
 async def test_a_reward_is_not_charged_with_time_in_which_the_process_was_stopped(tmp_path):
-    watchdog, reward, gone = Watchdog(tmp_path / "stall.txt", 60), StandingReward(), []
-    client = RewardClient(
-        reward,
-        check_of=str,
-        watchdog=watchdog,
-        stall_s=3 * LATE_S,
-        on_verdicts=lambda _: None,
-        on_error=gone.append,
-    )
+    watchdog, reward, told = Watchdog(tmp_path / "stall.txt", 60), StandingReward(), []
+    client = client_of(watchdog, reward, told, stall_s=3 * LATE_S)
     async with stoppable(watchdog) as stop:
         client.add(answers(1))
         for stopped_s in (LATE_S, 1000.0, LATE_S):
             await stop(stopped_s)
-        assert gone == []
+        assert told == []
         await stop(LATE_S)
-        await until(lambda: bool(gone))
-        assert [type(each) for each in gone] == [DeadlineExceeded]
+        await until(lambda: bool(told))
+        assert [type(each) for each in told] == [DeadlineExceeded]
         reward.may_go_on.set()
         await client.stop()
 
@@ -151,27 +148,20 @@ def test_a_reward_that_brings_one_verdict_after_the_other_may_take_its_time(tmp_
 
 
 async def test_what_is_forgotten_before_it_was_handed_over_never_is_and_the_reward_hears_of_it_in_turn(tmp_path):
-    reward, brought = StandingReward(), []
-    line = RewardClient(
-        reward,
-        check_of=str,
-        watchdog=Watchdog(tmp_path / "stall.txt", 60),
-        stall_s=60,
-        on_verdicts=brought.extend,
-        on_error=brought.append,
-    )
-    line.start()
-    line.add(answers(2))
+    reward, told = StandingReward(), []
+    client = client_of(Watchdog(tmp_path / "stall.txt", 60), reward, told)
+    client.start()
+    client.add(answers(2))
     await until(lambda: reward.num_calls == 1)
-    line.add(answers(2, first=2))
-    line.forget()
-    line.add(answers(1, first=4))
+    client.add(answers(2, first=2))
+    client.forget()
+    client.add(answers(1, first=4))
     assert reward.num_forgotten == 0, "the first order stands still"
     reward.may_go_on.set()
-    await until(lambda: len(brought) == 3)
-    assert [verdict.request.sample for verdict in brought] == [0, 1, 4]
-    assert (reward.num_calls, reward.num_forgotten, line.describe_wait()) == (2, 1, [])
-    await line.stop()
+    await until(lambda: len(told) == 3)
+    assert [verdict.request.sample for verdict in told] == [0, 1, 4]
+    assert (reward.num_calls, reward.num_forgotten, client.describe_wait()) == (2, 1, [])
+    await client.stop()
 
 
 class PatientReward(ScriptedReward):
@@ -190,34 +180,27 @@ class PatientReward(ScriptedReward):
 
 
 async def test_held_out_responses_beside_a_round_are_handed_over_behind_the_others_and_few_at_a_time(tmp_path):
-    reward, brought = PatientReward(), []
-    line = RewardClient(
-        reward,
-        check_of=str,
-        watchdog=Watchdog(tmp_path / "stall.txt", 60),
-        stall_s=60,
-        on_verdicts=brought.extend,
-        on_error=brought.append,
-    )
-    line.start()
+    reward, told = PatientReward(), []
+    client = client_of(Watchdog(tmp_path / "stall.txt", 60), reward, told)
+    client.start()
     held_out = [
         replace(each, request=RequestId(0, held_out_prompt("new", "q"), each.request.sample)) for each in answers(40)
     ]
-    line.add([*held_out, *answers(2)], is_filling=True)
+    client.add([*held_out, *answers(2)], is_filling=True)
     await until(lambda: len(reward.has) == 2)
     assert not any(is_held_out(each.request) for each in reward.has)
     await reward.score_first(2)
     await until(lambda: len(reward.has) == 16)
-    line.add(answers(1, first=2), is_filling=True)
+    client.add(answers(1, first=2), is_filling=True)
     await until(lambda: len(reward.has) == 17)
     await reward.score_first(16)
-    await until(lambda: len(brought) == 18)
+    await until(lambda: len(told) == 18)
     assert [is_held_out(each.request) for each in reward.has] == [False], "nothing follows while it has another one"
     await reward.score_first(1)
     await until(lambda: len(reward.has) == 16)
-    line.forget()
-    assert line.describe_wait() == []
-    await line.stop()
+    client.forget()
+    assert client.describe_wait() == []
+    await client.stop()
 
 
 class SlowToGiveUp(ScriptedReward):
@@ -236,15 +219,8 @@ class SlowToGiveUp(ScriptedReward):
 
 
 async def test_who_ends_the_client_and_is_cancelled_meanwhile_hears_of_it(tmp_path):
-    reward = SlowToGiveUp()
-    client = RewardClient(
-        reward,
-        check_of=str,
-        watchdog=Watchdog(tmp_path / "stall.txt", 60),
-        stall_s=60,
-        on_verdicts=lambda _: None,
-        on_error=pytest.fail,
-    )
+    reward, told = SlowToGiveUp(), []
+    client = client_of(Watchdog(tmp_path / "stall.txt", 60), reward, told)
     client.start()
     await asyncio.sleep(0)
     ending = asyncio.create_task(client.stop())
@@ -252,3 +228,4 @@ async def test_who_ends_the_client_and_is_cancelled_meanwhile_hears_of_it(tmp_pa
     ending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ending
+    assert told == []

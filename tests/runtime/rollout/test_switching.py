@@ -14,10 +14,8 @@ from rollpacker.protocols.backend import Fleet
 from rollpacker.transfer.snapshots import SnapshotSync
 from tests.engines.exercises import weights_of
 from tests.engines.tiny import make_model
-from tests.runtime.driving import batch_of, driving, fleet_of, settings, turns, until, weights
+from tests.runtime.driving import WHOLE_BATCH, batch_of, driving, fleet_of, settings, turns, until, weights
 from tests.runtime.scripted import ScriptedEngine
-
-WHOLE_BATCH = [(f"{index}@0", [0, 1]) for index in range(4)]
 
 
 def costs_of(degree, num_engines, full_s=3.0):
