@@ -114,7 +114,7 @@ def bubblewrap_command(
         *("--setenv", "TMPDIR", _SCRATCH, "--chdir", str(Path.cwd()), "--"),
     ]
     if failure := start_error([*command, program, "-c", ""], variables):
-        raise no_start(_SETTING, "bubblewrap", "environments", failure)
+        raise no_start(_SETTING, "environments", failure)
     return command
 
 

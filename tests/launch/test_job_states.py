@@ -9,6 +9,7 @@ from rollpacker.launch.job_states import JobState, job_states, parse_sacct, pars
 from tests.launch.commands import install_command
 
 RECORDED = Path(__file__).parent / "recorded"
+"""What Slurm printed; squeue's rows end in a column that is not asked for, the partition; it was cut out of sacct's."""
 
 
 def _recorded(name: str, version: str = "22.05") -> str:

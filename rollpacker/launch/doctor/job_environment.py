@@ -138,7 +138,7 @@ def check_image(cluster: ClusterSection) -> Iterator[Finding]:
         return
     mistakes = check_container(section, cluster.setup)
     yield from (problem_of("image", mistake) for mistake in mistakes)
-    if not section.image.is_dir():
+    if section.image.is_file():
         yield from _check_mount(section, cluster.signal)
     if mistakes:
         return
@@ -162,8 +162,8 @@ def check_trial(section: ContainerSection, outcome: Outcome, *, has_user_namespa
         has_user_namespaces: Whether this kernel allows ordinary users to make them, which a runtime without setuid
             needs.
     """
-    if outcome.is_success:
-        return fine("runtime", f"{section.runtime} runs {section.image} with RollPacker {outcome.output.strip()}")
+    if outcome.is_success and (version := outcome.output.strip()):
+        return fine("runtime", f"{section.runtime} runs {section.image} with RollPacker {version}")
     if "rollpacker" in outcome.reason and "ModuleNotFound" in outcome.reason:
         build = "Build the image again, in a checkout of RollPacker (slurm/build_image.sh)"
         remedy = f"{build}, or set cluster.container.python to its interpreter."

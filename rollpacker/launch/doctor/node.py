@@ -278,8 +278,8 @@ def check_port(address: str) -> Finding:
     except OSError as error:
         return problem(
             "ports",
-            f"none on {address} ({error.strerror})",
-            "Look at net.ipv4.ip_local_port_range, and at what holds so many (`ss -s`).",
+            f"none found on {address} ({error.strerror})",
+            "Look at what holds so many (`ss -s`), and whether this node has the address (`ip address`).",
         )
     return fine("ports", f"free ones exist, such as {port}")
 

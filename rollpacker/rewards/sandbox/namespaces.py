@@ -67,18 +67,17 @@ def require_bubblewrap(setting: str, what: str) -> None:
         )
 
 
-def no_start(setting: str, isolation: str, what: str, failure: str) -> UserError:
-    """Make the refusal of a machine where none starts.
+def no_start(setting: str, what: str, failure: str) -> UserError:
+    """Make the refusal of a machine where none starts in bubblewrap.
 
     Args:
-        setting: The key that asks for isolation.
-        isolation: Its value.
+        setting: The key that asks for it.
         what: Does not start.
         failure: Why not, in the system's words.
     """
     return UserError(
-        f"{setting}={isolation}, and {what} do not start here: {failure}.",
-        "Isolation takes bubblewrap 0.7 or later, and user namespaces, which some systems and containers forbid. "
+        f"{setting}=bubblewrap, and {what} do not start here: {failure}.",
+        "It takes bubblewrap 0.7 or later, and user namespaces, which some systems and containers forbid. "
         f"{without_it(setting, what)}",
         "Ask for user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
         f"kernel.apparmor_restrict_unprivileged_userns), or {where_trusted(setting, what)}",

@@ -37,8 +37,14 @@ def check_sandbox(section: SandboxSection) -> str:
         )
     with closing(SupervisorProcess(SUPERVISOR, [section.bounds_json()])) as process:
         failure = process.start_failure()
+    if failure is not None and is_isolated:
+        raise no_start(_SETTING, _PROGRAMS, failure)
     if failure is not None:
-        raise no_start(_SETTING, section.isolation, _PROGRAMS, failure)
+        raise UserError(
+            f"{_SETTING}=rlimits, and {_PROGRAMS} do not start here: {failure}.",
+            "A process of the reward starts them, with limits and no bubblewrap.",
+            "Is there room for processes and memory (`ulimit -a`)?",
+        )
     if is_isolated:
         return f"bubblewrap {_version()} isolates programs"
     return "programs have resource limits and are not isolated: they can read this user's files and use the network"

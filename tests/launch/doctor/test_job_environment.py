@@ -204,6 +204,8 @@ def test_what_ends_or_hinders_a_mount_is_a_warning_for_a_file_and_not_for_an_unp
         return "\n".join(f"{each.text}. {each.remedy}" for each in findings if each.level == "warning")
 
     file = tmp_path / "my image.sif"
+    assert not warnings(file), "it is not there"
+    file.touch()
     assert words.replace("IMAGE", str(file)) in warnings(file)
     assert bool(words) == bool(warnings(file))
     assert not warnings(_sandbox(tmp_path))
