@@ -106,7 +106,7 @@ def parameters_of(
 def refusal(function: Callable[..., object], *arguments: object, **named: object) -> str:
     """Say why a function does not take these arguments, as it is called and not as what a decorator wraps.
 
-    Empty where it takes them, or has no signature, as some functions in C.
+    Empty where it takes them, has no signature, as some functions in C, or is a wrapper that takes anything.
     """
     try:
         signature = inspect.signature(function, follow_wrapped=False)

@@ -157,6 +157,10 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
         [*RUN, "reward=judge", "reward.judge.model.path=model", "reward.judge.num_slots=1"],
         ["reward.judge.num_slots=1, and no layer of the judge streams", "reward.judge.engine=streamed"],
     ),
+    "a slot of a modelled judge that keeps all its layers": (
+        ["backend=sim", "reward.judge.engine=streamed", "reward.judge.num_slots=1"],
+        ["reward.judge.num_slots=1, and no layer of the judge streams", "set reward.judge.resident_share."],
+    ),
     "a way to score that is none": ([*RUN, "system.reward=asynch"], ["one of batch, async, scheduled", "reward=async"]),
     "no model": (["data.path=prompts.jsonl"], ["`model.path` is not set", "Add model.path="]),
     "no prompts": (["model.path=model"], ["`data.path` is not set", "Add data.path="]),

@@ -73,6 +73,7 @@ def test_a_warm_up_that_ends_with_the_run_has_its_effect() -> None:
         ([*JUDGED, "reward.judge.template_tokens=9"], "reward.judge.template_tokens=9"),
         ([*SIM, "reward.max_open=9"], "reward.max_open=9"),
         ([*SIM, "reward.judge.threshold=0.9"], "reward.judge.threshold=0.9"),
+        ([*SIM, "reward.judge.kv_cache_mb=9"], "reward.judge.kv_cache_mb=9"),
         ([*SIM, "backend.num_cpus=9"], "backend.num_cpus=9"),
         ([*SIM, "engine.num_threads=9"], "engine.num_threads=9"),
         ([*SIM, "weight_sync.timeout_s=9"], "weight_sync.timeout_s=9.0"),

@@ -130,22 +130,3 @@ class JudgeSection(Section):
                 "A verdict is for a response or against it.\nTake it out of one of them."
             )
         return self
-
-    @model_validator(mode="after")
-    def _slots_are_of_layers_that_stream(self) -> Self:
-        if self.changed(("num_slots",)) and self.engine != "streamed" and self.resident_share is None:
-            raise ValueError(
-                f"reward.judge.num_slots={self.num_slots}, and no layer of the judge streams.\n"
-                "They do in a judge with reward.judge.engine=streamed, and in a modelled one with a resident_share.\n"
-                "Leave it out, or set one of these."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _engine_can_do_what_it_is_asked(self) -> Self:
-        if self.engine != "vllm" and (only := self.changed(("kv_cache_mb", "enforce_eager"))):
-            raise ValueError(
-                f"reward.judge.{only[0]} is set with reward.judge.engine={self.engine}.\n"
-                "It is an argument of vLLM.\nLeave it out, or set reward.judge.engine=vllm."
-            )
-        return self

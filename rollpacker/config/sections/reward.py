@@ -204,24 +204,41 @@ class RewardSection(Section):
                 "It says which GPUs a judge has in a modelled run.\n"
                 "Name its GPUs by placement.judge or reward.judge.resources; a real judge stays loaded."
             )
-        if self.judge.tensor_parallel > 1 and self.judge.engine != "vllm":
-            raise ValueError(
-                f"reward.judge.tensor_parallel={self.judge.tensor_parallel} with "
-                f"reward.judge.engine={self.judge.engine}.\n"
-                "A judge of vllm may share the model among several GPUs, and one of a modelled run.\n"
-                "Set reward.judge.tensor_parallel=1, reward.judge.engine=vllm or, in a modelled run, reward=modelled."
-            )
-        if self.judge.resident_share is not None and self.judge.engine != "streamed":
-            raise ValueError(
-                f"reward.judge.resident_share={self.judge.resident_share:g} with "
-                f"reward.judge.engine={self.judge.engine}.\n"
-                "Only a streamed judge keeps fewer than all of its layers on the device.\n"
-                "Leave it out, or set reward.judge.engine=streamed."
-            )
         if self.judge.model.path is None:
             raise ValueError(
                 "reward.judge.model.path is not set, and some responses are read by a judge.\n"
                 "A judge is a model: a directory in Hugging Face format, or a name of the Hub that is in the cache.\n"
                 "Add reward.judge.model.path=DIR; a modelled run takes reward=modelled and reward.kinds.DOMAIN=judge."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _judge_can_do_what_it_is_asked(self) -> Self:
+        judge, is_modelled = self.judge, self.name == "modelled"
+        streams = judge.resident_share is not None if is_modelled else judge.engine == "streamed"
+        if judge.changed(("num_slots",)) and not streams:
+            raise ValueError(
+                f"reward.judge.num_slots={judge.num_slots}, and no layer of the judge streams.\n"
+                "They do in a judge with reward.judge.engine=streamed, and in a modelled one with a resident_share.\n"
+                f"Leave it out, or set reward.judge.{'resident_share' if is_modelled else 'engine=streamed'}."
+            )
+        if is_modelled:
+            return self
+        if judge.engine != "vllm" and (only := judge.changed(("kv_cache_mb", "enforce_eager"))):
+            raise ValueError(
+                f"reward.judge.{only[0]} is set with reward.judge.engine={judge.engine}.\n"
+                "It is an argument of vLLM.\nLeave it out, or set reward.judge.engine=vllm."
+            )
+        if judge.tensor_parallel > 1 and judge.engine != "vllm":
+            raise ValueError(
+                f"reward.judge.tensor_parallel={judge.tensor_parallel} with reward.judge.engine={judge.engine}.\n"
+                "A judge of vllm may share the model among several GPUs, and one of a modelled run.\n"
+                "Set reward.judge.tensor_parallel=1, reward.judge.engine=vllm or, in a modelled run, reward=modelled."
+            )
+        if judge.resident_share is not None and judge.engine != "streamed":
+            raise ValueError(
+                f"reward.judge.resident_share={judge.resident_share:g} with reward.judge.engine={judge.engine}.\n"
+                "Only a streamed judge keeps fewer than all of its layers on the device.\n"
+                "Leave it out, or set reward.judge.engine=streamed."
             )
         return self

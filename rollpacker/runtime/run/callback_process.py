@@ -95,12 +95,13 @@ def load_callback(source: str) -> Callable[[Path], Mapping[str, Callable[[Any], 
             raise UnusableFunction(f"`{name}` has a method {each}, which nothing calls" + _instead(close))
         if inspect.iscoroutinefunction(getattr(made, each)):
             raise UnusableFunction(f"`{name}.{each}` is async; it is called as a plain method")
-        if refusal(getattr(made, each), None, METHODS[each]):
+        has_self = not isinstance(inspect.getattr_static(made, each), staticmethod | classmethod)
+        if refusal(getattr(made, each), *([None] if has_self else []), METHODS[each]):
             raise UnusableFunction(f"`{name}.{each}` is called with one argument, {METHODS[each]}, and takes others")
     if not own:
         raise UnusableFunction(f"`{name}` of {place} has none of the methods {', '.join(METHODS)}")
-    takes_run_dir = "run_dir" in inspect.signature(made).parameters
-    if refusal(made, **({"run_dir": None} if takes_run_dir else {})):
+    takes_run_dir = not refusal(made, run_dir=None)
+    if not takes_run_dir and refusal(made):
         raise UnusableFunction(f"`{name}` is made with `run_dir` or with nothing, and takes other arguments")
 
     def make(run_dir: Path) -> Mapping[str, Callable[[Any], object]]:

@@ -87,6 +87,19 @@ class Decorated:
     def on_step(self, row, now):
         pass
 
+class OfADict(dict):
+    @staticmethod
+    def on_step(row):
+        pass
+
+class OfAClass:
+    @functools.wraps(lambda self, run_dir: None)
+    def __init__(self):
+        pass
+    @classmethod
+    def on_step(cls, row):
+        pass
+
 class Misspelt:
     def on_steps(self, row):
         pass
@@ -349,7 +362,7 @@ def test_mistakes_are_found_together_before_the_start_and_nothing_is_called(mine
         check_callbacks([f"{mine}:{name}" for name in ("Everything", *MISTAKES)], mine.parent)
     for expected in MISTAKES.values():
         assert raised.match(expected)
-    check_callbacks([f"{mine}:RaisesWhenMade", f"{mine}:Decorated"], mine.parent)
+    check_callbacks([f"{mine}:{name}" for name in ("RaisesWhenMade", "Decorated", "OfADict", "OfAClass")], mine.parent)
     assert list(mine.parent.iterdir()) == [mine]
 
 
