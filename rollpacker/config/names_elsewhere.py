@@ -64,6 +64,7 @@ _NAMES_ELSEWHERE = {
     "trainer.context_parallel_above": "dynamic_context_parallel hybrid_context_parallel",
     "trainer.recompute_activations": "gradient_checkpointing enable_gradient_checkpointing",
     "system.dynamic_sampling": "filter_groups dynamic_filtering dynamic_sampling_filter_path",
+    "system.max_launch_factor": "max_num_gen_batches",
     "cluster.num_nodes": "nnodes actor_num_nodes",
     "environment.starts_per_minute": "tasks_per_minute",
     "tracker.wandb": "use_wandb",

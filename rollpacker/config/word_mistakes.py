@@ -144,10 +144,10 @@ def unknown_key(root: Root[BaseModel], name: str, given: str = "") -> ConfigErro
     of_job = key_for_job(leaf) if section in {"", _JOB} else None
     ours = key_for(name) or of_job
     if ours and (key := keys.get(ours, keys.get(f"{_JOB}.sbatch"))):
-        allowed, doc = f"What it sets in other tools is set by `{ours}` here", _beginning(key.doc)
+        allowed, doc = f"The nearest key here is `{ours}`", _beginning(key.doc)
         value = value_set_by(name, given)
         if (second := key_beside(name)) is not None:
-            allowed = f"What it sets in other tools is set by `{ours}` and `{second}` here: {doc}"
+            allowed = f"The nearest keys here are `{ours}` and `{second}`: {doc}"
             return ConfigError(problem, allowed, f"Write {ours}={value or f'... and {second}=...'}")
         if is_set_otherwise(name):
             allowed += ", with other values"

@@ -141,9 +141,10 @@ MISTAKES = {
         ["at=30", "out=mine"],
         "runs/x has no such checkpoint",
         "`at` is last, best, or a step whose checkpoint was kept: 10, 20, 40.",
-        "Older ones than the last run.keep_checkpoints are removed",
+        "keeps the last run.keep_checkpoints and the best",
         "Write at=40.",
     ),
+    "no step of so many digits": ([f"at={5_000 * '9'}", "out=mine"], "has no such checkpoint", "Write at=40."),
     "no such word": (["at=newest", "out=mine"], "at=newest", "last, best, or a step", "Write at=40."),
     "no out": ([], "out=DIR", "new folder"),
     "out exists": (["out=model"], "out=model exists", "never replaced"),
@@ -213,7 +214,7 @@ def test_a_numbered_checkpoint_that_the_run_removes_meanwhile_is_said_to_be_gone
     assert main(["export", str(run_that_goes_on), "out=mine", "at=20"]) == 2
     printed = " ".join(capsys.readouterr().err.split())
     assert "20" in printed
-    assert "removed" in printed
+    assert "keeps the last" in printed
     assert "run.keep_checkpoints" in printed
     assert not Path("mine").exists()
 

@@ -232,7 +232,7 @@ def test_another_tools_name_of_a_key_is_answered_with_ours(
     name: str, key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = _refusal(["check", "model.path=m", "data.path=p", f"{name}=1"], capsys)
-    assert f"What it sets in other tools is set by `{key}` here: " in shown
+    assert f"The nearest key here is `{key}`: " in shown
     assert shown.endswith(f"Write {key}=...\n")
 
 

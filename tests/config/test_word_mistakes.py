@@ -138,7 +138,7 @@ def test_every_value_of_other_tools_stands_for_a_legal_one_and_is_none_itself() 
 )
 def test_a_key_of_another_unit_is_not_said_to_be_the_same(word: str, key: str) -> None:
     error = mistake_of(word)
-    assert error.allowed.startswith(f"What it sets in other tools is set by `{key}` here, with other values: ")
+    assert error.allowed.startswith(f"The nearest key here is `{key}`, with other values: ")
     assert error.remedy == f"Write {key}=..."
 
 

@@ -51,7 +51,7 @@ def step_named(run_dir: Path, at: str, steps: Sequence[int], names: Sequence[str
         return steps[-1]
     if at == "best" and best is not None and best in steps:
         return best
-    if at.isdecimal() and int(at) in steps:
+    if at in map(str, steps):
         return int(at)
     remedy = f"Write at={steps[-1] if steps else 'start'}."
     if at == "best" and best is None:
@@ -63,6 +63,6 @@ def step_named(run_dir: Path, at: str, steps: Sequence[int], names: Sequence[str
     raise ConfigError(
         f"at={at}: {run_dir} has no such checkpoint.",
         f"`at` is {', '.join(names)}, or a step whose checkpoint was kept: {', '.join(map(str, steps)) or 'none'}. "
-        "Older ones than the last run.keep_checkpoints are removed.",
+        "A run writes one every run.checkpoint_every_steps, and keeps the last run.keep_checkpoints and the best.",
         remedy,
     )
