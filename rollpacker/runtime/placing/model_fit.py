@@ -113,16 +113,21 @@ class ModelFit:
 def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit | None:
     """Estimate what a real run takes of its GPUs; None for a model whose sizes its config.json does not give.
 
+    Megatron-core's ranks cut a model by its sizes, so that it has to give them.
+
     Args:
         config: Of the run.
         size: Its nodes, on which judges may share GPUs with others; None where they are not known.
 
     Raises:
         ConfigError: The model cannot be sharded so, or its state does not fit into a GPU.
+        ModelError: Megatron-core trains a model without sizes.
     """
     try:
         model = transformer_of(config.model.model_copy(update={"shape": None}))
     except ModelError:
+        if config.trains and config.trainer.name == "megatron":
+            raise
         return None
     configs = [config_of(config, degree) for degree in degrees_of(config)]
     for each in configs:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.config.compose import compose
-from rollpacker.core.errors import UserError
+from rollpacker.core.errors import ModelError, UserError
 from rollpacker.data.shapes import transformer_of
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.model_fit import validate_fit
@@ -194,9 +194,11 @@ def test_a_rank_on_cores_and_a_gpu_that_nobody_knows_are_not_judged(model):
     assert fit_of(model, "trainer.resources.num_gpus=1", "cluster=slurm").gpu_bytes is None
 
 
-def test_a_model_without_sizes_is_not_judged(tmp_path):
+def test_a_model_without_sizes_is_not_judged_but_where_ranks_of_megatron_cut_it(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     assert fit_of(f"model.path={tmp_path}") is None
+    with pytest.raises(ModelError):
+        fit_of(f"model.path={tmp_path}", "trainer=megatron")
 
 
 EIGHT = ClusterSize(num_nodes=1, num_cpus=64, num_gpus=8)
