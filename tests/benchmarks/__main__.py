@@ -20,7 +20,7 @@ def main() -> None:
         if file.name == "__main__.py":
             continue
         said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-        print(f"tests/benchmarks/{file.name}\n    {said.partition(chr(10) * 2)[0]}")
+        print(f"python -m tests.benchmarks.{file.stem}\n    {said.partition(chr(10) * 2)[0]}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures the scheduler: `python tests/benchmarks/control_plane.py [CASE ...]`.
+"""Measures the scheduler: `python -m tests.benchmarks.control_plane [CASE ...]`.
 
 Prints events per second of CPU time through the whole scheduler, for each batching and size, without and with all the
 other machines (`tail+`: 10 test cases per reward, half of the engines lent in each step), of asynchronous batching,

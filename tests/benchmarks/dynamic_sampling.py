@@ -1,4 +1,4 @@
-"""Measures dynamic sampling in modelled runs: `python tests/benchmarks/dynamic_sampling.py [KEY=VALUE ...]`.
+"""Measures dynamic sampling in modelled runs: `python -m tests.benchmarks.dynamic_sampling [KEY=VALUE ...]`.
 
 Plain and tail batching, each with and without dynamic sampling, on the paper's 7B setup with math prompts of mixed
 difficulty. Per step: its time, what was generated, how many prompts were dropped, and what a trained prompt *with

@@ -1,6 +1,6 @@
 """Tokens per second of the torch engine's decoder against transformers' `generate`, on the same model and thread.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/engine_throughput.py [--rounds 5] [--models 2x64 4x128] [--continuous]
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.engine_throughput [--rounds 5] [--models 2x64 4x128] [--continuous]
 
 Two loads per batch size: every response has 128 tokens; or response lengths are log-normal (median 20, sigma 1, cut at
 128), which `generate` can only serve by generating up to the longest and throwing the rest away. Only tokens that were

@@ -1,6 +1,6 @@
 """Kills environments of one real run at random, while some hang, in short rounds and in long ones.
 
-    python tests/benchmarks/environment_kills.py FOLDER [KILLS [SYSTEM]]
+    python -m tests.benchmarks.environment_kills FOLDER [KILLS [SYSTEM]]
 
 The run is one of `tests/e2e/test_turns.py`, longer: walks, a step per turn, in environments of which one episode in a
 hundred hangs. Every now and then a process of one of them is killed with signal 9, until KILLS (50) are dead. Then each

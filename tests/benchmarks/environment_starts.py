@@ -1,6 +1,6 @@
 """How long a process of an environment takes from its start to its first observation, and to its end.
 
-    python tests/benchmarks/environment_starts.py [NUMBER]
+    python -m tests.benchmarks.environment_starts [NUMBER]
 
 The class is `walk_turns`, which imports next to nothing: a user's own imports come on top. One after the other, first
 without isolation, then under bubblewrap; medians of NUMBER (20) and the slowest.

@@ -1,4 +1,4 @@
-"""Finds deliberate bugs by random runs: `python tests/benchmarks/fault_seeds.py [SEEDS [BUG]]`.
+"""Finds deliberate bugs by random runs: `python -m tests.benchmarks.fault_seeds [SEEDS [BUG]]`.
 
 Each bug of `tests/fuzz/bugs` that whole runs have to find is put into the package, one at a time, and the worlds of
 seeds 0, 1, ... are run until one violates an invariant. Prints a row of a Markdown table for each: the bug, the first

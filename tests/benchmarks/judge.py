@@ -1,7 +1,7 @@
 """Answers per second of an LLM judge over how many are judged at a time, by each of its engines.
 
-    python tests/benchmarks/judge.py                                  # a small random model on this processor
-    python tests/benchmarks/judge.py --model DIR --dtype bfloat16 --engines torch vllm streamed --batches 1 16 64
+    python -m tests.benchmarks.judge                                  # a small random model on this processor
+    python -m tests.benchmarks.judge --model DIR --dtype bfloat16 --engines torch vllm streamed --batches 1 16 64
 
 Without --model a model of random weights and byte tokens is made: a verdict costs what it costs, right or wrong. Each
 cell judges so many answers of the given lengths in one call, twice, and takes the faster one. Answers come in groups of

@@ -10,9 +10,9 @@ are kept in `runs/kills/seed-SEED.jsonl`, and the same command goes on where it 
 did not hold stays beside it. Prints a row of a Markdown table for each of RUNS (default 50) and ends with 1 if one did
 not hold. KIND is a part of the name of the only kinds to kill, FIRST the number of the run to begin with.
 
-    python tests/benchmarks/kills.py 50
-    python tests/benchmarks/kills.py 50 1 asynchronous
-    python tests/benchmarks/kills.py 50 1 asynchronous 24
+    python -m tests.benchmarks.kills 50
+    python -m tests.benchmarks.kills 50 1 asynchronous
+    python -m tests.benchmarks.kills 50 1 asynchronous 24
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tokens per second of a streamed judge against its resident share, and against the plain judge (engine=torch).
 
-    python tests/benchmarks/layer_streaming.py [--model DIR] [--lengths 1024 4096] [--prompts 16] [--rounds 5]
+    python -m tests.benchmarks.layer_streaming [--model DIR] [--lengths 1024 4096] [--prompts 16] [--rounds 5]
 
 Without `--model` it makes a random one of `--layers` x `--hidden`, in the proportions of Qwen2.5-7B. Every prompt has
 the length of its row. On a GPU time is wall time, and the shares show what the copies cost that compute does not hide.

@@ -1,4 +1,4 @@
-"""Measures what metrics cost a run: `python tests/benchmarks/metrics_write.py`.
+"""Measures what metrics cost a run: `python -m tests.benchmarks.metrics_write`.
 
 Prints the time that one step's tables take (1 row, 2,000 responses, 800 intervals), with and without the merging of
 64 steps into one file, and how many events per second the event log takes. The goals are 10 ms and 30,000 per second.

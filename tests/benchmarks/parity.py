@@ -1,4 +1,4 @@
-"""Compares modelled runs with real ones: `python tests/benchmarks/parity.py [--steps N] [--repeats N] [--patience S]`.
+"""Compares modelled runs with real ones: `python -m tests.benchmarks.parity [--steps N] [--repeats N] [--patience S]`.
 
 For each system: measures a profile (`rollpacker profile`), trains the demo's model on its prompts for real (torch
 engine, Ray), and repeats the run in virtual time with the same configuration and prompts, the profile, and the lengths
@@ -20,6 +20,8 @@ import time
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rollpacker.demo.inputs import Inputs, provide_inputs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,15 +198,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/parity"), help="for inputs, profiles and runs")
     arguments = parser.parse_args()
 
-    from rollpacker.demo.inputs import Inputs, provide_inputs
-
     inputs = Inputs(folder=arguments.folder / "input")
     provide_inputs(inputs)
     folder = arguments.folder / datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     repetitions = []
     for number in range(arguments.repeats):
         repetitions.append(repeat(folder, inputs, number, arguments.steps, arguments.patience))
-        command = f"python tests/benchmarks/parity.py --steps {arguments.steps} --repeats {arguments.repeats}"
+        command = f"python -m tests.benchmarks.parity --steps {arguments.steps} --repeats {arguments.repeats}"
         OUT.parent.mkdir(exist_ok=True)
         OUT.write_text(report(command, repetitions))
     print(OUT.read_text())

@@ -1,8 +1,8 @@
 """The parallelism planner on real vLLM engines whose KV cache is small enough to preempt, against the fixed degree.
 
-    python tests/benchmarks/planner.py DIR                       # two engines of degree 1, or one of degree 2
-    python tests/benchmarks/planner.py DIR --switch restart --steps 6
-    python tests/benchmarks/planner.py DIR --profile             # measures a profile first, for the planner's guess
+    python -m tests.benchmarks.planner DIR                       # two engines of degree 1, or one of degree 2
+    python -m tests.benchmarks.planner DIR --switch restart --steps 6
+    python -m tests.benchmarks.planner DIR --profile             # measures a profile first, for the planner's guess
 
 On a processor an engine of degree 2 is two processes of vLLM, each with half of the model; its KV cache gains what the
 weights take less of each, as on GPUs. The model is random, so responses end by chance: a long tail. DIR keeps model,

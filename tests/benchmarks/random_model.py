@@ -1,6 +1,6 @@
 """Make a small random model and a tokenizer trained on a prompt file's own text, to try the pipeline on real prompts.
 
-    python tests/benchmarks/random_model.py prompts.jsonl DIR
+    python -m tests.benchmarks.random_model prompts.jsonl DIR
     rollpacker train data.path=prompts.jsonl model.path=DIR reward=math system=rollpacker run.dir=runs/random
 
 Its answers are noise and its reward is 0: what can be seen is whether prompts of that size and kind pass through

@@ -1,4 +1,4 @@
-"""Measures the modelled cluster: `python tests/benchmarks/simulator.py [SETUP ...]`.
+"""Measures the modelled cluster: `python -m tests.benchmarks.simulator [SETUP ...]`.
 
 Runs the paper's end-to-end setups (experiment=e2e, 40 steps) under verl, rlhfuse and rollpacker, each
 in a process of its own, and prints processor time after start-up, scheduler events per second, peak memory, and the

@@ -1,6 +1,6 @@
 """How much of the training a stream hides: the same real run with and without it, in turns, on this machine.
 
-    python tests/benchmarks/stream_training.py MODEL PROMPTS [--rounds 3] [WORDS ...]
+    python -m tests.benchmarks.stream_training MODEL PROMPTS [--rounds 3] [WORDS ...]
 
 MODEL and PROMPTS are the demo's (`make demo` leaves them in runs/demo), WORDS go to `rollpacker train` last. Prints,
 per step, the exposed training time (`train_time_s`), what was hidden (`stream_time_s`) and the step, each as the median

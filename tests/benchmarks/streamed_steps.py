@@ -1,6 +1,6 @@
 """How far streamed steps are from unstreamed ones: fifty random batches with each trainer, on the CPU in float32.
 
-    python tests/benchmarks/streamed_steps.py [torch] [fsdp] [copies] [megatron]
+    python -m tests.benchmarks.streamed_steps [torch] [fsdp] [copies] [megatron]
 
 The batches are those of the tests: one to five groups of one to five responses, some of which moved to another engine.
 Each is trained in one call and as a stream, from the same state. `copies` are FSDP2 ranks that hold the whole model;

@@ -1,4 +1,4 @@
-"""Measures each technique alone and all together: `python tests/benchmarks/techniques.py [--repeats N]`.
+"""Measures each technique alone and all together: `python -m tests.benchmarks.techniques [--repeats N]`.
 
 On the demo's walks and on its mixed workload of walks, programs and climbs, whose rewards are a rule, a real sandbox
 and a small real judge. In each repetition of a workload the plain system (verl) and every technique run once, one right
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/techniques"), help="for inputs and runs")
     arguments = parser.parse_args()
     inputs = {name: make_workload(arguments.folder / "input", name) for name in arguments.workloads}
-    command = f"python tests/benchmarks/techniques.py --repeats {arguments.repeats}"
+    command = f"python -m tests.benchmarks.techniques --repeats {arguments.repeats}"
     measured: dict[tuple[str, str], dict[int, Measured]] = {
         (workload, system): {} for workload in arguments.workloads for system in SYSTEMS
     }

@@ -6,7 +6,7 @@ on held-out walks, greedy, before and after so many steps and at every checkpoin
 In turns the advantage is `step_reinforce`, whose discount makes an early end worth more: without it the policy unlearns
 its wrong `+2` by taking `+1`, and long walks reach the limit of 480 tokens.
 
-    python tests/benchmarks/turns.py FOLDER [STEPS]
+    python -m tests.benchmarks.turns FOLDER [STEPS]
 """
 
 from __future__ import annotations

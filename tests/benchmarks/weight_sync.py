@@ -1,6 +1,6 @@
 """How long a policy takes from a trainer to engines by each transport, against a plain copy of as many bytes.
 
-    python tests/benchmarks/weight_sync.py [MIB] [ENGINES]
+    python -m tests.benchmarks.weight_sync [MIB] [ENGINES]
 
 Prints, for a policy of MIB (256) MiB in bfloat16 and so many engines (1, 2), the best of three syncs by each
 transport: seconds, GB/s per engine, and the ratio to a copy from memory to memory in this process. Everything is on
