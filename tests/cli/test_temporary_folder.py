@@ -44,3 +44,8 @@ def test_it_goes_where_nothing_needs_it(scratch, error):
     with pytest.raises(type(error)):
         use_one("evaluate", error)
     assert list(scratch.iterdir()) == []
+
+
+def test_one_that_cannot_be_removed_fails_no_command():
+    with temporary_folder("evaluate") as folder:
+        folder.rmdir()

@@ -87,8 +87,10 @@ async def closing(pool: EnvironmentPool) -> AsyncIterator[EnvironmentPool]:
         await pool.close()
 
 
-def pool_of(source: str, **arguments: Any) -> AbstractAsyncContextManager[EnvironmentPool]:
-    return closing(EnvironmentPool(EnvironmentStarter(source, arguments), limit_s=30.0))
+def pool_of(
+    source: str, *, is_isolated: bool = False, **arguments: Any
+) -> AbstractAsyncContextManager[EnvironmentPool]:
+    return closing(EnvironmentPool(EnvironmentStarter(source, arguments, is_isolated=is_isolated), limit_s=30.0))
 
 
 async def answer(pool: EnvironmentPool) -> EnvironmentAnswer:
@@ -111,8 +113,7 @@ def pids(pool: EnvironmentPool) -> list[int]:
 
 @pytest.mark.parametrize("is_isolated", [False, pytest.param(True, marks=needs_bubblewrap)])
 async def test_a_walk_is_walked_step_by_step_and_rewarded_at_its_end(is_isolated: bool):
-    starter = EnvironmentStarter(WALK, {}, is_isolated=is_isolated)
-    async with closing(EnvironmentPool(starter, limit_s=30.0)) as pool:
+    async with pool_of(WALK, is_isolated=is_isolated) as pool:
         pool.reset(request(), 0, START)
         assert (await answer(pool)).observation == ""
         rewards = []
@@ -125,8 +126,9 @@ async def test_a_walk_is_walked_step_by_step_and_rewarded_at_its_end(is_isolated
         assert found.is_terminated
 
 
-async def test_a_process_serves_one_trajectory_after_another():
-    async with pool_of(WALK) as pool:
+@pytest.mark.parametrize("is_isolated", [False, pytest.param(True, marks=needs_bubblewrap)])
+async def test_a_process_serves_one_trajectory_after_another(is_isolated: bool):
+    async with pool_of(WALK, is_isolated=is_isolated) as pool:
         for sample in range(3):
             pool.reset(request(sample), 0, START)
             await answer(pool)
