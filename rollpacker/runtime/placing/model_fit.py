@@ -113,8 +113,6 @@ class ModelFit:
 def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit | None:
     """Estimate what a real run takes of its GPUs; None for a model whose sizes its config.json does not give.
 
-    Megatron-core's ranks cut a model by its sizes, so that it has to give them.
-
     Args:
         config: Of the run.
         size: Its nodes, on which judges may share GPUs with others; None where they are not known.
@@ -123,11 +121,7 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
         ConfigError: The model cannot be sharded so, or its state does not fit into a GPU.
         ModelError: Megatron-core trains a model without sizes.
     """
-    try:
-        model = transformer_of(config.model.model_copy(update={"shape": None}))
-    except ModelError:
-        if config.trains and config.trainer.name == "megatron":
-            raise
+    if (model := _transformer_of(config)) is None:
         return None
     configs = [config_of(config, degree) for degree in degrees_of(config)]
     for each in configs:
@@ -191,6 +185,16 @@ def _judge_memory(config: RunConfig) -> JudgeMemory | None:
         batch=longest * per_token * model.bytes_per_number / judge.tensor_parallel,
         share=judge.memory_share,
     )
+
+
+def _transformer_of(config: RunConfig) -> Transformer | None:
+    """The run's model; None where its sizes are not known, unless ranks of Megatron-core cut it by them."""
+    try:
+        return transformer_of(config.model.model_copy(update={"shape": None}))
+    except ModelError:
+        if config.trains and config.trainer.name == "megatron":
+            raise
+        return None
 
 
 def _gpu_bytes(config: RunConfig) -> float | None:
