@@ -137,7 +137,7 @@ class Run:
 
     @property
     def wasted_percent(self) -> float:
-        """Share of the tokens generated that were not trained, over all steps; NaN where no step knows them."""
+        """Share of the tokens generated that were not trained, over all steps; NaN where no step counted those."""
         wasted, generated = self.steps["tokens_wasted"].sum(min_count=1), self.steps["tokens_generated"].sum()
         return float(100 * wasted / max(1, generated))
 

@@ -207,7 +207,7 @@ def _unknown_topic(root: Root[BaseModel], name: str, commands: Iterable[Command]
     close = option if _is_option(root, option) else key_for(name) or "".join(similar)
     return ConfigError(
         f"`{name}` is not a section, group or key.",
-        f"A command, `groups` and `python` are topics alone; `rollpacker help /{name}` searches all for the word.",
+        f"Commands, `groups` and `python` are asked for alone; `rollpacker help /{name}` searches the help for it.",
         f"Try rollpacker help {close}"
         if close
         else "`rollpacker help` lists the commands, `rollpacker help groups` the groups.",

@@ -104,9 +104,9 @@ def parameters_of(
 
 
 def refusal(function: Callable[..., object], *arguments: object, **named: object) -> str:
-    """Say why a function does not take these arguments, as it is called and not as what a decorator wraps.
+    """Say why a function does not take these arguments; of a decorated one the wrapper's signature counts.
 
-    Empty where it takes them, has no signature, as some functions in C, or is a wrapper that takes anything.
+    Empty if it takes them, or has no signature, as some functions in C; a wrapper of *args takes everything.
     """
     try:
         signature = inspect.signature(function, follow_wrapped=False)

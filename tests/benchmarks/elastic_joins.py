@@ -1,4 +1,4 @@
-"""Lets rollout workers join a Ray and kills each with its whole node: `elastic_joins.py [JOINS]` (gate G0).
+"""Lets rollout workers join a Ray and kills each with its whole node: `elastic_joins [JOINS]` (gate G0).
 
 A head on this machine and a toy actor that is called all the time stand for the run; each worker is a real one
 (`rollpacker.launch.worker`), gets an actor on its node, and then every process of it gets kill -9. Prints failures of

@@ -1,4 +1,4 @@
-"""Kills parts of rollout workers on a Slurm cluster of two nodes: `elastic_kills.py FOLDER [KILLS [SEED]]`.
+"""Kills parts of rollout workers on a Slurm cluster of two nodes: `elastic_kills FOLDER [KILLS [SEED]]`.
 
 One run, whose job is preemptible too, with a worker on each node that has ten to twelve minutes to live. First Slurm
 takes the run's node: the job is requeued, and the worker on the other node has to keep its job and join again.

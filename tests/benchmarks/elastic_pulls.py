@@ -1,4 +1,4 @@
-"""Lets workers pull a policy at once over links of known speed, relayed or not: `elastic_pulls.py [WORKERS [MB]]`.
+"""Lets workers pull a policy at once over links of known speed, relayed or not: `elastic_pulls [WORKERS [MB]]`.
 
 As root. The trainer's node and WORKERS (4) are network namespaces on one bridge, each with a raylet of its own; a
 worker's link carries 10 MB/s each way, the trainer's 20. MB (64) of weights lie in 16 buckets on the trainer's node,

@@ -1,4 +1,4 @@
-"""Kills one process of each of many real runs at a random time: `kills.py [RUNS [SEED [KIND [FIRST]]]]`.
+"""Kills one process of each of many real runs at a random time: `kills [RUNS [SEED [KIND [FIRST]]]]`.
 
 Every run is a small one of all techniques on the embedded engine with real Ray: two engines, a trainer, a reward; where
 a judge or a sandbox is to be hit, on the demo's mixed workload; and of the asynchronous kinds an asynchronous one. The

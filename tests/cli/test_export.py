@@ -141,7 +141,7 @@ MISTAKES = {
         ["at=30", "out=mine"],
         "runs/x has no such checkpoint",
         "`at` is last, best, or a step whose checkpoint was kept: 10, 20, 40.",
-        "keeps the last run.keep_checkpoints and the best",
+        "the best one too, with run.keep_best=true",
         "Write at=40.",
     ),
     "no step of so many digits": ([f"at={5_000 * '9'}", "out=mine"], "has no such checkpoint", "Write at=40."),

@@ -232,8 +232,8 @@ class RewardSection(Section):
         if judge.tensor_parallel > 1 and judge.engine != "vllm":
             raise ValueError(
                 f"reward.judge.tensor_parallel={judge.tensor_parallel} with reward.judge.engine={judge.engine}.\n"
-                "A judge of vllm may share the model among several GPUs, and one of a modelled run.\n"
-                "Set reward.judge.tensor_parallel=1, reward.judge.engine=vllm or, in a modelled run, reward=modelled."
+                "A real judge has several GPUs only with reward.judge.engine=vllm; a modelled judge may have several.\n"
+                "Set reward.judge.tensor_parallel=1 or reward.judge.engine=vllm; a modelled run takes reward=modelled."
             )
         if judge.resident_share is not None and judge.engine != "streamed":
             raise ValueError(

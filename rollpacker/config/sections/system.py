@@ -47,8 +47,8 @@ class SystemSection(Section):
     dropped once per epoch. Not with `batching: tail` and `reward: batch`."""
     max_active_requests: Annotated[Count | None, OnlyWith("system.dynamic_sampling")] = Field(None, ge=1)
     """With dynamic sampling: at most so many responses are generated at a time, over all engines; prompts wait for
-    room before they are drawn. null: as many as the round wants. What one engine runs at a time, with or without:
-    engine.max_num_seqs."""
+    room before they are drawn. null: as many as the round wants. engine.max_num_seqs limits what one engine runs
+    at a time, with and without dynamic sampling."""
     max_launch_factor: Annotated[Number, OnlyWith("system.dynamic_sampling")] = Field(10.0, ge=1)
     """With dynamic sampling: a step that launched so many times its prompts without filling its batch ends the run with
     an error. As `max_num_gen_batches` of verl's DAPO recipe."""

@@ -50,7 +50,7 @@ def is_one_of(given: object, accepted: Iterable[object]) -> bool:
     """Compare what a function returned, decoded, with JSON values."""
     try:
         return any(_is_same(given, expected) for expected in accepted)
-    except (RecursionError, ValueError):  # a key of thousands of digits, which JSON does not write
+    except (RecursionError, ValueError):  # a key of more digits than Python writes as text
         return False
 
 

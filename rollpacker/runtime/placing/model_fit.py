@@ -119,7 +119,7 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
 
     Raises:
         ConfigError: The model cannot be sharded so, or its state does not fit into a GPU.
-        ModelError: Megatron-core trains a model without sizes.
+        ModelError: Megatron-core trains a model whose sizes its config.json does not give: never None then.
     """
     if (model := _transformer_of(config)) is None:
         return None
@@ -188,7 +188,7 @@ def _judge_memory(config: RunConfig) -> JudgeMemory | None:
 
 
 def _transformer_of(config: RunConfig) -> Transformer | None:
-    """The run's model; None where its sizes are not known, unless ranks of Megatron-core cut it by them."""
+    """The run's model; None where its sizes are not known. Raises ModelError instead if Megatron-core trains it."""
     try:
         return transformer_of(config.model.model_copy(update={"shape": None}))
     except ModelError:

@@ -19,7 +19,7 @@ JOINABLE_LOOPBACK = "127.0.0.2"
 _ONLY_FROM_HERE = (LOOPBACK, "127.0.1.1")
 """Many distributions resolve a machine's own name to one of these."""
 _FIRST_PORT = 20_000
-"""Above those that Ray gives to its workers: it starts with none of them as its own."""
+"""Above 10002 to 19999, which Ray gives to its workers: it refuses to start on a port of that range."""
 _ABOVE_RAYS = range(_FIRST_PORT, 1 << 16)
 _OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _MOST_TRIES = 100

@@ -1,4 +1,4 @@
-"""Work that is carried out while the driver digests facts: what it asks of engines and awaits."""
+"""Work that is carried out while the driver handles facts: calls to engines and to rollout workers."""
 
 from __future__ import annotations
 

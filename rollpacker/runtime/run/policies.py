@@ -63,6 +63,7 @@ def step_named(run_dir: Path, at: str, steps: Sequence[int], names: Sequence[str
     raise ConfigError(
         f"at={at}: {run_dir} has no such checkpoint.",
         f"`at` is {', '.join(names)}, or a step whose checkpoint was kept: {', '.join(map(str, steps)) or 'none'}. "
-        "A run writes one every run.checkpoint_every_steps, and keeps the last run.keep_checkpoints and the best.",
+        "A run writes one every run.checkpoint_every_steps steps and when it ends. It keeps the last "
+        "run.keep_checkpoints; the best one too, with run.keep_best=true.",
         remedy,
     )

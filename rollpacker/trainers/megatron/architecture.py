@@ -82,7 +82,7 @@ def read_architecture(model_path: Path) -> Architecture:
 
 
 def transformer_config(architecture: Architecture, section: TrainerSection, dtype: torch.dtype) -> TransformerConfig:
-    """What Megatron-core takes for a model and a layout; the degrees divide the model."""
+    """Give Megatron-core's configuration of a model whose sizes the degrees of `section` divide."""
     recompute: dict[str, Any] = {}
     if section.recompute_activations:
         recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

@@ -194,7 +194,7 @@ def test_a_rank_on_cores_and_a_gpu_that_nobody_knows_are_not_judged(model):
     assert fit_of(model, "trainer.resources.num_gpus=1", "cluster=slurm").gpu_bytes is None
 
 
-def test_a_model_without_sizes_is_not_judged_but_where_ranks_of_megatron_cut_it(tmp_path):
+def test_a_model_without_sizes_is_refused_only_where_ranks_of_megatron_cut_it(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     assert fit_of(f"model.path={tmp_path}") is None
     with pytest.raises(ModelError):

@@ -88,7 +88,7 @@ async def test_ray_lets_its_run_in_without_agents_while_its_workers_still_import
 ):
     (tmp_path / "sitecustomize.py").write_text(ASLEEP)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    same = free_port("127.0.0.1")  # by chance, once in 13,000 starts, two that are chosen are one
+    same = free_port("127.0.0.1")  # as when two ports drawn in one start coincide, by chance once in 13,000 starts
     monkeypatch.setattr("rollpacker.runtime.ray.node.free_port", lambda _: same)
     offer = NodeOffer(
         pin="node-0", name="here", address="127.0.0.1", num_cpus=1, num_gpus=0, memory_bytes=None, object_store_mb=80
