@@ -13,10 +13,10 @@ TESTS = Path(__file__).parent
 LONGEST = (
     *("slurm/test_time_limit.py", "engines/vllm/test_engine.py", "slurm/test_container.py", "e2e/test_runs.py"),
     *("slurm/test_ray_nodes.py", "e2e/test_elastic_runs.py", "slurm/test_elastic.py", "analysis/test_exhibits.py"),
-    *("slurm/test_preemption.py", "e2e/test_doors.py", "e2e/test_vllm_runs.py", "e2e/test_colocated.py"),
+    *("e2e/test_doors.py", "e2e/test_vllm_runs.py", "e2e/test_colocated.py"),
     *("trainers/megatron/test_megatron_trainer.py", "slurm/test_demo.py", "e2e/test_killed_engines.py"),
-    *("e2e/test_verifiers.py", "e2e/test_evaluated_runs.py", "e2e/test_judge_runs.py", "e2e/test_recipes.py"),
-    *("malformed/test_sample.py", "fuzz/test_deliberate_bugs.py", "slurm/test_jobs.py"),
+    *("slurm/test_preemption.py", "e2e/test_verifiers.py", "e2e/test_evaluated_runs.py", "e2e/test_judge_runs.py"),
+    *("e2e/test_recipes.py", "malformed/test_sample.py", "fuzz/test_deliberate_bugs.py", "slurm/test_jobs.py"),
 )
 """In this order; they take a minute or more each. While the first one makes the model that most runs train, the others
 wait, but for the two after it."""

@@ -50,14 +50,13 @@ class SubmittedRun(RunInJob):
         self._freeze_file.touch()
 
     def wait_until_frozen(self) -> None:
-        """Until every engine has stopped."""
+        """Until an engine has stopped; another may have too little left to do in this rollout."""
 
-        def are_frozen() -> bool:
+        def is_frozen() -> bool:
             own = {pid: each for pid, each in all_processes().items() if each.variable("SLURM_JOB_ID") == self.job_id}
-            engines = engines_of(self.run_dir, own)
-            return bool(engines) and all(map(is_stopped, engines))
+            return any(map(is_stopped, engines_of(self.run_dir, own)))
 
-        self.wait_until(are_frozen)
+        self.wait_until(is_frozen)
 
     def thaw(self) -> None:
         """Let engines that start from now on do all their work."""

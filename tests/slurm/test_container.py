@@ -174,15 +174,17 @@ def test_a_multirun_trains_on_two_nodes_inside_the_image_and_what_is_preempted_t
         time.sleep(0.5)
     assert launch.stdout is not None
     screen = launch.stdout.read()
-    for num_steps, num_attempts in ((NUM_STEPS, 2), (1, 1)):
+    for num_steps, num_attempts, told in ((NUM_STEPS, 2, "SIGURG came, with 15 s to leave"), (1, 1, "1 step in")):
         run_dir = sweep / f"{num_steps}"
         status, submission = read_status(run_dir), read_submission(run_dir)
         assert submission is not None, screen
-        said = screen + "".join(log.read_text() for log in submission.logs if log.exists())
+        logged = "".join(log.read_text() for log in submission.logs if log.exists())
+        said = screen + logged
         assert status is not None, said
         assert status.state == "finished", said
         assert read_table(run_dir, "steps")["step"].to_pylist() == list(range(num_steps))
         assert len(attempt_paths(run_dir)) == num_attempts, said
+        assert told in logged
     assert launch.returncode == 0, screen
     assert seen == {("node1", str(image.path)), ("node2", str(image.path))}
     cluster.wait_until_idle()

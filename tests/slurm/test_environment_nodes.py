@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from rollpacker.runtime.rollout.replay import replay
 from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS
 from tests.e2e.launched import num_recorded_steps, rows, trained_prompts
 from tests.slurm.small_runs import small_run
@@ -46,6 +47,7 @@ def test_they_start_are_preempted_and_come_back_with_the_run(cluster, inputs, tm
     assert len(rows(run.run_dir, "steps")) == NUM_STEPS
     trained = trained_prompts(run.run_dir)
     assert len(trained) == len(set(trained))
+    replay(run.run_dir)
     assert "Traceback" not in run.output()
     for node in ("node1", "node2"):
         assert not cluster.processes_on(node)

@@ -90,15 +90,6 @@ def test_preempted_jobs_get_their_own_signal_and_are_requeued_or_cancelled_after
             assert (tmp_path / mode / "signal").read_text() == "URG\n"
 
 
-def test_where_preemption_sends_no_signal_of_choice_the_job_gets_sigterm(
-    terminating_cluster: MiniCluster, tmp_path: Path
-) -> None:
-    _trap_signals(terminating_cluster, "low", tmp_path / "job")
-    terminating_cluster.submit("-N2", "--exclusive", "-o", "/dev/null", script="sleep 60")
-    wait_until((tmp_path / "job/signal").exists, what="a signal", timeout_s=120)
-    assert (tmp_path / "job/signal").read_text() == "TERM\n"
-
-
 def _trap_signals(cluster: MiniCluster, partition: str, folder: Path) -> str:
     """Start a job on one node that writes down the signal it gets and stays. Return its id."""
     folder.mkdir()
