@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import sys
-import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,23 +66,22 @@ class StepRun(RunInJob):
         engines = engines_of(self.run_dir, self._processes.alive())
         return sorted((_node(process), pid) for pid, process in engines.items())
 
+    def wait_for_engines_on(self, *nodes: str) -> None:
+        """Until engines were seen on all of these nodes, and on no other; a short job may be over by then."""
+        seen: set[str] = set()
+
+        def are_seen() -> bool:
+            seen.update(node for node, _ in self.engines())
+            return seen == set(nodes)
+
+        self.wait_until(are_seen)
+
     def kill_9(self, node: str, processes: Sequence[tuple[str, int]]) -> None:
         """Kill the first of these processes that is on a node."""
         os.kill(next(pid for where, pid in processes if where == node), 9)
 
     def assert_nothing_is_left(self) -> None:
         self._processes.assert_all_end(timeout_s=120)
-
-
-def wait_for_engines_on(nodes: set[str], jobs: Sequence[StepRun], timeout_s: float = 300) -> None:
-    """Until engines of each job were seen on all of these nodes, and on no other; a short job may be over by then."""
-    deadline = time.monotonic() + timeout_s
-    seen: dict[StepRun, set[str]] = {job: set() for job in jobs}
-    while any(of_job != nodes for of_job in seen.values()):
-        for job, of_job in seen.items():
-            of_job.update(node for node, _ in job.engines())
-            assert time.monotonic() < deadline, f"engines only on {of_job}:\n{job.output()}"
-        time.sleep(0.3)
 
 
 def _node(process: Process) -> str:

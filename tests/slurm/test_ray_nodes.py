@@ -14,7 +14,7 @@ import pytest
 from rollpacker.config.words import replaced
 from rollpacker.runtime.run.startup import STARTUP_FILE
 from tests.e2e.launched import UNHURRIED, batches, num_recorded_steps, rows, small_run
-from tests.slurm.steps import RANK, RAYLET, ROOT, StepRun, wait_for_engines_on
+from tests.slurm.steps import RANK, RAYLET, ROOT, StepRun
 from tests.slurm.submitted import SubmittedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
@@ -43,18 +43,40 @@ def endless(inputs, scratch, *overrides):
     return small_run(inputs, *replaced((*more, *UNHURRIED), overrides), f"cluster.scratch=[{scratch}]")
 
 
-def test_two_jobs_share_two_nodes_and_one_of_them_makes_the_batches_of_a_local_run(
-    cluster, inputs, plain_run, scratch, tmp_path
-):
+def jobs_that_node2_does_not_join(cluster, inputs, scratch, folder):
+    """Start one whose rank there says nothing, and one whose rank there has no folder for Ray."""
+    silent = StepRun(
+        cluster,
+        folder / "silent",
+        *endless(inputs, scratch, "backend.deadlines.start_s=60"),
+        cpus=2,
+        of_rank_1="sleep 1000",
+        srun="--kill-on-bad-exit=1",
+    )
+    words = [*endless(inputs, "/proc"), f"run.dir={folder / 'unfit'}"]
+    unfit = StepRun(
+        cluster,
+        folder / "unfit",
+        *endless(inputs, scratch),
+        cpus=2,
+        of_rank_1=f"{sys.executable} -m rollpacker.cli train {' '.join(words)}",
+    )
+    return silent, unfit
+
+
+def assert_failed(job: StepRun) -> None:
+    assert job.wait() == "FAILED"
+    job.assert_nothing_is_left()
+    assert "Traceback" not in job.output()
+
+
+def test_a_job_on_two_nodes_makes_the_batches_of_a_local_run(cluster, inputs, plain_run, scratch, tmp_path):
     placed = ("cluster=mini", f"cluster.scratch=[{scratch}]")
     plain = StepRun(cluster, tmp_path / "plain", *small_run(inputs, "system=verl", *placed))
-    on_gpus = ("engine.num_engines=2", "engine.resources.num_gpus=1")  # so that each node has room for one
-    tail = StepRun(cluster, tmp_path / "tail", *small_run(inputs, "system=rollpacker", *placed, *on_gpus), gpus=1)
-    wait_for_engines_on({"node1", "node2"}, (plain, tail))
-    for job in (plain, tail):
-        assert job.wait() == "COMPLETED", job.output()
-        job.assert_nothing_is_left()
-        assert {row["engine"] for row in rows(job.run_dir, "responses")} == {"engine-0", "engine-1"}
+    plain.wait_for_engines_on("node1", "node2")
+    assert plain.wait() == "COMPLETED", plain.output()
+    plain.assert_nothing_is_left()
+    assert {row["engine"] for row in rows(plain.run_dir, "responses")} == {"engine-0", "engine-1"}
     assert list(scratch.iterdir()) == []
     assert "Traceback" not in plain.output()
     assert "raylet" not in plain.output()  # Ray has nothing to complain of
@@ -70,11 +92,16 @@ def test_two_jobs_share_two_nodes_and_one_of_them_makes_the_batches_of_a_local_r
     assert batches(plain.run_dir) == batches(plain_run)
 
 
-def test_a_job_goes_on_without_the_node_of_an_engine_and_of_environments_and_ends_with_the_reason_without_its_head(
+def test_a_job_goes_on_without_a_node_that_it_loses_ends_without_its_head_and_names_a_node_that_does_not_join(
     cluster, inputs, scratch, tmp_path
 ):
+    silent, unfit = jobs_that_node2_does_not_join(cluster, inputs, scratch, tmp_path)
+    silent.wait_for_output("waiting for node2")  # for a minute from its start on, while the others go on
     rankless = StepRun(cluster, tmp_path / "rankless", *endless(inputs, scratch), cpus=2)
     rayless = StepRun(cluster, tmp_path / "rayless", *endless(inputs, scratch, *IN_TURNS), cpus=2)
+    assert_failed(unfit)
+    assert "node2 (No folder for Ray's session: /proc is not writable" in unfit.output()
+    assert "did not join Ray before" in unfit.output()
 
     rayless.wait_for_steps(1)
     assert {node for node, _ in rayless.processes(ENVIRONMENT)} == {"node1", "node2"}
@@ -87,47 +114,23 @@ def test_a_job_goes_on_without_the_node_of_an_engine_and_of_environments_and_end
         job.wait_for_steps(num_recorded_steps(job.run_dir) + 3)
         job.kill_9("node1", job.processes(RANK))
 
-    for job in (rayless, rankless):
-        assert job.wait() == "FAILED"
-        job.assert_nothing_is_left()
-        assert "Traceback" not in job.output()
+    for job in (silent, rayless, rankless):
+        assert_failed(job)
+    assert "node2 did not join Ray within 60 s" in silent.output()
+    assert re.search(rf"{silent.job_id}\.0\.0\.\d+/node2.log does not exist", silent.output().replace("\n", ""))
     assert "Ray has ended on node2" in rayless.output()
     assert "environments-1 is lost" in rayless.output()
     assert "Nobody has answered" in rayless.output()
     assert list(scratch.iterdir()) == []
 
 
-def test_a_node_that_does_not_join_is_named_with_what_it_said(cluster, inputs, scratch, tmp_path):
-    silent = StepRun(
-        cluster,
-        tmp_path / "silent",
-        *endless(inputs, scratch, "backend.deadlines.start_s=60"),
-        of_rank_1="sleep 1000",
-        srun="--kill-on-bad-exit=1",
-    )
-    words = [*endless(inputs, "/proc"), f"run.dir={tmp_path / 'unfit'}"]
-    unfit = StepRun(
-        cluster,
-        tmp_path / "unfit",
-        *endless(inputs, scratch),
-        of_rank_1=f"{sys.executable} -m rollpacker.cli train {' '.join(words)}",
-    )
-    for job in (unfit, silent):
-        assert job.wait() == "FAILED"
-        job.assert_nothing_is_left()
-        assert "Traceback" not in job.output()
-    assert "node2 (No folder for Ray's session: /proc is not writable" in unfit.output()
-    assert "did not join Ray before" in unfit.output()
-    assert "node2 did not join Ray within 60 s" in silent.output()
-    assert re.search(rf"{silent.job_id}\.0\.0\.\d+/node2.log does not exist", silent.output().replace("\n", ""))
-    assert list(scratch.iterdir()) == []
-
-
 def test_a_job_goes_on_without_an_engine_and_a_cancelled_one_and_one_whose_node_dies_end_and_leave_nothing(
     cluster, inputs, scratch, tmp_path
 ):
-    cancelled = StepRun(cluster, tmp_path / "cancelled", *endless(inputs, scratch), cpus=2)
+    on_gpus = ("engine.num_engines=2", "engine.resources.num_gpus=1")  # so that each node has room for one
+    cancelled = StepRun(cluster, tmp_path / "cancelled", *endless(inputs, scratch, *on_gpus), cpus=2, gpus=1)
     nodeless = SubmittedRun(cluster, tmp_path / "nodeless", *endless(inputs, scratch))
+    cancelled.wait_for_engines_on("node1", "node2")
     cancelled.wait_for_steps(1)
     cancelled.kill_9("node2", cancelled.engines())
     cancelled.wait_for_output(GOES_ON)
