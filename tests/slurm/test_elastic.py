@@ -96,7 +96,7 @@ def test_workers_join_a_preempted_one_comes_back_none_outlives_the_run_and_accou
     run.wait_for_steps(1)
     wait_for_workers(run, f"e{number}_0-r0", f"e{number}_1-r0")
     steps = num_recorded_steps(run.run_dir)
-    cluster.submit("-N1", "--exclusive", "-w", "node2", "-p", "main", "-o", "/dev/null", script="sleep 5")
+    cluster.submit("-N1", "--exclusive", "-w", "node2", "-p", "main", "-o", "/dev/null", script="sleep 1")
     run.wait_for_steps(steps + 2)
     wait_for_workers(run, f"e{number}_1-r1")
     cancelled = time.monotonic()
