@@ -42,8 +42,6 @@ CONFIGS: dict[str, Callable[..., Any]] = {
     "qwen2": partial(transformers.Qwen2Config, tie_word_embeddings=True),
     # an output layer of its own
     "llama": partial(transformers.LlamaConfig, tie_word_embeddings=False),
-    # norms of queries and keys
-    "qwen3": partial(transformers.Qwen3Config, head_dim=32, tie_word_embeddings=True),
 }
 
 
