@@ -1,5 +1,6 @@
 """Rows that are not real, and a process that checks them: `python -m` this, FOLDER GPUS MODEL ROW ..."""
 
+import importlib
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from rollpacker.gpu_check import workers
 from rollpacker.gpu_check.checking import Checking, Machine
 from rollpacker.gpu_check.outcomes import NotPossible, require
 from rollpacker.gpu_check.table import ROWS, Row
@@ -15,6 +17,8 @@ from rollpacker.gpu_check.table import ROWS, Row
 _HERE = "tests.gpu_check.driver"
 PATIENCE_S = 900
 """For rows that end, on machines that do other things."""
+TOGETHER = ("flash-attention", "fsdp", "turns", "sequence-cost-megatron", "round-start")
+"""What `together` does."""
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(1e6)"
 
 
@@ -48,9 +52,24 @@ async def hangs(bench):
     time.sleep(PATIENCE_S)  # noqa: ASYNC251  # it hangs
 
 
+async def together(bench):
+    """Real rows in one process, whose workers are all forked from one that has imported what they need."""
+    workers._PRELOADS += ("rollpacker.trainers.megatron.policy",)
+    rows = {row.name: row for row in ROWS}
+    figures = {}
+    for name in TOGETHER:
+        module, _, function = rows[name].function.partition(":")
+        try:
+            found = await getattr(importlib.import_module(module), function)(bench, **rows[name].arguments)
+        except Exception as error:
+            raise RuntimeError(f"{name}: {error}") from error
+        figures |= {f"{name}.{figure}": value for figure, value in found.items()}
+    return figures
+
+
 FAKES = [
     Row(name=name, shows="nothing", function=f"{_HERE}:{name}", deadline_s=PATIENCE_S)
-    for name in ("refutes", "passes", "raises", "crashes", "lacks", "hangs")
+    for name in ("refutes", "passes", "raises", "crashes", "lacks", "hangs", "together")
 ]
 
 
