@@ -72,12 +72,13 @@ class LaunchedRun:
         """Until this many steps are in the tables."""
         self.wait_until(lambda: num_recorded_steps(self.run_dir) >= num_steps, timeout_s)
 
-    def wait_until(self, condition, timeout_s: float = PATIENCE_S) -> None:
+    def wait_until(self, condition, timeout_s: float = PATIENCE_S, interval_s: float = 0.02) -> None:
+        """Look at it every `interval_s`: less often where a look reads whole tables."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert self.process.poll() is None, f"the run ended too early:\n{self.output()}"
             assert time.monotonic() < deadline, f"it did not happen in time:\n{self.output()}"
-            time.sleep(0.02)
+            time.sleep(interval_s)
 
     def kill_9(self) -> None:
         self.process.send_signal(signal.SIGKILL)

@@ -1,6 +1,6 @@
 """A real asynchronous run: engine, trainer and driver end by kill -9, and it goes on from the tokens it had.
 
-`tests/benchmarks/kills.py N SEED asynchronous` does it at many random times, and with requests kept on engines.
+`python -m tests.benchmarks.kills N SEED asynchronous` does it at many random times, and with requests kept on engines.
 """
 
 import os

@@ -79,7 +79,7 @@ def test_a_rank_streams_while_the_last_engine_is_replaced_and_its_step_is_made_a
         return sum(row["tokens_streamed"] > 0 for row in rows(run.run_dir, "steps")) >= 2
 
     run.wait_for_steps(2)
-    run.wait_until(has_streamed)
+    run.wait_until(has_streamed, interval_s=0.3)
     logs = {log.stem: log.read_text() for log in (run.run_dir / "logs" / "attempt-000").glob("*.log")}
     seen = {
         name: re.search(r"^Process \d+ on .*, CUDA_VISIBLE_DEVICES=(.*)$", text, re.MULTILINE)
@@ -104,7 +104,7 @@ def test_a_rank_streams_while_the_last_engine_is_replaced_and_its_step_is_made_a
         os.kill(pid, signal.SIGCONT)
     # a start that the trainer's turn cuts off is begun again, under another name
     run.wait_until(lambda: re.search(rf"engine-{kept}-r\d+ has taken the place of engine-{kept}", run.output()))
-    run.wait_until(lambda: any(row["num_engines_lost"] for row in rows(run.run_dir, "steps")))
+    run.wait_until(lambda: any(row["num_engines_lost"] for row in rows(run.run_dir, "steps")), interval_s=0.3)
 
     rank = freeze_a_stream(run, freeze)
     os.kill(run.pid_of(f"trainer-{rank}"), signal.SIGKILL)

@@ -11,8 +11,8 @@ from tests.e2e.launched import LaunchedRun, rows, small_run, trained_prompts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-NUM_KILLS = 5
-"""Both engines, and three that have taken a place."""
+NUM_KILLS = 3
+"""Both engines, and one that has taken a place."""
 NUM_PROMPTS = 40
 
 

@@ -204,16 +204,15 @@ def test_the_trained_model_earns_in_anybodys_hands_what_it_earns_in_the_run(inpu
     folder = max((tail_run.run_dir / "checkpoints").glob("step-*")) / "trainer" / "model"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     prompts = [json.loads(line) for line in (inputs / "prompts.jsonl").read_text().splitlines()]
-    prompts = [prompt for prompt in prompts if prompt["domain"] == "walk"]
+    walks = 8 * [prompt for prompt in prompts if prompt["domain"] == "walk"]
+    batch = tokenizer([walk["prompt"] for walk in walks], return_tensors="pt")
     torch.manual_seed(0)
+    written = model.generate(**batch, do_sample=True, temperature=1.0, top_k=0, max_new_tokens=48)
     rewards = []
-    for prompt in prompts:
-        batch = tokenizer([prompt["prompt"]] * 8, return_tensors="pt")
-        written = model.generate(**batch, do_sample=True, temperature=1.0, top_k=0, max_new_tokens=48)
-        for response in written[:, batch["input_ids"].shape[1] :]:
-            is_cut = tokenizer.eos_token_id not in response
-            text = tokenizer.decode(response, skip_special_tokens=True)
-            rewards.append(score(text, prompt["ground_truth"], is_cut).reward)
+    for walk, response in zip(walks, written[:, batch["input_ids"].shape[1] :], strict=True):
+        is_cut = tokenizer.eos_token_id not in response
+        text = tokenizer.decode(response, skip_special_tokens=True)
+        rewards.append(score(text, walk["ground_truth"], is_cut).reward)
     trained = [row for row in rows(tail_run.run_dir, "responses") if row["accepted"] and row["domain"] == "walk"]
     own = [row["reward"] for row in trained if row["step"] >= tail_run.num_steps - NUM_LAST_STEPS]
     assert sum(rewards) / len(rewards) == pytest.approx(sum(own) / len(own), abs=0.15)

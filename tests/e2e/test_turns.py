@@ -28,7 +28,7 @@ def test_environments_that_hang_and_crash_cost_no_prompt_and_no_run(turns_inputs
         *small_run(turns_inputs, f"system={system}", "engine.num_engines=1", "reward=environment"),
         *(f"run.num_steps={NUM_STEPS}", "rollout.max_response_tokens=96"),
         *("environment=gym", "environment.env=rollpacker.environments.delayed:Delayed", "environment.max_turns=12"),
-        *("environment.turn_timeout_s=2", "environment.reset_timeout_s=30", "environment.max_open=12"),
+        *("environment.turn_timeout_s=2", "environment.reset_timeout_s=30", "environment.max_open=4"),
         *(f"environment.nodes={nodes}", "environment.max_restarts=8"),  # an attempt in eight fails, by chance
         f"environment.arguments={{env: '{WALK}', p_hang: 0.02, p_crash: 0.05, p_crash_at_reset: 0.05}}",
         *(f"evaluation.path={turns_inputs}/unseen.jsonl", "evaluation.at_end=true", f"trainer.advantage={advantage}"),

@@ -257,18 +257,21 @@ def played(python, env, prompt, *episodes, is_isolated=False):
     return asyncio.run(play())
 
 
-@pytest.mark.parametrize("isolation", ["rlimits", "bubblewrap"])
-def test_its_tasks_are_prompts_and_its_own_rewards_count(python, isolation):
-    given = "environment.arguments={taskset: {texts: [abc, over there, three]}}"
-    words = ("environment.env=reverse-lines", f"environment.python={python}", given, "data.max_prompts=2")
-    words = (*words, f"environment.isolation={isolation}")
+def test_its_tasks_are_prompts_and_its_own_rewards_count(python):
+    words = (
+        "environment.env=reverse-lines",
+        f"environment.python={python}",
+        "environment.arguments={taskset: {texts: [abc, over there, three]}}",
+        "environment.isolation=bubblewrap",
+        "data.max_prompts=2",
+    )
     prompts, _ = prompts_to_train(config_of(*words))
     assert [prompt.messages[-1]["content"] for prompt in prompts] == ["abc", "over there"]
     assert {prompt.domain for prompt in prompts} == {"reverse-lines"}
     assert len(prompt_rows(config_of(*words, "data.solve_rates=rates.parquet"))) == 3
     assert prompts[0].messages[0]["role"] == "system"
     episodes = [turn("<reversed_text>cba</reversed_text>")], [turn("cba")]
-    right, plain = played(python, "reverse-lines", prompts[0], *episodes, is_isolated=isolation == "bubblewrap")
+    right, plain = played(python, "reverse-lines", prompts[0], *episodes, is_isolated=True)
     for (begun, ended), reward in ((right, 1.0), (plain, 0.0)):
         assert (begun.failure, begun.observation) == (None, [])
         assert (ended.reward, ended.is_terminated) == (reward, True)

@@ -134,21 +134,23 @@ def test_ranks_that_score_in_chunks_train_as_one_process_does_whole(ranks: Ranks
         assert_equal_training(ranks.run(scenarios.train, work), plain_torch.train(model))
 
 
+@pytest.fixture(scope="module")
+def on_stale_tokens(models: dict[str, Path], bench_of: Any) -> list[tuple[Work, Outcome]]:
+    """Of each objective, and what one process of torch makes of it."""
+    name = "qwen2-tied"
+    batches = [stale(bench_of(models[name]).groups(REWARDS, seed=seed)) for seed in range(2)]
+    plain_torch = Torch(models, {name: batches})
+    works = [Work(model_path=models[name], section=section, batches=batches, split=(1,)) for section in STALE]
+    return [(work, plain_torch.train_with(name, **work.section)) for work in works]
+
+
 @pytest.mark.parametrize("chunk", [None, 3])
 @pytest.mark.parametrize("layout", ["tensor", "pipeline", "context", "context-by-length"])
-def test_objectives_on_stale_tokens_are_those_of_one_process(ranks: Ranks, models, bench_of, layout, chunk):
+def test_objectives_on_stale_tokens_are_those_of_one_process(ranks: Ranks, on_stale_tokens, layout, chunk):
     """The mean of a response over parts of its tokens, and the entropy's gradient over parts of the vocabulary."""
-    model = "qwen2-tied"
-    batches = [stale(bench_of(models[model]).groups(REWARDS, seed=seed)) for seed in range(2)]
-    for section in STALE:
-        expected = Torch(models, {model: batches}).train_with(model, **section)
-        work = Work(
-            model_path=models[model],
-            section={**LAYOUTS[layout], **section, "logits_chunk_tokens": chunk},
-            batches=batches,
-            split=(1,),
-        )
-        found = ranks.run(scenarios.train, work)
+    for work, expected in on_stale_tokens:
+        section = {**work.section, **LAYOUTS[layout], "logits_chunk_tokens": chunk}
+        found = ranks.run(scenarios.train, dataclasses.replace(work, section=section))
         assert_equal_training(found, expected)
         assert found[0].metrics[0].clip_fraction == expected.metrics[0].clip_fraction > 0
 
