@@ -50,7 +50,7 @@ def turns_inputs(made_once):
 
     def make(folder):
         torch.set_num_threads(1)
-        make_model(folder / "model", num_iterations=300, language=WALKS_IN_TURNS)
+        make_model(folder / "model", num_iterations=450, language=WALKS_IN_TURNS)
         (folder / "prompts.jsonl").write_text(task.prompt_file(40, random.Random(2)))
         (folder / "unseen.jsonl").write_text(task.prompt_file(6, random.Random(3)))
 
