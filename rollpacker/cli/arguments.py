@@ -103,11 +103,10 @@ def _refuse_repeated(words: Sequence[str]) -> None:
             given.setdefault(name, []).append(word)
     for name, repeated in given.items():
         if len(repeated) > 1:
-            quoted = ", or quote a mapping, of which the shell makes several words: 'KEY={a:b,c:d}'"
             raise ConfigError(
                 f"`{name}` is given twice: {' and '.join(f'`{word}`' for word in repeated)}.",
                 "A key or a group has one value; several values for a multirun (-m) are one list: KEY=A,B.",
-                f"Leave out all but one{quoted if all(':' in word for word in repeated) else ''}.",
+                "Leave out all but one; a mapping is quoted for the shell: 'KEY={a:b,c:d}'.",
             )
 
 

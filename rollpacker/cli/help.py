@@ -202,12 +202,14 @@ def _unknown_topic(root: Root[BaseModel], name: str, commands: Iterable[Command]
             f"`rollpacker help {group.name}` describes them.",
         )
     option = "=".join(name.rsplit(".", 1))
-    topics = {*(command.name for command in commands), "groups", "python", *_names(root)}
-    similar = [each for each in nearest(name, topics) if is_near(name, each)]
+    alone = {*(command.name for command in commands), "groups", "python"}
+    similar = [each for each in nearest(name, alone | _names(root)) if is_near(name, each)]
     close = option if _is_option(root, option) else key_for(name) or "".join(similar)
     return ConfigError(
         f"`{name}` is not a section, group or key.",
-        f"Commands, `groups` and `python` are asked for alone; `rollpacker help /{name}` searches the help for it.",
+        "Commands, `groups` and `python` are asked for alone."
+        if name in alone
+        else f"`rollpacker help /{name}` searches the whole help for it.",
         f"Try rollpacker help {close}"
         if close
         else "`rollpacker help` lists the commands, `rollpacker help groups` the groups.",

@@ -164,13 +164,16 @@ def check_trial(section: ContainerSection, outcome: Outcome, *, has_user_namespa
     """
     if outcome.is_success and (version := outcome.output.strip()):
         return fine("runtime", f"{section.runtime} runs {section.image} with RollPacker {version}")
+    by_hand = f"Try it by hand: {shlex.join(_words(section, dict.fromkeys(section.environment, '...')))}"
+    if outcome.is_success:
+        return problem("runtime", f"{section.python} in {section.image} printed no version of RollPacker", by_hand)
     if "rollpacker" in outcome.reason and "ModuleNotFound" in outcome.reason:
         build = "Build the image again, in a checkout of RollPacker (slurm/build_image.sh)"
         remedy = f"{build}, or set cluster.container.python to its interpreter."
     elif not has_user_namespaces:
         remedy = "This kernel refuses user namespaces (user.max_user_namespaces): ask for a setuid installation."
     else:
-        remedy = f"Try it by hand: {shlex.join(_words(section, dict.fromkeys(section.environment, '...')))}"
+        remedy = by_hand
     return problem("runtime", f"{section.runtime} does not run {section.image}: {outcome.reason}", remedy)
 
 

@@ -100,7 +100,7 @@ def load_callback(source: str) -> Callable[[Path], Mapping[str, Callable[[Any], 
             raise UnusableFunction(f"`{name}.{each}` is called with one argument, {METHODS[each]}, and takes others")
     if not own:
         raise UnusableFunction(f"`{name}` of {place} has none of the methods {', '.join(METHODS)}")
-    takes_run_dir = not refusal(made, run_dir=None)
+    takes_run_dir = _names_run_dir(made) and not refusal(made, run_dir=None)
     if not takes_run_dir and refusal(made):
         raise UnusableFunction(f"`{name}` is made with `run_dir` or with nothing, and takes other arguments")
 
@@ -112,6 +112,13 @@ def load_callback(source: str) -> Callable[[Path], Mapping[str, Callable[[Any], 
         return {each: getattr(instance, each) for each in own}
 
     return make
+
+
+def _names_run_dir(made: type) -> bool:
+    try:
+        return "run_dir" in inspect.signature(made).parameters
+    except ValueError:  # some in C have none
+        return False
 
 
 def _instead(close: Sequence[str]) -> str:

@@ -165,18 +165,19 @@ def test_an_image_that_is_missing_or_fails_is_a_problem(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("complaint", "has_user_namespaces", "remedy"),
+    ("complaint", "exit_code", "has_user_namespaces", "remedy"),
     [
-        ("ModuleNotFoundError: No module named 'rollpacker'", True, "again, in a checkout of RollPacker"),
-        ("FATAL", False, "user.max_user_namespaces"),
-        ("FATAL", True, "Try it by hand: apptainer exec 'my images/x.sif' env TOKEN=... python3 -P"),
+        ("ModuleNotFoundError: No module named 'rollpacker'", 1, True, "again, in a checkout of RollPacker"),
+        ("FATAL", 255, False, "user.max_user_namespaces"),
+        ("FATAL", 255, True, "Try it by hand: apptainer exec 'my images/x.sif' env TOKEN=... python3 -P"),
+        ("", 0, False, "Try it by hand: apptainer exec"),
     ],
 )
 def test_the_remedy_for_an_image_that_fails_follows_from_what_it_said_and_this_kernel_allows(
-    complaint: str, has_user_namespaces: bool, remedy: str
+    complaint: str, exit_code: int, has_user_namespaces: bool, remedy: str
 ) -> None:
     section = ContainerSection(image=Path("my images/x.sif"), environment={"TOKEN": "secret"})
-    outcome = Outcome(output="", complaint=complaint, exit_code=255)
+    outcome = Outcome(output="", complaint=complaint, exit_code=exit_code)
 
     found = check_trial(section, outcome, has_user_namespaces=has_user_namespaces)
 
