@@ -119,7 +119,7 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
 
     Raises:
         ConfigError: The model cannot be sharded so, or its state does not fit into a GPU.
-        ModelError: Megatron-core trains a model whose sizes its config.json does not give: never None then.
+        ModelError: Megatron-core's ranks cut a model whose sizes its config.json does not give: never None then.
     """
     if (model := _transformer_of(config)) is None:
         return None
@@ -188,12 +188,18 @@ def _judge_memory(config: RunConfig) -> JudgeMemory | None:
 
 
 def _transformer_of(config: RunConfig) -> Transformer | None:
-    """The run's model; None where its sizes are not known. Raises ModelError instead if Megatron-core trains it."""
+    """The run's model; None where its sizes are not known; raises ModelError then, where Megatron-core's ranks cut it."""
+    trainer = config.trainer
     try:
         return transformer_of(config.model.model_copy(update={"shape": None}))
-    except ModelError:
-        if config.trains and config.trainer.name == "megatron":
-            raise
+    except ModelError as error:
+        if config.trains and max(trainer.tensor_parallel, trainer.pipeline_parallel) > 1:
+            raise ModelError(
+                error.problem,
+                f"trainer.tensor_parallel={trainer.tensor_parallel} trainer.pipeline_parallel="
+                f"{trainer.pipeline_parallel} cut a model by the sizes that its config.json gives.",
+                "Add them to the file, or set both to 1.",
+            ) from error
         return None
 
 

@@ -197,8 +197,9 @@ def test_a_rank_on_cores_and_a_gpu_that_nobody_knows_are_not_judged(model):
 def test_a_model_without_sizes_is_refused_only_where_ranks_of_megatron_cut_it(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     assert fit_of(f"model.path={tmp_path}") is None
-    with pytest.raises(ModelError):
-        fit_of(f"model.path={tmp_path}", "trainer=megatron")
+    assert fit_of(f"model.path={tmp_path}", "trainer=megatron") is None
+    with pytest.raises(ModelError, match=r"Add them to the file"):
+        fit_of(f"model.path={tmp_path}", "trainer=megatron", "trainer.pipeline_parallel=2")
 
 
 EIGHT = ClusterSize(num_nodes=1, num_cpus=64, num_gpus=8)
