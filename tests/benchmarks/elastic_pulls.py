@@ -107,7 +107,8 @@ def stay(node: int, folder: Path) -> None:
 
 def inside(node: int, folder: Path, *words: object, **streams: int) -> subprocess.Popen[bytes]:
     """Run a part of this program in a node's namespace."""
-    command = ["ip", "netns", "exec", NAMESPACE.format(node), sys.executable, __file__, *map(str, words)]
+    itself = (sys.executable, "-m", "tests.benchmarks.elastic_pulls", *map(str, words))
+    command = ["ip", "netns", "exec", NAMESPACE.format(node), *itself]
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
     return subprocess.Popen(command, env=os.environ | token | {"OMP_NUM_THREADS": "1"}, **streams)
 

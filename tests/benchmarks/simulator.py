@@ -72,7 +72,10 @@ def measure(words: list[str]) -> dict[str, float]:
 def measure_apart(*words: str) -> dict[str, float]:
     """Run in a fresh process, so that memory is its own."""
     answer = subprocess.run(
-        [sys.executable, __file__, "--measure", *words], check=True, stdout=subprocess.PIPE, env=os.environ
+        [sys.executable, "-m", "tests.benchmarks.simulator", "--measure", *words],
+        check=True,
+        stdout=subprocess.PIPE,
+        env=os.environ,
     )
     measured: dict[str, float] = json.loads(answer.stdout)
     return measured
