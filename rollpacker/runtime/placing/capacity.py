@@ -24,7 +24,6 @@ MOST_PER_CORE = 16
 
 _PROCESS_BYTES = 250 << 20
 """Of a process that has loaded torch and no model: 260 to 330 MB were measured."""
-_MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +100,7 @@ def _too_large(config: RunConfig, capacity: Capacity) -> Iterator[ConfigError]:
     if "sandbox" in config.reward.names:
         sizes += [(f"reward.sandbox.{key}", getattr(sandbox, key), 1) for key in ("memory_mb", "files_mb", "output_mb")]
     for key, size_mb, num_copies in sizes:
-        if size_mb * num_copies * _MEBIBYTE >= capacity.memory_bytes:
+        if (size_mb * num_copies) << 20 >= capacity.memory_bytes:
             yield ConfigError(
                 f"{key}={size_mb}"
                 + (f", of which there are {num_copies}," if num_copies > 1 else "")
@@ -119,4 +118,4 @@ def _cores(capacity: Capacity) -> str:
 
 
 def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes // _MEBIBYTE:,} MB"
+    return f"{num_bytes >> 20:,} MB"

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.metrics.profiles import Profile
 
-_MEBIBYTE = 1 << 20
-
 
 def degrees_of(config: RunConfig) -> tuple[int, ...]:
     """The degrees of a real run's engines: the configured one, then those that the planner may change to."""
@@ -106,7 +104,7 @@ def _saved_mb(config: RunConfig, degree: int) -> int:
         num_bytes = transformer_of(config.model).num_weight_bytes
     except ModelError:
         return 0
-    return int(num_bytes / config.engine.tensor_parallel - num_bytes / degree) // _MEBIBYTE
+    return int(num_bytes / config.engine.tensor_parallel - num_bytes / degree) >> 20
 
 
 def check_degrees(config: RunConfig) -> None:

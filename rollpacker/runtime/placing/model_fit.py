@@ -188,7 +188,7 @@ def _judge_memory(config: RunConfig) -> JudgeMemory | None:
 
 
 def _transformer_of(config: RunConfig) -> Transformer | None:
-    """The run's model; None where its sizes are not known; raises ModelError then, where Megatron-core's ranks cut it."""
+    """The run's model; None without sizes, and `ModelError` where Megatron-core's ranks cut it by them."""
     trainer = config.trainer
     try:
         return transformer_of(config.model.model_copy(update={"shape": None}))
