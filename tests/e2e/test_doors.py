@@ -119,7 +119,6 @@ def test_an_agent_loop_of_ones_own_is_trained_as_an_environment_is(turns_inputs,
         *small_run(turns_inputs, "system=flash", "engine.num_engines=1", "reward=environment"),
         *(f"run.num_steps={NUM_STEPS}", "rollout.max_response_tokens=96"),
         *("environment=loop", f"environment.loop={tmp_path}/own.py:Walk", "environment.max_turns=12"),
-        "environment.isolation=bubblewrap",
         "environment.max_open=2",  # each has a tokenizer, which takes seconds to import
     )
     assert run.wait() == 0, run.output()

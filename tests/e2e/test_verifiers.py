@@ -22,6 +22,7 @@ from rollpacker.protocols.rollout import FinishReason, Prompt
 from rollpacker.runtime.rollout.replay import replay
 from tests.e2e.launched import LaunchedRun, rows, small_run
 from tests.environments.answers import answers_of
+from tests.environments.test_isolation import needs_bubblewrap
 from tests.sim.composed import composed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -257,6 +258,7 @@ def played(python, env, prompt, *episodes, is_isolated=False):
     return asyncio.run(play())
 
 
+@needs_bubblewrap
 def test_its_tasks_are_prompts_and_its_own_rewards_count(python):
     words = (
         "environment.env=reverse-lines",

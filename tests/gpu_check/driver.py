@@ -17,7 +17,7 @@ from rollpacker.gpu_check.table import ROWS, Row
 _HERE = "tests.gpu_check.driver"
 PATIENCE_S = 900
 """For rows that end, on machines that do other things."""
-TOGETHER = ("flash-attention", "fsdp", "turns", "sequence-cost-megatron", "round-start")
+TOGETHER = ("flash-attention", "turns", "sequence-cost-megatron", "round-start")
 """What `together` does."""
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(1e6)"
 
