@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rollpacker.cli.command_help import CommandHelp
 from rollpacker.core.errors import ConfigError, Interrupted, WorldError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from types import FrameType
 
     from rich.table import Table
@@ -55,6 +54,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.screen import output
     from rollpacker.cli.settings import choice, parse_settings
     from rollpacker.gpu_check.checking import Checking, this_machine
+    from rollpacker.runtime.job.signals import signals_handled
     from rollpacker.runtime.run.folder_checks import check_creatable
     from rollpacker.runtime.run.streams import keep_writing
 
@@ -71,7 +71,7 @@ def run(arguments: Arguments) -> None:
     console = output()
     console.print(Text(checking.key, style="dim"))
     outcomes: dict[str, Outcome] = {}
-    with _signals_leave():
+    with signals_handled((signal.SIGTERM, signal.SIGHUP), _leave):
         for row, outcome in checking.run(rows):
             outcomes[row.name] = outcome
             console.print(_line(row, outcome))
@@ -134,17 +134,7 @@ def _line(row: Row, outcome: Outcome) -> Table:
     return line
 
 
-@contextmanager
-def _signals_leave() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the row that runs, and this process, as Ctrl-C does."""
-    from rollpacker.runtime.job.signals import handlers_kept
-
-    with handlers_kept():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _leave)
-        yield
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    """End the row that runs, and this process, as Ctrl-C does."""
     name = signal.Signals(number).name
     raise Interrupted(f"{name} ended the check.", "Rows that have passed are kept.", "Give it again.", number)

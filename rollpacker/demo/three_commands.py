@@ -14,8 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.demo.inputs import Inputs, are_made, make_inputs
 from rollpacker.demo.task import Language
 from rollpacker.runtime.job.preemption import SHELL_SIGNALS
+from rollpacker.runtime.job.signals import signals_handled
 from rollpacker.runtime.run.folder_checks import check_folder
 from rollpacker.runtime.run.streams import keep_writing
 from rollpacker.terminal import Terminal
@@ -166,20 +166,7 @@ def _run(console: Terminal, command: str, words: Sequence[str]) -> int:
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
         process_group=0,  # Ctrl-C reaches it through this process alone: a second signal would end a run at once
     )
-    with _signals_go_to(process):
+    # what ends a program is passed on: the command puts its own things in order
+    with signals_handled((*SHELL_SIGNALS, signal.SIGQUIT), lambda number, _: process.send_signal(number)):
         code = process.wait()
     return code if code >= 0 else 128 - code
-
-
-@contextmanager
-def _signals_go_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass on what ends a program, except for what is ignored (nohup): the command puts its own things in order."""
-    before = {number: signal.getsignal(number) for number in (*SHELL_SIGNALS, signal.SIGQUIT)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, lambda heard, _: process.send_signal(heard))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

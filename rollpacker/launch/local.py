@@ -30,7 +30,7 @@ from rollpacker.launch.job import PointCall, PointProcess, Task
 from rollpacker.launch.points import Point
 from rollpacker.launch.waiting import failure, log_end
 from rollpacker.runtime.job.preemption import SHELL_SIGNALS
-from rollpacker.runtime.job.signals import handlers_kept
+from rollpacker.runtime.job.signals import signals_handled
 from rollpacker.terminal import Terminal
 
 _POLL_S = 0.1
@@ -79,17 +79,6 @@ def _debug(points: Sequence[Point], task: Task, folder: Path) -> list[list[str]]
     return stories
 
 
-@contextmanager
-def _received_signals() -> Iterator[list[signal.Signals]]:
-    """Collect the signals that would end this process, in the order in which they come; an ignored one stays so."""
-    received: list[signal.Signals] = []
-    with handlers_kept():
-        for number in SHELL_SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda came, _: received.append(signal.Signals(came)))
-        yield received
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Started:
     """A point and its process."""
@@ -104,8 +93,12 @@ def _local(points: Sequence[Point], task: Task, settings: LauncherSettings, fold
     waiting = list(points)
     running: list[_Started] = []
     stories: list[list[str]] = []
+    received: list[signal.Signals] = []
     num_forwarded = 0
-    with _received_signals() as received, _interrupted_by_errors(running):
+    with (
+        signals_handled(SHELL_SIGNALS, lambda number, _: received.append(signal.Signals(number))),
+        _interrupted_by_errors(running),
+    ):
         while running or (waiting and not received):
             while waiting and not received and len(running) < (settings.array_parallelism or len(points)):
                 started = _start(waiting.pop(0), task, folder)

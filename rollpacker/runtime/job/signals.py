@@ -23,7 +23,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -76,9 +76,9 @@ def meaning_of(
 
 
 @contextmanager
-def handlers_kept() -> Iterator[None]:
-    """Restore the handlers of `ALL_SIGNALS` afterwards, in Python and below it; in the main thread alone."""
-    handlers = {number: signal.getsignal(number) for number in ALL_SIGNALS}
+def handlers_kept(numbers: Collection[signal.Signals] = ALL_SIGNALS) -> Iterator[None]:
+    """Restore the handlers of signals afterwards, in Python and below it; in the main thread alone."""
+    handlers = {number: signal.getsignal(number) for number in numbers}
     try:
         yield
     finally:
@@ -86,6 +86,18 @@ def handlers_kept() -> Iterator[None]:
             for number, handler in handlers.items():
                 if handler is not None:
                     signal.signal(number, handler)
+
+
+@contextmanager
+def signals_handled(
+    numbers: Collection[signal.Signals], handler: Callable[[int, FrameType | None], object]
+) -> Iterator[None]:
+    """Handle signals inside. One that is ignored stays so: `nohup` and a script's background jobs rely on it."""
+    with handlers_kept(numbers):
+        for number in numbers:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, handler)
+        yield
 
 
 class SignalListener:

@@ -20,7 +20,7 @@ from rollpacker.metrics.files import make_private_folder, remove_temporaries, st
 from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.job.file_lock import LOCK_FILE, FileLock
 from rollpacker.runtime.job.preemption import SHELL_SIGNALS, how_to_go_on
-from rollpacker.runtime.job.signals import handlers_kept
+from rollpacker.runtime.job.signals import signals_handled
 from rollpacker.runtime.run.checkpoints import Checkpoint, CheckpointStore
 from rollpacker.runtime.run.exporting import MODEL_FOLDER
 from rollpacker.runtime.run.run_folder import RUN_FILE, RunIdentity, find_resumable, identify_run, set_steps_aside
@@ -118,10 +118,7 @@ def _ended_by_a_person(run_dir: Path) -> Iterator[None]:
         problem = f"{SHELL_SIGNALS[heard]} ended the wait for the lock of {run_dir}."
         raise Interrupted(problem, "Nothing is lost.", how_to_go_on(str(run_dir)), heard)
 
-    with handlers_kept():
-        for number in (signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` sets it
-                signal.signal(number, leave)
+    with signals_handled((signal.SIGINT, signal.SIGHUP), leave):
         yield
 
 
