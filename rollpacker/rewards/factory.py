@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rollpacker.protocols.reward import RewardWorker
     from rollpacker.protocols.rollout import Prompt
 
-_MEBIBYTE = 1 << 20
-
 
 def make_reward_worker(section: RewardSection, judge: RewardWorker | None = None) -> RewardWorker:
     """Make the worker of the configured rewards. It belongs to the event loop that first calls it.
@@ -134,7 +132,7 @@ def _check_packages(section: RewardSection, prompt: Prompt, reference: CodeRefer
 def _check_sizes(sandbox: SandboxSection, prompt: Prompt, reference: CodeReference) -> None:
     """Read again only lines that are long enough: no text is longer than the line that has it."""
     limits_mb = {"files_mb": sandbox.files_mb, "output_mb": sandbox.output_mb}
-    if reference.line.num_bytes <= min(limits_mb.values()) * _MEBIBYTE:
+    if reference.line.num_bytes <= min(limits_mb.values()) << 20:
         return
     for index, case in enumerate(load_test_cases(reference)):
         sizes = {"files_mb": 0, "output_mb": 0}
@@ -145,8 +143,8 @@ def _check_sizes(sandbox: SandboxSection, prompt: Prompt, reference: CodeReferen
             case CallCase():
                 sizes["output_mb"] = min(len(encode(value)) for value in case.accepted)
         for name, num_bytes in sizes.items():
-            if num_bytes > limits_mb[name] * _MEBIBYTE:
-                least_mb = math.ceil(num_bytes / _MEBIBYTE)
+            if num_bytes > limits_mb[name] << 20:
+                least_mb = math.ceil(num_bytes / (1 << 20))
                 raise DataError(
                     f"{prompt.line}: test case {index} of the prompt {prompt.key!r} has an "
                     f"{'input' if name == 'files_mb' else 'output'} of {least_mb} MB, which no program could "

@@ -27,8 +27,6 @@ from rollpacker.runtime.placing.host import has_mps_daemon
 from rollpacker.runtime.ray.node_address import free_port, node_address
 from rollpacker.runtime.ray.private_folder import LONGEST_SCRATCH_BYTES, private_folder
 
-_MEBIBYTE = 1 << 20
-
 _ENOUGH_FILES = 8192
 """Ray opens several for each worker and connection; it recommends 65536, which only large clusters need."""
 
@@ -107,7 +105,7 @@ def check_limits(limits: Limits, object_store_mb: int) -> Iterator[Finding]:
             else "Ask for a higher hard limit (ulimit -Hn), also of slurmd (LimitNOFILE).",
         ),
     )
-    free_mb = limits.shared_bytes_free // _MEBIBYTE
+    free_mb = limits.shared_bytes_free >> 20
     needed = f"in {SHARED_MEMORY} for backend.object_store_mb={object_store_mb}"
     yield probe(
         "shared memory",
@@ -120,7 +118,7 @@ def check_limits(limits: Limits, object_store_mb: int) -> Iterator[Finding]:
         ),
     )
     # /dev/shm counts against the memory limit
-    memory_mb = None if limits.memory_bytes is None else limits.memory_bytes // _MEBIBYTE
+    memory_mb = None if limits.memory_bytes is None else limits.memory_bytes >> 20
     yield probe(
         "memory",
         "not limited below the machine's" if memory_mb is None else f"{memory_mb:,} MB on this node",

@@ -40,8 +40,6 @@ from rollpacker.rewards.sandbox.namespaces import is_real_root, namespace_option
 
 NOBODY = 65534
 
-_MEBIBYTE = 1 << 20
-
 _SANDBOX_MODULES = ("values", "rpc", "rpc_server", "loop_ends", "suppression", "rpc_client", "mini_pytest", "runner")
 """In the order in which they import each other."""
 
@@ -111,18 +109,18 @@ class Bounds:
 
     @property
     def memory_bytes(self) -> int:
-        return self.memory_mb * _MEBIBYTE
+        return self.memory_mb << 20
 
     @property
     def output_bytes(self) -> int:
-        return self.output_mb * _MEBIBYTE
+        return self.output_mb << 20
 
     def resource_limits(self) -> list[tuple[int, int]]:
         """Of each process; set by the runner before a program starts, and never raised again."""
         limits = [
             # Addresses, not memory: stacks of threads are reserved and hardly used. The supervisor counts memory.
             (resource.RLIMIT_AS, 2 * self.memory_bytes),
-            (resource.RLIMIT_FSIZE, self.files_mb * _MEBIBYTE),
+            (resource.RLIMIT_FSIZE, self.files_mb << 20),
             (resource.RLIMIT_NOFILE, self.open_files),
             (resource.RLIMIT_CORE, 0),
         ]
@@ -218,7 +216,7 @@ class BubblewrapLauncher:
     def _mount_options(self) -> Sequence[str]:
         needed, packages = self._files, self.bounds.packages
         # these files may lie in the host's /tmp or /dev/shm
-        options = ["--size", str(self.bounds.files_mb * _MEBIBYTE), "--tmpfs", "/tmp"]  # noqa: S108 the sandbox's own
+        options = ["--size", str(self.bounds.files_mb << 20), "--tmpfs", "/tmp"]  # noqa: S108 the sandbox's own
         options += ["--symlink", "../tmp", "/dev/shm"]  # noqa: S108 the sandbox's own
         for path in needed.paths:
             options += self._bind(path)

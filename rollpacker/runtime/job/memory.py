@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-_MEBIBYTE = 1 << 20
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
@@ -54,11 +53,11 @@ def _allocated_memory(environment: Mapping[str, str], group: str) -> int | None:
     """Bytes that Slurm gave to the job on this node; None where it gave all, or says nothing."""
     per_node = environment.get(f"SLURM_MEM_PER_NODE{group}", "")
     if per_node.isdecimal():
-        return int(per_node) * _MEBIBYTE or None
+        return int(per_node) << 20 or None
     for unit in ("CPU", "GPU"):
         share, number = environment.get(f"SLURM_MEM_PER_{unit}{group}", ""), environment.get(f"SLURM_{unit}S_ON_NODE")
         if share.isdecimal() and number is not None and number.isdecimal():
-            return int(share) * int(number) * _MEBIBYTE or None
+            return (int(share) * int(number)) << 20 or None
     return None
 
 

@@ -24,7 +24,6 @@ from rollpacker.runtime.placing.planning import cluster_size
 from rollpacker.runtime.ray.node_address import JOINABLE_LOOPBACK, LOOPBACK, free_port, node_address
 from rollpacker.runtime.ray.private_folder import PrivateFolder, private_folder
 
-_MEBIBYTE = 1 << 20
 _LOG_TAIL_LINES = 15
 _LOG_NOISE = "[state-dump]"
 """Raylets write hundreds of such lines."""
@@ -106,14 +105,14 @@ class RayNode:
             "--num-cpus": offer.num_cpus,
             "--num-gpus": offer.num_gpus,
             "--resources": json.dumps({offer.pin: _PINS_PER_NODE}),
-            "--object-store-memory": offer.object_store_mb * _MEBIBYTE,
+            "--object-store-memory": offer.object_store_mb << 20,
             "--temp-dir": self._folder.sessions,
             "--dashboard-agent-listen-port": 0,
             "--include-log-monitor": "false",  # actors write logs of their own
             "--log-style": "record",
         }
         if offer.memory_bytes is not None:
-            options["--memory"] = offer.memory_bytes - offer.object_store_mb * _MEBIBYTE
+            options["--memory"] = offer.memory_bytes - (offer.object_store_mb << 20)
         start = str(Path(__file__).with_name("start.py"))
         server = str(self._folder.temporary_files / "workers")
         command = [
