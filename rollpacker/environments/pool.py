@@ -36,6 +36,7 @@ from rollpacker.core.ids import RequestId
 from rollpacker.environments.starting import EnvironmentStarter
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentNews, EnvironmentReset, EnvironmentTurn
+from rollpacker.protocols.tasks import end_tasks
 from rollpacker.rewards.supervisor_process import (
     STOP_LIMIT_S,
     DiedAtStart,
@@ -151,10 +152,7 @@ class EnvironmentPool:
 
     async def close(self) -> None:
         """End all processes, at once those that have not closed what they hold after `STOP_LIMIT_S`."""
-        calling = [*self._calls.values(), *self._finishing]
-        for task in calling:
-            task.cancel()
-        await asyncio.gather(*calling, return_exceptions=True)
+        await end_tasks(*self._calls.values(), *self._finishing)
         await asyncio.gather(*self._starts, *self._ends, return_exceptions=True)
         processes = [*self._free, *self._finishing.values(), *filter(None, self._open.values())]
         for process in processes:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.rollout import Verdict
+from rollpacker.protocols.tasks import end_tasks
 from rollpacker.rewards.functions import SCORED
 from rollpacker.rewards.scores import has_failed
 
@@ -56,9 +57,7 @@ class _CombinedRewardWorker(ABC):
     async def close(self) -> None:
         """Close every worker, also when one fails to; a pending `collect` returns."""
         self._outbox.close()
-        for collector in self._collectors:
-            collector.cancel()
-        await asyncio.gather(*self._collectors, return_exceptions=True)
+        await end_tasks(*self._collectors)
         failures = await asyncio.gather(*(worker.close() for worker in self._workers), return_exceptions=True)
         for failure in failures:
             if failure is not None:

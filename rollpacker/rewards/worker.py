@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.references import AnswerReference, JudgeReference
+from rollpacker.protocols.tasks import end_tasks
 from rollpacker.rewards.functions import RewardFunction
 from rollpacker.rewards.scores import CHECKER_CRASHED, TIMEOUT, Score, verdict_of, verdict_of_crash
 from rollpacker.rewards.supervisor_process import ProcessDied, SupervisorProcess
@@ -105,9 +106,7 @@ class QueueRewardWorker(ABC):
     async def close(self) -> None:
         """End the tasks; what waits gets no verdict, and a pending `collect` returns."""
         self._outbox.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     def _take(self) -> list[ScoringRequest]:
         """Take some of what waits, at least one."""

@@ -31,6 +31,7 @@ from rollpacker.core.ids import EngineId, RequestId, WorkerId, worker_of
 from rollpacker.engines.checks import NO_VERSION
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.rollout import TokenIncrement
+from rollpacker.protocols.tasks import end_tasks
 from rollpacker.protocols.weights import first_bucket
 from rollpacker.sim.availability import PlaceChanged, availability_of
 from rollpacker.sim.costs import GIGA
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from rollpacker.sim.engine import ModelledEngine
 
 MakeEngine = Callable[[EngineId], "ModelledEngine"]
-
-MEBIBYTE = 1 << 20
 
 _TRAINER = WorkerId("trainer")
 """Its node, as a source."""
@@ -249,7 +248,7 @@ class ModelledMembers:
         self._availability = availability_of(section)
         self._make_engine = make_engine
         self._loop = asyncio.get_running_loop()
-        self._network = Network(section, elastic.bucket_mb * MEBIBYTE)
+        self._network = Network(section, elastic.bucket_mb << 20)
         self._places: dict[int, _Place] = {}
         self._limit = elastic.max_workers
         self._has_started = asyncio.Event()
@@ -261,9 +260,7 @@ class ModelledMembers:
 
     async def close(self) -> None:
         """End all work."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         for place in self._places.values():
             for engine in place.engines:
                 await engine.close()

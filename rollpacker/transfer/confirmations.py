@@ -13,6 +13,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineFailed, WeightSyncFailed
+from rollpacker.protocols.tasks import end_tasks
 from rollpacker.transfer.polled_timeout import NUM_LOOKS
 
 if TYPE_CHECKING:
@@ -49,9 +50,7 @@ async def those_that_do_not_confirm(
             elif not _is_right(task.result(), checksum):
                 torn[engine] = task.result()
     finally:
-        for task in tasks.values():
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        await end_tasks(*tasks.values())
     claims = {
         engine: f"{engine} holds weights with checksum {claimed}; version {policy_version} has {checksum}."
         for engine, claimed in torn.items()

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineFailed, RollpackerError
+from rollpacker.protocols.tasks import end_tasks
 from rollpacker.protocols.tensors import combined_checksum
 from rollpacker.transfer.assembly import Assembly, checksum_of_bucket
 
@@ -87,9 +88,7 @@ async def pull(contents: Contents, fetch: Fetch, first: int = 0) -> Mapping[str,
             tensors.update(assembly.add(contents.notes[taken], await under_way[0]))
             under_way.popleft()
     finally:
-        for task in under_way:
-            task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await end_tasks(*under_way)
     return tensors
 
 

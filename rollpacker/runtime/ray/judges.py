@@ -27,6 +27,7 @@ from rollpacker.core.ids import EngineId
 from rollpacker.core.settings import RestartSettings
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.reward import RewardService
+from rollpacker.protocols.tasks import end_tasks
 from rollpacker.runtime.ray.judge_restarts import JudgeRestarts
 
 if TYPE_CHECKING:
@@ -172,10 +173,7 @@ class RoutedReward:
     async def close(self) -> None:
         """Close every service, lost ones too; a pending `collect` returns."""
         await self._restarts.stop()
-        tasks = [*self._pumps.values(), *self._sending, *([self._watching] if self._watching else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._pumps.values(), *self._sending, self._watching)
         services = [*(scorer.service for scorer in self._rules.scorers), *self._judging.values()]
         await asyncio.gather(*(service.close() for service in services), return_exceptions=True)
         self._verdicts.close()

@@ -20,6 +20,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import EngineFailed, WorldError
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.engine import Engine
+from rollpacker.protocols.tasks import end_tasks
 from rollpacker.protocols.weights import Published, Weights
 from rollpacker.runtime.ray.trainer_group import Everywhere, Rank, TrainerGroup
 from rollpacker.transfer.confirmations import those_that_do_not_confirm
@@ -126,9 +127,7 @@ class OfferSync:
         )
 
     async def _end(self, loads: Mapping[EngineId, asyncio.Task[str]]) -> None:
-        for task in loads.values():
-            task.cancel()  # only those of lost engines are still pending, unless the transfer failed
-        await asyncio.gather(*loads.values(), return_exceptions=True)
+        await end_tasks(*loads.values())  # only those of lost engines are still pending, unless the transfer failed
         await self._first.close_offer()
 
     async def _load(self, engine_id: EngineId, engine: Engine, weights: Weights) -> str:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from rollpacker.protocols.tasks import end_tasks
+
 
 class Aside:
     """The tasks of that work.
@@ -43,10 +45,7 @@ class Aside:
 
     async def stop(self) -> None:
         """End what is under way."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     async def _carry_out(self, work: Coroutine[Any, Any, None]) -> None:
         try:

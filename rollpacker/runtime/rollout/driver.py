@@ -63,6 +63,7 @@ from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.environment import EnvironmentParts
 from rollpacker.protocols.reward import RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, Verdict
+from rollpacker.protocols.tasks import end_tasks
 from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.rewards.remote import longest_first_verdict_s
 from rollpacker.runtime.rollout.aside import Aside
@@ -200,9 +201,7 @@ class Driver:
 
     async def stop(self, *, ends_environments: bool = True) -> None:
         self._timers.stop()
-        if self._digesting is not None:
-            self._digesting.cancel()
-            await asyncio.gather(self._digesting, return_exceptions=True)
+        await end_tasks(self._digesting)
         for part in (self._members, self._aside, self._trajectories, self._orders, self._engines, self._reward):
             await part.stop()
         self._wait.close()

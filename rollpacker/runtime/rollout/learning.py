@@ -25,6 +25,7 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING, TypeVar
 
+from rollpacker.protocols.tasks import end_tasks
 from rollpacker.protocols.trainer import BatchShape
 
 if TYPE_CHECKING:
@@ -141,9 +142,7 @@ class Learner:
     async def close(self) -> None:
         """End a stream that no `accumulate` will end; what had streamed is lost with its step."""
         streaming, self._streaming, self._has_begun = self._streaming, None, False
-        if streaming is not None:
-            streaming.cancel()
-            await asyncio.gather(streaming, return_exceptions=True)
+        await end_tasks(streaming)
 
     async def _begin(self, batch: Batch) -> None:
         """Begin the step, unless a stream has."""

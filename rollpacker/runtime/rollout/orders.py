@@ -18,6 +18,7 @@ from functools import partial
 from rollpacker.core.commands import Abort, DraftRule, Evict, Launch
 from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.protocols.rollout import GenerationRequest
+from rollpacker.protocols.tasks import end_tasks
 from rollpacker.runtime.rollout.engines import Engines
 
 EngineCommand = Launch | Abort | Evict
@@ -70,10 +71,7 @@ class EngineOrders:
 
     async def stop(self) -> None:
         """Send nothing more."""
-        sending = list(self._sending.values())
-        for task in sending:
-            task.cancel()
-        await asyncio.gather(*sending, return_exceptions=True)
+        await end_tasks(*self._sending.values())
 
     async def _drain(self, engine_id: EngineId) -> None:
         try:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.engine import Engine
+from rollpacker.protocols.tasks import end_tasks
 from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.starts import Starts, within_or_failed
@@ -143,5 +144,4 @@ class Replacements:
             return published.policy_version
         finally:
             self._serving = None
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+            await end_tasks(serving)

@@ -21,6 +21,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from rollpacker.core.ids import is_held_out
+from rollpacker.protocols.tasks import end_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,10 +84,7 @@ class RewardClient:
         """Leave the reward alone."""
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [task for task in (self._calling, self._listening, self._giving_up) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._calling, self._listening, self._giving_up)
 
     def add(self, responses: Sequence[ResponseToScore], *, is_filling: bool = False) -> None:
         """Have responses scored, held-out ones behind the others if their evaluation fills a round."""

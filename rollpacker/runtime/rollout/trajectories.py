@@ -39,6 +39,7 @@ from rollpacker.protocols.environment import (
     TurnTexts,
 )
 from rollpacker.protocols.rollout import FinishReason, Response, Turn, Verdict
+from rollpacker.protocols.tasks import end_tasks
 from rollpacker.runtime.rollout.episodes import ENVIRONMENT_ACTOR, EnvironmentStay, Episode
 from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.requests import environment_seed
@@ -115,9 +116,7 @@ class Trajectories:
 
     async def stop(self) -> None:
         """Stop listening to the environments."""
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
+        await end_tasks(self._listening)
 
     async def end_environments(self) -> None:
         """End all of them; a host that does not answer is ended with Ray's session."""
