@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollpacker.launch.run_status_view import RunState, RunStatusView
+from rollpacker.runtime.run.progress import format_duration
 
 _STYLES: Mapping[RunState, str] = {
     "running": "green",
@@ -61,14 +62,6 @@ def run_names(run_dirs: Sequence[Path]) -> tuple[Path, tuple[str, ...]]:
     here = Path.cwd()
     shown = shared.relative_to(here) if shared.is_relative_to(here) else shared
     return shown, tuple(os.path.relpath(path, shared) for path in absolute)
-
-
-def duration(seconds: float) -> str:
-    """Write a duration as Slurm does: [days-]hours:minutes:seconds."""
-    minutes, second = divmod(max(0, round(seconds)), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    return f"{days}-{hour:02d}:{minute:02d}:{second:02d}" if days else f"{hour}:{minute:02d}:{second:02d}"
 
 
 def _summary(views: Sequence[RunStatusView], folder: Path) -> Text:
@@ -160,8 +153,8 @@ def _step(view: RunStatusView) -> str:
 def _time(view: RunStatusView, now: float) -> str:
     """How long the last attempt of a job ran; of a run without a job, how long its steps took in all attempts."""
     if (span := view.started_and_ended(now)) is not None:
-        return duration(span[1] - span[0])
+        return format_duration(max(0.0, span[1] - span[0]))  # Slurm's clock may be ahead
     if view.job is None and view.progress is not None:
         modelled = " modelled" if view.progress.is_modelled else ""
-        return f"{duration(view.progress.elapsed_s)}{modelled}"
+        return f"{format_duration(view.progress.elapsed_s)}{modelled}"
     return ""
