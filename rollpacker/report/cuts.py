@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rollpacker.metrics.tables import read_table
 from rollpacker.protocols.rollout import FinishReason
-from rollpacker.runtime.run.environment_failures import FAILURES
+from rollpacker.runtime.run.failures import ENVIRONMENT_FAILURES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,7 @@ def held_out_ends(run_dir: Path) -> Counter[tuple[int, str, str]]:
     columns = ["step", "set", "finish_reason", "reward_reason"]
     rows = read_table(run_dir, "evaluation_responses").select(columns).to_pydict()
     return Counter(
-        (step, name, FAILED_END if end == FinishReason.LENGTH and reason in FAILURES else end)
+        (step, name, FAILED_END if end == FinishReason.LENGTH and reason in ENVIRONMENT_FAILURES else end)
         for step, name, end, reason in zip(*rows.values(), strict=True)
     )
 
@@ -66,7 +66,7 @@ class Cuts:
         if row["finish_reason"] != FinishReason.LENGTH:
             return ""
         reason = str(row["reward_reason"])
-        if reason in FAILURES:
+        if reason in ENVIRONMENT_FAILURES:
             return FAILED
         if self._is_reason_of_environment and reason == "truncated":
             return BY_ENVIRONMENT

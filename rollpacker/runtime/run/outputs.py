@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rollpacker.config.words import counted
-from rollpacker.runtime.run.environment_failures import EnvironmentFailures
-from rollpacker.runtime.run.reward_failures import RewardFailures
+from rollpacker.runtime.run.failures import EnvironmentFailures, RewardFailures
 from rollpacker.runtime.run.texts import TextKeeper, with_texts
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from rollpacker.demo.warm_start import make_model
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.run import opening
 from tests.golden.real import BackendHere
-from tests.runtime.run.test_environment_failures import Notes
+from tests.runtime.run.test_failures import Notes
 
 CALLBACK = """
 import json

@@ -1,7 +1,10 @@
-"""What a person is told of environments that leave no response: prompts leave the batch for it, held-out ones score 0.
+"""What a person who follows a run is told of failures: few notes in a run of any length.
 
-They fail, or their first observation fills the limit of tokens. Of training only failures are written down, so that an
-observation is known to be too long where more responses were given up than environments failed.
+A response whose check failed gets 0 for it, which says nothing of the response.
+
+An environment leaves no response where it fails, or its first observation fills the limit of tokens: prompts leave the
+batch for it, held-out ones score 0. Of training only failures are written down, so that an observation is known to be
+too long where more responses were given up than environments failed.
 """
 
 from __future__ import annotations
@@ -11,14 +14,17 @@ from typing import TYPE_CHECKING, Final
 
 from rollpacker.config.words import counted
 from rollpacker.core.environments import LOST, NO_TURN, TIMEOUT
+from rollpacker.rewards.scores import has_failed
 from rollpacker.runtime.rollout.episodes import ENVIRONMENT_ACTOR
-from rollpacker.runtime.run.failure_news import FailureNews
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rollpacker.protocols.rollout import Verdict
     from rollpacker.runtime.rollout.batch import Batch
     from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
 
-FAILURES: Final = frozenset({"environment_error", "environment_crashed", TIMEOUT, LOST})
+ENVIRONMENT_FAILURES: Final = frozenset({"environment_error", "environment_crashed", TIMEOUT, LOST})
 """How a call or a trajectory ends whose environment failed: as `environments.pool` and the scheduler name it."""
 
 _WHY = (
@@ -26,17 +32,39 @@ _WHY = (
     "nodes than the first, in environments-*.log below run.dir/logs."
 )
 
+_GROWTH = 4
+"""A share grows from one of a thousand to all of them in five notes."""
+
+
+class RewardFailures:
+    """Describes failed checks where they are news."""
+
+    def __init__(self) -> None:
+        self._news = _News()
+
+    def describe(self, where: str, verdicts: Iterable[Verdict]) -> str:
+        """Give what is to be shown of the verdicts of a step or an evaluation; empty where that is nothing."""
+        scored = list(verdicts)
+        reasons = Counter(verdict.reason for verdict in scored if has_failed(verdict))
+        num_failed = reasons.total()
+        if not self._news.has(num_failed / max(len(scored), 1), reasons):
+            return ""
+        return (
+            f"{num_failed} of {len(scored)} rewards of {where} failed: {_listed(reasons)}. Such a reward is 0, or its "
+            "part is, whatever the response is. Read why in reward.log below run.dir/logs."
+        )
+
 
 class EnvironmentFailures:
     """Describes failed environments where they, or what training or a score lost by them, are news."""
 
     def __init__(self) -> None:
-        self._failures, self._dropped = FailureNews(), FailureNews()
-        self._held_out, self._held_out_too_long = FailureNews(), FailureNews()
+        self._failures, self._dropped = _News(), _News()
+        self._held_out, self._held_out_too_long = _News(), _News()
 
     def of_step(self, where: str, batch: Batch) -> str:
         """Give what is to be shown of a step; empty where that is nothing."""
-        reasons = Counter(stay.activity for stay in batch.book.stays if stay.activity in FAILURES)
+        reasons = Counter(stay.activity for stay in batch.book.stays if stay.activity in ENVIRONMENT_FAILURES)
         num_failures, num_dropped = reasons.total(), _num_dropped(batch)
         num_attempts = num_failures + len(batch.requests)
         are_news = (
@@ -58,7 +86,7 @@ class EnvironmentFailures:
         """Give what is to be shown of an evaluation; empty where that is nothing."""
         verdicts = [request.verdict for request in record.requests.values() if request.verdict]
         ends = Counter(verdict.reason for verdict in verdicts if verdict.scorer == ENVIRONMENT_ACTOR)
-        reasons, num_too_long = Counter({end: ends[end] for end in ends if end in FAILURES}), ends[NO_TURN]
+        reasons, num_too_long = Counter({end: ends[end] for end in ends if end in ENVIRONMENT_FAILURES}), ends[NO_TURN]
         told = []
         if self._held_out.has(reasons.total() / max(len(verdicts), 1), reasons):
             told.append(
@@ -72,6 +100,23 @@ class EnvironmentFailures:
                 "rollout.max_response_tokens). Raise it."
             )
         return " ".join(told)
+
+
+class _News:
+    """Failures are news when a reason is new, or the share that fails is `_GROWTH` times what was news before."""
+
+    def __init__(self) -> None:
+        self._reasons: set[str] = set()
+        self._share = 0.0
+
+    def has(self, share: float, reasons: Iterable[str] = ()) -> bool:
+        """Tell whether a share, 0 to 1, that fails for these reasons is news; if so, it is known from now on."""
+        found = {*reasons}
+        if not share or (found <= self._reasons and share < _GROWTH * self._share):
+            return False
+        self._reasons |= found
+        self._share = max(self._share, share)
+        return True
 
 
 def _num_dropped(batch: Batch) -> int:

@@ -1,4 +1,4 @@
-"""What a person is told of environments that fail."""
+"""What a person is told of rewards and environments that fail."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from rollpacker import pipeline
 from rollpacker.core.commands import BeginEvaluation, BeginRound, RoundKind
 from rollpacker.core.environments import NO_TURN
+from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.metrics.tables import read_frame
 from rollpacker.protocols.rollout import Verdict
@@ -18,19 +19,55 @@ from rollpacker.runtime.rollout.episodes import ENVIRONMENT_ACTOR, EnvironmentSt
 from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
 from rollpacker.runtime.rollout.request_book import RequestBook, RequestRecord
 from rollpacker.runtime.run import opening
-from rollpacker.runtime.run.environment_failures import EnvironmentFailures
+from rollpacker.runtime.run.failures import EnvironmentFailures, RewardFailures
 from rollpacker.runtime.run.progress import Progress
 from rollpacker.runtime.run.rollouts import load_rollouts, save_rollouts
 from tests.sim.composed import config_of
 from tests.sim.test_environment import RUN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 WHY = (
     " Read why in the lines `The environment of ... failed` that a real run prints, or, where environments run on "
     "other nodes than the first, in environments-*.log below run.dir/logs."
 )
+
+
+def verdict(reason: str, case_runs: Sequence[CaseRun] = ()) -> Verdict:
+    request = RequestId(round=0, prompt=PromptId(epoch=0, key="a"), sample=0)
+    return Verdict(request=request, reward=0.0, reason=reason, time_s=1.0, case_runs=tuple(case_runs))
+
+
+def verdicts(**numbers: int) -> list[Verdict]:
+    return [verdict(reason) for reason, number in numbers.items() for _ in range(number)]
+
+
+def test_each_reason_of_failed_rewards_is_counted_the_most_frequent_first() -> None:
+    text = RewardFailures().describe("step 1", verdicts(scored=7, wrong_result=6, checker_crashed=12))
+    assert text == (
+        "18 of 25 rewards of step 1 failed: 12 checker_crashed, 6 wrong_result. Such a reward is 0, or its part "
+        "is, whatever the response is. Read why in reward.log below run.dir/logs."
+    )
+
+
+def test_failed_rewards_are_told_again_for_a_new_reason_and_when_the_share_is_four_times_as_large() -> None:
+    failures = RewardFailures()
+    steps = [
+        verdicts(wrong_answer=100),
+        verdicts(wrong_answer=98, timeout=2),
+        verdicts(wrong_answer=93, timeout=7),
+        verdicts(wrong_answer=99, not_finite=1),
+        verdicts(wrong_answer=92, timeout=7, not_finite=1),
+        verdicts(timeout=100),
+        verdicts(),
+    ]
+    is_said = [bool(failures.describe("a step", each)) for each in steps]
+    assert is_said == [False, True, False, True, True, True, False]
+
+
+def test_a_program_that_is_too_slow_is_no_check_that_fails() -> None:
+    assert not RewardFailures().describe("step 1", [verdict("timeout", [CaseRun(0, 1.0, False)])])
 
 
 def record(prompt: str, sample: int, reason: str | None, scorer: str = ENVIRONMENT_ACTOR) -> RequestRecord:
@@ -144,7 +181,7 @@ def test_an_asynchronous_run_that_is_resumed_names_the_failures_before_its_check
     assert "3 environment_error" in without_a_stop
 
 
-def test_it_is_said_again_for_a_new_reason_when_four_times_as_much_fails_and_when_prompts_are_dropped() -> None:
+def test_failed_environments_are_told_again_for_a_new_reason_a_share_four_times_as_large_and_dropped_prompts() -> None:
     told = EnvironmentFailures()
     whole = {str(number): 2 for number in range(50)}
     steps = [
