@@ -14,7 +14,6 @@ import io
 import json
 import math
 import pickle
-import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
@@ -25,6 +24,7 @@ from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.errors import DataError
 from rollpacker.data.file_listing import data_files
 from rollpacker.data.jsonl import MAX_LINE_BYTES, JsonLine, shown
+from rollpacker.data.math_boxes import BOX_BEGINS, closings
 from rollpacker.data.prompts import as_given
 from rollpacker.data.rows import read_rows
 from rollpacker.data.test_cases import is_filled
@@ -33,9 +33,6 @@ Fields = dict[str, Any]
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 
-_BOX_BEGINS = re.compile(r"\\boxed\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-"""A brace that opens or closes a group of LaTeX, which `\\{` and `\\}` do not; what a backslash escapes is skipped."""
 _BEFORE_DAPO = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
@@ -102,13 +99,9 @@ def _answered(*questions: str, answers: tuple[str, ...] = ("answer",)) -> Callab
 
 def _in_last_box(text: str) -> str:
     r"""What the last `\boxed{}` that is closed holds; empty without one."""
-    for box in reversed(list(_BOX_BEGINS.finditer(text))):
-        depth = 1
-        for brace in _BRACE.finditer(text, box.end()):
-            depth += {"{": 1, "}": -1}.get(brace[0], 0)
-            if depth == 0:
-                return text[box.end() : brace.start()]
-    return ""
+    closed_at = closings(text)
+    begins = [box.end() for box in BOX_BEGINS.finditer(text) if box.end() in closed_at]
+    return text[begins[-1] : closed_at[begins[-1]] - 1] if begins else ""
 
 
 def _gsm8k(row: JsonLine) -> Fields:

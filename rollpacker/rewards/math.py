@@ -31,8 +31,8 @@ from typing import Any
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtractionConfig, parse, verify
 from sympy import FiniteSet
 
+from rollpacker.data.math_boxes import BOX_BEGINS, final_boxes
 from rollpacker.rewards import math_notation, math_truths
-from rollpacker.rewards.math_boxes import BOX_BEGINS, final_boxes
 from rollpacker.rewards.math_claims import are_close, gives_bounds, is_number, is_one_claim
 from rollpacker.rewards.math_explanations import EXPLAINED, HALF_OF_THE_DAY, without_explanation
 from rollpacker.rewards.scores import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score

@@ -13,7 +13,7 @@ from math_verify import verify
 from sympy import And, Eq, Expr, FiniteSet, Ge, Gt, Interval, Le, Lt, Number, Symbol, Tuple, expand, preorder_traversal
 from sympy.core.function import AppliedUndef
 
-from rollpacker.rewards.math_boxes import closings
+from rollpacker.data.math_boxes import closings
 
 _ARROW = re.compile(r"\\(?:long)?(?:left)?(?:right)?arrow\b|\\(?:to|mapsto|implies|iff|lor|vee)\b", re.IGNORECASE)
 """Of what stands on its sides, math-verify reads one."""

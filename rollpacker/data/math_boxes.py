@@ -6,6 +6,7 @@ import re
 
 BOX_BEGINS = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+"""A brace that opens or closes a group of LaTeX, which `\\{` and `\\}` do not; what a backslash escapes is skipped."""
 _JOINS_BOXES = re.compile(r"[\s$]*(?:[,;]|and|or|,\s*and|,\s*or)[\s$]*")
 
 
