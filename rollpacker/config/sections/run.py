@@ -54,9 +54,9 @@ class RunSection(Section):
     ] = ()
     """Classes of your own that are told what happened, such as [notify.py:Notify]. Each may have the methods
     on_step(row), on_evaluation(rows), on_checkpoint(path) and on_end(error), with rows of the tables as dicts and the
-    error as text, None when the run is complete; its constructor may take `run_dir`. It lives in a process of its own,
-    so that it changes nothing and delays nothing. What it prints is in logs/. Its first failure is shown; it goes on
-    being called, unless a call takes longer than 60 s."""
+    error as text, None when the run is complete; its constructor may have a parameter `run_dir`. It lives in a process
+    of its own, so that it changes nothing and delays nothing. What it prints is in logs/. Its first failure is shown;
+    it goes on being called, unless a call takes longer than 60 s."""
     setup: Annotated[str, _LABEL, NOT_IN_FINGERPRINT] = Field("", pattern=LABEL)
     """Which size of run this is: `setup=...` sets its own name. Figures draw runs of one setup at a time."""
     study: Annotated[str, _LABEL, NOT_IN_FINGERPRINT] = Field("", pattern=LABEL)

@@ -18,6 +18,7 @@ from rollpacker.core.ids import EngineId
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.rollout import Response, Verdict
+from rollpacker.protocols.tasks import end_tasks
 
 
 class ResponsesArrived(NamedTuple):
@@ -77,9 +78,7 @@ class Inbox:
 
     async def stop(self) -> None:
         """Listen to no engine any more."""
-        for engine_id in self._pumps:
-            self.ignore(engine_id)
-        await asyncio.gather(*self._pumps.values(), return_exceptions=True)
+        await end_tasks(*self._pumps.values())
 
     async def _pump(
         self, engine_id: EngineId, engine: Engine, on_failure: Callable[[EngineId, EngineFailed], None]
