@@ -95,17 +95,17 @@ def url_check(key: str, url: str) -> Check:
         is_whole = parts.scheme in {"http", "https"} and bool(host) and parts.port != 0 and is_ascii
     except ValueError:  # of a port or a host
         is_whole = False
-    if not is_whole or re.search(r"\s", url):
-        raise ValueError(
-            f"{key}={url} is no URL.\n"
-            "It is http://HOST:PORT/PATH, or https://..., with a port below 65536 and a path in ASCII.\n"
-            "Correct it."
-        )
     if has_user:
         raise ValueError(
             f"{key} has a user or a password.\n"
             "Requests are sent without, and run.dir keeps the configuration as it is.\n"
             "Write http://HOST:PORT/PATH, and have the server answer without them."
+        )
+    if not is_whole or re.search(r"\s", url):
+        raise ValueError(
+            f"{key}={url} is no URL.\n"
+            "It is http://HOST:PORT/PATH, or https://..., with a port below 65536 and a path in ASCII.\n"
+            "Correct it."
         )
     return Check(kind="url", source=url, key=key)
 
