@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -39,6 +40,7 @@ def best_degree(trials: pd.DataFrame) -> pd.DataFrame:
     return best
 
 
+@mpl.rc_context({"text.parse_math": False})  # domains and systems are named by their users
 def draw(trials: pd.DataFrame, lengths: pd.DataFrame, stem: Path) -> tuple[Path, Path]:
     """Write the figure as PNG and PDF."""
     use_style()

@@ -51,3 +51,9 @@ def test_the_figure_is_written_as_png_and_pdf(tmp_path):
     draw(add_speedups(TRIALS, "verl"), LENGTHS, tmp_path / "plan")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
     assert (tmp_path / "plan.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_domain_is_written_as_it_is_named(tmp_path):
+    lengths = [LENGTHS.assign(domain=domain) for domain in (r"$\frac$", "a_b")]
+    png, _ = draw(add_speedups(TRIALS, "verl"), pd.concat(lengths), tmp_path / "plan")
+    assert png.exists()
