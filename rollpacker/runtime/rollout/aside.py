@@ -1,4 +1,4 @@
-"""Work that is carried out while the driver handles facts: calls to engines and to rollout workers."""
+"""Work that is carried out while the driver handles facts, such as calls to engines and to the reward."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Aside:
     """The tasks of that work.
 
     Args:
+        on_error: Told of what one raised.
         on_end: Told when one has ended.
-        on_error: Told of what it raised.
     """
 
-    def __init__(self, *, on_end: Callable[[], None], on_error: Callable[[Exception], None]) -> None:
-        self._on_end = on_end
+    def __init__(self, *, on_error: Callable[[Exception], None], on_end: Callable[[], None] = lambda: None) -> None:
         self._on_error = on_error
+        self._on_end = on_end
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
 
@@ -32,12 +32,13 @@ class Aside:
         """Carry out work; gives its task, which may be cancelled."""
         task = asyncio.create_task(self._carry_out(work), name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._end)
+        task.add_done_callback(lambda task: self._end(task, work))
         return task
 
     def begin_in_turn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Carry out work when all that was begun so before has ended: engines leave their GPUs, or come back."""
-        self.begin(self._in_turn(work), name)
+        task = self.begin(self._in_turn(work), name)
+        task.add_done_callback(lambda _: work.close())  # as in `_end`
 
     async def _in_turn(self, work: Coroutine[Any, Any, None]) -> None:
         async with self._turn:
@@ -53,6 +54,7 @@ class Aside:
         except Exception as error:  # noqa: BLE001  (a task's boundary: the driver raises it again)
             self._on_error(error)
 
-    def _end(self, task: asyncio.Task[None]) -> None:
+    def _end(self, task: asyncio.Task[None], work: Coroutine[Any, Any, None]) -> None:
+        work.close()  # else Python warns of it where the task was cancelled before it began
         self._tasks.discard(task)
         self._on_end()

@@ -21,7 +21,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from rollpacker.core.ids import is_held_out
-from rollpacker.protocols.tasks import end_tasks
+from rollpacker.runtime.rollout.aside import Aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,7 +62,7 @@ class RewardClient:
         self._watchdog = watchdog
         self._stall_s = stall_s
         self._on_verdicts = on_verdicts
-        self._on_error = on_error
+        self._aside = Aside(on_error=on_error)
         self._to_score: list[ResponseToScore] = []
         self._behind: deque[ResponseToScore] = deque()
         """Held out, in order; not open yet."""
@@ -72,33 +72,31 @@ class RewardClient:
         self._last_verdict_at_s = self._watchdog.time()
         self._is_paused = False
         self._timer: asyncio.TimerHandle | None = None
-        self._calling: asyncio.Task[None] | None = None
-        self._listening: asyncio.Task[None] | None = None
-        self._giving_up: asyncio.Task[None] | None = None
+        self._is_calling = False
 
     def start(self) -> None:
         """Listen to the reward."""
-        self._listening = asyncio.create_task(self._listen(), name="pump: verdicts")
+        self._aside.begin(self._listen(), "pump: verdicts")
 
     async def stop(self) -> None:
         """Leave the reward alone."""
         if self._timer is not None:
             self._timer.cancel()
-        await end_tasks(self._calling, self._listening, self._giving_up)
+        await self._aside.stop()
 
     def add(self, responses: Sequence[ResponseToScore], *, is_filling: bool = False) -> None:
         """Have responses scored, held-out ones behind the others if their evaluation fills a round."""
-        self._open_up([each for each in responses if not (is_filling and is_held_out(each.request))])
+        self._hand_over([each for each in responses if not (is_filling and is_held_out(each.request))])
         self._behind.extend(each for each in responses if is_filling and is_held_out(each.request))
-        self._let_follow()
+        self._let_held_out_follow()
 
-    def _let_follow(self) -> None:
+    def _let_held_out_follow(self) -> None:
         """Take what stands behind, as far as nothing that may be trained is open."""
         num_free = _MOST_BEHIND - len(self._open)
         if self._behind and num_free > 0 and all(map(is_held_out, self._open)):
-            self._open_up([self._behind.popleft() for _ in range(min(num_free, len(self._behind)))])
+            self._hand_over([self._behind.popleft() for _ in range(min(num_free, len(self._behind)))])
 
-    def _open_up(self, responses: Sequence[ResponseToScore]) -> None:
+    def _hand_over(self, responses: Sequence[ResponseToScore]) -> None:
         if not responses:
             return
         now = self._watchdog.time()
@@ -106,7 +104,7 @@ class RewardClient:
             self._open[response.request] = response.prompt.domain, now
         self._to_score += responses
         self._call()
-        self._expect()
+        self._set_deadline()
 
     def pause(self) -> None:
         """Allow the reward any time: its judges sleep."""
@@ -118,11 +116,11 @@ class RewardClient:
     def resume(self) -> None:
         """Expect verdicts again."""
         self._is_paused, self._last_verdict_at_s = False, self._watchdog.time()
-        self._expect()
+        self._set_deadline()
 
-    def _expect(self) -> None:
+    def _set_deadline(self) -> None:
         if self._open and self._timer is None and not self._is_paused:
-            self._timer = self._watchdog.call_at(self._watchdog.time() + self._stall_s, self._look)
+            self._timer = self._watchdog.call_at(self._watchdog.time() + self._stall_s, self._check_deadline)
 
     def forget(self) -> None:
         """Drop what has no verdict: it is not needed any more."""
@@ -149,36 +147,31 @@ class RewardClient:
         return [f"{what} {request.prompt.key!r}, {since_when}{others}"]
 
     def _call(self) -> None:
-        if self._calling is None:
-            self._calling = asyncio.create_task(self._give_orders(), name="orders to the reward")
+        if not self._is_calling:
+            self._is_calling = True
+            self._aside.begin(self._give_orders(), "orders to the reward")
 
     async def _give_orders(self) -> None:
         """Give the reward one order after the other, until there is none."""
-        try:
-            while self._is_to_forget or self._to_score:
-                if self._is_to_forget:  # what is to be scored came later
-                    self._is_to_forget = False
-                    await self._reward.forget()
-                else:
-                    to_score, self._to_score = self._to_score, []
-                    await self._reward.score(to_score)
-            self._calling = None
-        except Exception as error:  # noqa: BLE001  (a task's boundary: the driver raises it again)
-            self._on_error(error)
+        while self._is_to_forget or self._to_score:
+            if self._is_to_forget:  # what is to be scored came later
+                self._is_to_forget = False
+                await self._reward.forget()
+            else:
+                to_score, self._to_score = self._to_score, []
+                await self._reward.score(to_score)
+        self._is_calling = False
 
     async def _listen(self) -> None:
-        try:
-            while True:
-                verdicts = await self._reward.collect()
-                self._last_verdict_at_s = self._watchdog.time()
-                for verdict in verdicts:
-                    self._open.pop(verdict.request, None)
-                self._on_verdicts(verdicts)
-                self._let_follow()
-        except Exception as error:  # noqa: BLE001  (as above)
-            self._on_error(error)
+        while True:
+            verdicts = await self._reward.collect()
+            self._last_verdict_at_s = self._watchdog.time()
+            for verdict in verdicts:
+                self._open.pop(verdict.request, None)
+            self._on_verdicts(verdicts)
+            self._let_held_out_follow()
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         """Give the reward up if it has stood still for too long."""
         self._timer = None
         if not self._open:
@@ -186,12 +179,7 @@ class RewardClient:
         _, since = next(iter(self._open.values()))
         due_s = max(since, self._last_verdict_at_s) + self._stall_s
         if self._watchdog.time() < due_s:
-            self._timer = self._watchdog.call_at(due_s, self._look)
+            self._timer = self._watchdog.call_at(due_s, self._check_deadline)
         else:
-            self._giving_up = asyncio.create_task(self._give_up(), name="deadline of the reward")
-
-    async def _give_up(self) -> None:
-        try:
-            await self._watchdog.give_up(self._stall_s, " and ".join(self.describe_wait()))
-        except Exception as error:  # noqa: BLE001  (as above)
-            self._on_error(error)
+            failing = self._watchdog.give_up(self._stall_s, " and ".join(self.describe_wait()))
+            self._aside.begin(failing, "deadline of the reward")

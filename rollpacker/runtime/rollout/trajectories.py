@@ -39,7 +39,7 @@ from rollpacker.protocols.environment import (
     TurnTexts,
 )
 from rollpacker.protocols.rollout import FinishReason, Response, Turn, Verdict
-from rollpacker.protocols.tasks import end_tasks
+from rollpacker.runtime.rollout.aside import Aside
 from rollpacker.runtime.rollout.episodes import ENVIRONMENT_ACTOR, EnvironmentStay, Episode
 from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.requests import environment_seed
@@ -98,11 +98,10 @@ class Trajectories:
         self._parts = parts
         self._rounds = rounds
         self._take = take
-        self._on_error = on_error
+        self._aside = Aside(on_error=on_error)
         self._clock = clock
         self._stop_s = stop_s
         self._attempts: dict[RequestId, _Attempt] = {}
-        self._listening: asyncio.Task[None] | None = None
         self._refused: set[str] = set()
         """Remedies that were logged: the template's words differ with each prompt, these with the kind of refusal."""
 
@@ -110,13 +109,13 @@ class Trajectories:
         """Listen to the environments; those of an earlier attempt are gone."""
         if self._parts is None:
             return
-        self._listening = asyncio.create_task(self._listen(self._parts.service), name="pump: environments")
+        self._aside.begin(self._listen(self._parts.service), "pump: environments")
         for request, call in scheduler.beside.environments.open if scheduler.beside.environments else ():
             self._take(EnvironmentFailed(request=request, call=call, reason=LOST))
 
     async def stop(self) -> None:
         """Stop listening to the environments."""
-        await end_tasks(self._listening)
+        await self._aside.stop()
 
     async def end_environments(self) -> None:
         """End all of them; a host that does not answer is ended with Ray's session."""
@@ -249,12 +248,9 @@ class Trajectories:
     # Answers
 
     async def _listen(self, service: EnvironmentService) -> None:
-        try:
-            while True:
-                for answer in await service.collect():
-                    self._report(answer)
-        except Exception as error:  # noqa: BLE001  (a task's boundary: the driver raises it again)
-            self._on_error(error)
+        while True:
+            for answer in await service.collect():
+                self._report(answer)
 
     def _report(self, answer: EnvironmentNews) -> None:
         request, attempt = answer.request, self._attempts.get(answer.request)
