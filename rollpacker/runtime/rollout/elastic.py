@@ -113,7 +113,6 @@ class Elastic:
         times = elastic_times(
             batch,
             under_way,
-            self._members.all_ever,
             local_share=local_share,
             began_at_s=self._reported_at_s,
             ended_at_s=now,

@@ -6,11 +6,11 @@ workers that generate ahead are not idle while the trainer trains.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rollpacker.core.events import StepMeasured
-from rollpacker.core.ids import EngineId
+from rollpacker.core.ids import EngineId, worker_of
 
 if TYPE_CHECKING:
     from rollpacker.runtime.rollout.batch import Batch
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 def elastic_times(
     batch: Batch,
     under_way: RequestBook,
-    members: Collection[EngineId],
     *,
     local_share: float,
     began_at_s: float,
@@ -33,8 +32,7 @@ def elastic_times(
     Args:
         batch: Of the step.
         under_way: Requests that no batch has yet; none in a synchronous run.
-        members: The engines of workers; all others are on the trainer's allocation.
-        local_share: GPUs of each of the others, over those of one of the configured degree.
+        local_share: GPUs of each engine on the trainer's allocation, over those of one of the configured degree.
         began_at_s: When the step before was over, in seconds since the run began.
         ended_at_s: When this one was.
         train_s: As the trainer says.
@@ -45,9 +43,9 @@ def elastic_times(
     for record in batch.requests.values():
         if record.response is not None and record.finished_at_s is not None:
             stays.setdefault(record.engine, []).append((record.placed_at_s, record.finished_at_s))
-            tokens[record.engine in members] += record.response.num_tokens - record.num_begun
+            tokens[worker_of(record.engine) is not None] += record.response.num_tokens - record.num_begun
     for stretch in batch.book.stretches:
-        tokens[stretch.engine in members] += stretch.num_tokens
+        tokens[worker_of(stretch.engine) is not None] += stretch.num_tokens
     for stretch in (*batch.book.stretches, *under_way.stretches):
         stays.setdefault(stretch.engine, []).append((stretch.began_at_s, stretch.ended_at_s))
     for record in under_way.requests.values():
@@ -55,7 +53,8 @@ def elastic_times(
         stays.setdefault(record.engine, []).append((record.placed_at_s, until_s))
     busy = {False: 0.0, True: 0.0}
     for engine, spans in stays.items():
-        busy[engine in members] += covered_s((max(began, began_at_s), min(ended, ended_at_s)) for began, ended in spans)
+        in_step = ((max(began, began_at_s), min(ended, ended_at_s)) for began, ended in spans)
+        busy[worker_of(engine) is not None] += covered_s(in_step)
     is_ahead = batch.max_staleness > 0
     return StepMeasured(
         step=batch.begin.step,

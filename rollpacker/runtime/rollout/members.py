@@ -109,7 +109,7 @@ class MemberEngines:
         self._known: dict[EngineId, _Member] = {}
         self._past: set[EngineId] = set()
         """Engines that are gone; late facts of theirs may still come."""
-        self._aside = Aside(on_end=lambda: None, on_error=inbox.put)
+        self._aside = Aside(on_error=inbox.put)
         self._num_lost = 0
         """Since the last count."""
         self._served_s = 0.0
@@ -129,11 +129,6 @@ class MemberEngines:
         """One that has started; None if it is none of theirs."""
         member = self._known.get(engine_id)
         return member.engine if member else None
-
-    @property
-    def all_ever(self) -> Collection[EngineId]:
-        """Those that are there, and those that are gone."""
-        return self._known.keys() | self._past
 
     def start(self) -> None:
         """Listen to workers that come and go."""

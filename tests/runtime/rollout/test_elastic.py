@@ -44,7 +44,7 @@ class ScriptedSides:
 
 async def test_lent_engines_come_back_after_they_have_left_and_the_trainer_has():
     sides, errors = ScriptedSides(), []
-    aside = Aside(on_end=lambda: None, on_error=errors.append)
+    aside = Aside(on_error=errors.append)
     elastic = Elastic(
         sides,
         SimpleNamespace(are_any_expected=False),
@@ -116,7 +116,7 @@ def test_a_step_of_an_asynchronous_run_counts_of_every_stay_what_lies_in_its_own
         stretch(4, LOCAL, 170.0, 175.0),
         record(4, LOCAL, 185.0, None),
     )
-    times = elastic_times(of_batch, under_way, {MEMBER}, **BETWEEN)
+    times = elastic_times(of_batch, under_way, **BETWEEN)
     assert (times.local_engine_s, times.member_engine_s) == (20.0 + 10.0 + 5.0 + 15.0, 100.0)
     assert (times.local_tokens, times.member_tokens) == (15, 10), "those of the batch"
     assert times.fleet_idle_s == 0.0, "workers generate ahead"
@@ -124,13 +124,13 @@ def test_a_step_of_an_asynchronous_run_counts_of_every_stay_what_lies_in_its_own
 
 def test_a_step_of_a_synchronous_run_counts_its_rollout_and_what_its_workers_wait_for_its_end():
     of_batch = batch(record(0, LOCAL, 100.0, 130.0), record(1, MEMBER, 110.0, 190.0), max_staleness=0)
-    times = elastic_times(of_batch, RequestBook(), {MEMBER}, **BETWEEN)
+    times = elastic_times(of_batch, RequestBook(), **BETWEEN)
     assert (times.local_engine_s, times.member_engine_s, times.fleet_idle_s) == (30.0, 80.0, 10.0)
 
 
 def test_engines_of_another_degree_count_as_many_as_their_gpus_are_configured_ones():
     of_batch = batch(record(0, LOCAL, 100.0, 130.0), record(1, MEMBER, 110.0, 190.0), max_staleness=0)
-    times = elastic_times(of_batch, RequestBook(), {MEMBER}, **{**BETWEEN, "local_share": 0.5})
+    times = elastic_times(of_batch, RequestBook(), **{**BETWEEN, "local_share": 0.5})
     assert (times.local_engine_s, times.member_engine_s) == (15.0, 80.0)
 
 
@@ -139,7 +139,7 @@ def test_what_workers_wait_for_the_end_of_a_step_is_no_column_where_they_generat
     told, of_batch = [], batch(record(0, MEMBER, 110.0, 190.0), max_staleness=max_staleness)
     elastic = Elastic(
         SimpleNamespace(),
-        SimpleNamespace(are_any_expected=True, all_ever={MEMBER}, take_turnover=lambda: (0, 100.0)),
+        SimpleNamespace(are_any_expected=True, take_turnover=lambda: (0, 100.0)),
         aside=SimpleNamespace(),
         report=told.append,
         on_reclaim=SimpleNamespace(),
