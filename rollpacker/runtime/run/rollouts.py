@@ -18,7 +18,7 @@ from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.paths import read_bytes
 from rollpacker.protocols.rollout import FinishReason, Response, Turn, Verdict
 from rollpacker.runtime.rollout.episodes import EnvironmentStay, Episode
-from rollpacker.runtime.rollout.request_book import COUNTERS, RequestBook, RequestRecord
+from rollpacker.runtime.rollout.request_book import COUNTERS, RequestBook, RequestRecord, Stretch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +36,7 @@ def save_rollouts(folder: Path, book: RequestBook) -> None:
         "episodes": [
             [request, [each.turns, each.waited_s, each.num_restarts]] for request, each in book.episodes.items()
         ],
+        "stretches": [asdict(each) for each in book.stretches],
         "stays": [[each.request, each.activity, each.began_at_s, each.ended_at_s] for each in book.stays],
         "counters": {name: getattr(book, name) for name in COUNTERS},
     }
@@ -58,6 +59,7 @@ def load_rollouts(folder: Path) -> RequestBook:
     rows = json.loads(read_bytes(folder / _ROWS))
     book.dropped = [DropPrompt(round=number, prompt=PromptId(*prompt)) for number, prompt in rows["dropped"]]
     book.episodes = {RequestId.from_list(request): _episode(row) for request, row in rows["episodes"]}
+    book.stretches = [_stretch(row) for row in rows["stretches"]]
     book.stays = [_stay(row) for row in rows["stays"]]
     for name in COUNTERS:
         setattr(book, name, rows["counters"][name])
@@ -97,6 +99,10 @@ def _row(record: RequestRecord) -> dict[str, Any]:
 def _episode(row: list[Any]) -> Episode:
     turns, waited_s, num_restarts = row
     return Episode(turns=[Turn(*turn) for turn in turns], waited_s=waited_s, num_restarts=num_restarts)
+
+
+def _stretch(row: dict[str, Any]) -> Stretch:
+    return Stretch(**row | {"request": RequestId.from_list(row["request"])})
 
 
 def _stay(row: list[Any]) -> EnvironmentStay:

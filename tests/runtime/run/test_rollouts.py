@@ -75,7 +75,7 @@ def test_what_was_counted_since_the_last_batch_comes_back(tmp_path):
     save_rollouts(tmp_path, book)
     loaded = load_rollouts(tmp_path)
     assert [getattr(loaded, name) for name in COUNTERS] == [getattr(book, name) for name in COUNTERS]
-    assert (loaded.stays, loaded.episodes) == (book.stays, book.episodes)
+    assert (loaded.stretches, loaded.stays, loaded.episodes) == (book.stretches, book.stays, book.episodes)
     assert (loaded.num_continued, loaded.num_restarts, loaded.num_tokens_discarded) == (1, 2, 5)
 
 
