@@ -106,7 +106,7 @@ class Learner:
 
     async def accumulate(self, batch: Batch) -> None:
         """Train what has not streamed, on all GPUs. The policy is as it was until `update`."""
-        await self._end_stream()
+        await self.end_streaming()
         await self._begin(batch)
         self._has_begun = False
         rest = [group for group in batch.groups() if group.prompt not in self._accumulated]
@@ -120,14 +120,11 @@ class Learner:
             self._is_rollout_over = True
             self._has_news.set()
             await self._streaming
-
-    async def _end_stream(self) -> None:
-        await self.end_streaming()
-        self._streaming, self._is_rollout_over = None, False
+            self._streaming, self._is_rollout_over = None, False
 
     async def give_back(self) -> None:
         """Leave lent GPUs in the midst of the step: another stream, or `accumulate`, goes on with it."""
-        await self._end_stream()
+        await self.end_streaming()
         await self._within(self._deadline_s, "the trainer to give lent GPUs back", self._trainer.sleep())
 
     async def update(self) -> UpdateMetrics:
