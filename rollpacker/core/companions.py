@@ -91,30 +91,25 @@ class Companions:
 
     def begin_round(self, decision: BeginRound) -> tuple[Command, ...]:
         """Tell those that watch rounds."""
-        for watcher in (self.seeding, self.balance):
+        for watcher in (self.seeding, self.balance, self.planner, self.escalation):
             if watcher:
                 watcher.begin_round(decision)
-        if self.planner:
-            self.planner.begin_round(decision)
-        if self.escalation:
-            self.escalation.begin_round(decision)
         streams = self.stream.begin_round(decision) if self.stream else ()
         lengths = (self.drafts.begin_round(decision, self.tensor_parallel),) if self.drafts else ()
         return *lengths, *streams, *(self.evaluation.begin_round(decision) if self.evaluation else ())
 
     def follow_round(self, decision: EndRound | DropPrompt | EndRun) -> None:
         """Tell them how the round goes on, or that it is over."""
+        if isinstance(decision, DropPrompt):
+            if self.stream and self.replaces_dropped:
+                self.stream.count_drop()
+            return
+        for watcher in (self.seeding, self.balance, self.stream):
+            if watcher:
+                watcher.end_round()
         for machine in (self.planner, self.drafts, self.escalation):
             if machine and isinstance(decision, EndRound):
                 machine.end_round()
-        for watcher in (self.seeding, self.balance):
-            if watcher and not isinstance(decision, DropPrompt):
-                watcher.end_round()
-        if self.stream and isinstance(decision, DropPrompt):
-            if self.replaces_dropped:
-                self.stream.count_drop()
-        elif self.stream:
-            self.stream.end_round()
 
     def give_back(
         self, event: EngineUpdated | EngineJoined | EngineLost | EngineRetired, router: Router
@@ -160,14 +155,14 @@ class Companions:
     def have_engines_to_come(self) -> bool:
         """True while engines are to come back from the trainer, or to take the place of those of now."""
         is_changing = self.escalation is not None and self.escalation.is_under_way
-        return is_changing or (self.seeding is not None and self.seeding.has_lent)
+        return is_changing or (self.seeding is not None and self.seeding.are_lent)
 
     @property
-    def is_emptying(self) -> bool:
+    def awaits_empty_engines(self) -> bool:
         """True while engines are waited for that give back what they had, to be lent or changed."""
         return bool(self.stream and self.stream.lending) or self.retires_engines
 
-    def go_on(self, router: Router, engines: Sequence[EngineId]) -> tuple[Command, ...]:
+    def use_empty_engines(self, router: Router, engines: Sequence[EngineId]) -> tuple[Command, ...]:
         """Let groups stream on lent engines, or change all engines of this allocation, once they are empty."""
         lending = self.stream.lending if self.stream else ()
         if self.stream and lending and router.are_empty(lending):
@@ -305,7 +300,7 @@ class Companions:
                 of_fleet.check(engines)
 
     def snapshot(self) -> dict[str, Any]:
-        """Give their states as JSON data, by names that other versions of the program know."""
+        """Give their states as JSON data, by name."""
         return {
             "reward_budget": self.budget and self.budget.snapshot(),
             "parallelism": self.planner and self.planner.snapshot(),

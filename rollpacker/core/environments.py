@@ -185,7 +185,7 @@ class Environments:
         if isinstance(event, TurnFinished):
             self._end_turn(event, router)
             return ()
-        trajectory = self._awaiting(event, router)
+        trajectory = self._concerned_by(event, router)
         if trajectory is None:
             return ()
         if isinstance(event, EnvironmentStepped):
@@ -196,7 +196,7 @@ class Environments:
                 router.abort([event.request])
             return self._fail(event.request, event.reason, conclude)
         if trajectory.stage is Stage.OPENING:
-            self._await(event.request, Stage.ACTING, now, self._settings.reset_timeout_s)
+            self._wait_for(event.request, Stage.ACTING, now, self._settings.reset_timeout_s)
         return ()
 
     def _take_answer(
@@ -214,7 +214,7 @@ class Environments:
         self._end(event.request, FINISHED)
         return commands
 
-    def _awaiting(
+    def _concerned_by(
         self, event: EnvironmentBegan | EnvironmentStepped | EnvironmentFailed, router: Router
     ) -> _Trajectory | None:
         """Look up the trajectory that this concerns; None if it comes late."""
@@ -250,7 +250,7 @@ class Environments:
         while (due := self._next_due()) is not None and due[0] <= reached_s:
             heard_s = self._heard_at_s + self._settings.opening_timeout_s
             if self._trajectories[due[1]].stage is Stage.OPENING and heard_s > reached_s:
-                self._limit(due[1], heard_s)
+                self._set_deadline(due[1], heard_s)
             else:
                 commands += self._fail(due[1], TIMEOUT, conclude)
         return tuple(commands)
@@ -321,17 +321,17 @@ class Environments:
     def _call(self, request: RequestId, stage: Stage, now: float, limit_s: float) -> int:
         trajectory = self._trajectories[request]
         trajectory.call += 1
-        self._await(request, stage, now, limit_s)
+        self._wait_for(request, stage, now, limit_s)
         return trajectory.call
 
-    def _await(self, request: RequestId, stage: Stage, now: float, limit_s: float) -> None:
+    def _wait_for(self, request: RequestId, stage: Stage, now: float, limit_s: float) -> None:
         """Let a trajectory open or act from now on, so long at most."""
         trajectory = self._trajectories[request]
         trajectory.stage, trajectory.called_at_s = stage, now
         left_s = self._settings.episode_timeout_s - trajectory.acted_s if stage is Stage.ACTING else math.inf
-        self._limit(request, now + min(limit_s, left_s))
+        self._set_deadline(request, now + min(limit_s, left_s))
 
-    def _limit(self, request: RequestId, due_at_s: float) -> None:
+    def _set_deadline(self, request: RequestId, due_at_s: float) -> None:
         trajectory = self._trajectories[request]
         trajectory.due_at_s = due_at_s
         heapq.heappush(self._deadlines, (due_at_s, request, trajectory.call))

@@ -61,7 +61,7 @@ USUAL_SPREAD: Final = 2
 
 
 _WANTED = (Stage.STARTING, Stage.CATCHING_UP, Stage.SERVING)
-"""The further, the less is lost with one that is too many."""
+"""In the order in which they go when they are too many: the earlier the stage, the less is lost."""
 _PRESENT = (Stage.SERVING, Stage.DRAINING)
 
 
@@ -147,9 +147,9 @@ class Fleet:
             case NoticeGiven():
                 return self._expect_end(worker, now + event.leaves_in_s, now)
             case EngineStarted():
-                return self._count_start(worker, event, now)
+                return self._note_start(worker, event, now)
             case EngineUpdated():
-                return self._count_update(worker, event.engine, event.policy_version, now)
+                return self._note_update(worker, event.engine, event.policy_version, now)
             case FetchFailed():
                 return self._try_again(worker, event, now)
             case EngineStartFailed():
@@ -199,7 +199,7 @@ class Fleet:
 
     # Catching up
 
-    def _count_start(self, worker: Worker, event: EngineStarted, now: float) -> list[FleetDecision]:
+    def _note_start(self, worker: Worker, event: EngineStarted, now: float) -> list[FleetDecision]:
         if worker.stage is not Stage.STARTING:
             return []
         worker.kv_tokens[event.engine] = event.kv_tokens
@@ -233,7 +233,7 @@ class Fleet:
                 decisions += [Remove(engines=worker.engines), *self._catch_up(worker, now)]
         return decisions
 
-    def _count_update(self, worker: Worker, engine: EngineId, policy_version: int, now: float) -> list[FleetDecision]:
+    def _note_update(self, worker: Worker, engine: EngineId, policy_version: int, now: float) -> list[FleetDecision]:
         is_late = policy_version != self._policy_version or engine in worker.updated
         if worker.stage is not Stage.CATCHING_UP or is_late:
             return []
@@ -270,23 +270,25 @@ class Fleet:
         """Do what is due of a worker; nothing if it has gone on since, or for timers of others."""
         name, _, purpose = timer.rpartition(" ")
         worker = self._workers.get(WorkerId(name))
-        match (purpose, worker and worker.stage):
-            case ("start", Stage.STARTING) if worker:
+        if worker is None:
+            return []
+        match purpose, worker.stage:
+            case ("start", Stage.STARTING):
                 return self._fail(worker, f"it did not start in {self._settings.start_s:.0f} s", now)
-            case ("fetch", Stage.CATCHING_UP) if worker:
+            case ("fetch", Stage.CATCHING_UP):
                 return self._fail(worker, f"it did not get the policy in {self._settings.fetch_s:.0f} s", now)
-            case ("late", Stage.CATCHING_UP) if worker:
+            case ("late", Stage.CATCHING_UP):
                 worker.is_late = True
-            case ("drain", Stage.SERVING) if worker and worker.ends_at_s is not None:
+            case ("drain", Stage.SERVING) if worker.ends_at_s is not None:
                 return self._drain(worker, worker.ends_at_s - self._settings.drain_margin_s)
-            case ("drain", Stage.STARTING | Stage.CATCHING_UP) if worker:
+            case ("drain", Stage.STARTING | Stage.CATCHING_UP):
                 return self._dismiss(worker, "its job ends before it would serve", now)
-            case ("empty", Stage.DRAINING) if worker:
+            case ("empty", Stage.DRAINING):
                 ends_at_s = now + self._settings.grace_s if worker.ends_at_s is None else worker.ends_at_s
                 return [Close(engines=worker.engines, evicts=True), worker.timer("end", ends_at_s)]
-            case ("end", Stage.DRAINING) if worker:
+            case ("end", Stage.DRAINING):
                 return self._dismiss(worker, "its job ends", now)
-            case ("leave", Stage.LEAVING) if worker:
+            case ("leave", Stage.LEAVING):
                 del self._workers[worker.name]
         return []
 

@@ -51,7 +51,7 @@ class RequestId(NamedTuple):
     evaluated."""
     prompt: PromptId
     sample: int
-    """Index within the prompt's group, from 0; larger than the group size for speculative samples."""
+    """Index within the prompt's group, from 0; at or above the group size for speculative samples."""
 
     def __str__(self) -> str:
         return f"r{self.round}:{self.prompt}#{self.sample}"

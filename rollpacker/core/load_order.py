@@ -108,7 +108,7 @@ class LoadOrder:
         if self.room and self.room.num_expected:
             self.drop()
 
-    def note(self, engine: EngineId) -> None:
+    def note_fewer(self, engine: EngineId) -> None:
         """Take down that an engine has fewer in flight now."""
         if len(self._heap) > MOST_ENTRIES * len(self._held):
             self.drop()

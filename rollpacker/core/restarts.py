@@ -54,8 +54,8 @@ class Stage(StrEnum):
     """No actor will take it."""
 
 
-_UNDER_WAY = (Stage.PAUSING, Stage.STARTING)
-_EXPECTED = (Stage.VACANT, *_UNDER_WAY, Stage.READY)
+_RESTARTING = (Stage.PAUSING, Stage.STARTING)
+_EXPECTED = (Stage.VACANT, *_RESTARTING, Stage.READY)
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class Restarts:
         self._in_use, self._free = slots, frozenset(slots) - frozenset(withheld)
         orders: list[Order] = []
         for slot in self._slots.values():
-            if slot.name not in self._free and slot.stage in _UNDER_WAY:
+            if slot.name not in self._free and slot.stage in _RESTARTING:
                 if slot.stage is Stage.STARTING:
                     orders.append(CancelStart(engine=slot.actor))
                 slot.stage = Stage.VACANT
@@ -164,7 +164,7 @@ class Restarts:
 
     def vacate(self, actor: EngineId, now: float) -> list[Order]:
         """Have the slot of an actor filled that was lost; nothing if it was known."""
-        slot = self._slot_with(actor)
+        slot = self._find(actor)
         if actor != slot.actor or slot.stage not in (Stage.HELD, Stage.READY):
             return []
         slot.stage = Stage.VACANT if self._may_restart(slot) else Stage.EMPTY
@@ -186,13 +186,13 @@ class Restarts:
 
     def note_started(self, actor: EngineId) -> None:
         """Note that an actor has started; one that was cancelled is late."""
-        slot = self._slot_with(actor)
+        slot = self._find(actor)
         if slot.actor == actor and slot.stage is Stage.STARTING:
             slot.stage = Stage.READY
 
     def note_failed(self, actor: EngineId, now: float) -> list[Order]:
         """Try again, if a restart is left; the failure of one that was cancelled is late."""
-        slot = self._slot_with(actor)
+        slot = self._find(actor)
         if slot.actor != actor or slot.stage is not Stage.STARTING:
             return []
         slot.stage = Stage.VACANT if self._may_restart(slot) else Stage.EMPTY
@@ -210,7 +210,7 @@ class Restarts:
     def _may_restart(self, slot: _Slot) -> bool:
         return slot.num_restarts < self._max_restarts
 
-    def _slot_with(self, actor: EngineId) -> _Slot:
+    def _find(self, actor: EngineId) -> _Slot:
         if actor not in self._slot_of:
             raise ImpossibleEvent(f"{actor!r} has no slot.", f"Slots are {list(self._slots)}.")
         return self._slot_of[actor]
@@ -229,7 +229,7 @@ class Restarts:
 
     def slot_of(self, actor: EngineId) -> EngineId:
         """The slot that an actor has, or had."""
-        return self._slot_with(actor).name
+        return self._find(actor).name
 
     def knows(self, actor: EngineId) -> bool:
         """Tell whether an actor has, or had, a slot."""
@@ -237,10 +237,10 @@ class Restarts:
 
     def next_restart(self, actor: EngineId) -> NextRestart | None:
         """What follows the loss of an actor, as it stands after it; None if it is not replaced."""
-        slot = self._slot_with(actor)
+        slot = self._find(actor)
         if slot.stage is Stage.EMPTY:
             return None
-        is_begun = slot.stage in _UNDER_WAY
+        is_begun = slot.stage in _RESTARTING
         number = slot.num_begun if is_begun else slot.num_begun + 1
         return NextRestart(successor=successor_of(slot.name, number), number=slot.num_restarts + (0 if is_begun else 1))
 
@@ -256,7 +256,7 @@ class Restarts:
     @property
     def under_way(self) -> list[EngineId]:
         """The actors that start, or have and are about to join; those that wait for the trainer's GPUs do not count."""
-        return [slot.actor for slot in self._slots.values() if slot.stage in (*_UNDER_WAY, Stage.READY)]
+        return [slot.actor for slot in self._slots.values() if slot.stage in (*_RESTARTING, Stage.READY)]
 
     # Self-check and snapshot
 
@@ -269,7 +269,7 @@ class Restarts:
         for slot in self._slots.values():
             if not 0 <= slot.num_restarts <= self._max_restarts:
                 raise InvariantViolated(f"{slot} has {slot.num_restarts} restarts.")
-            if slot.stage in _UNDER_WAY and slot.name not in self._free:
+            if slot.stage in _RESTARTING and slot.name not in self._free:
                 raise InvariantViolated(f"{slot} is filled, and its GPUs are not free.")
             if slot.stage is Stage.VACANT and slot.name in self._free:
                 raise InvariantViolated(f"{slot} is not filled, and its GPUs are free.")

@@ -72,7 +72,7 @@ class Router:
         self._is_overflowing = False
         """Something may wait for room on an engine."""
         self._waiting = Waiting(self._in_flight, self._is_held_back)
-        self.is_suspended = self.keeps = False
+        self.is_suspended = self.keeps_requests = False
         """Whether requests of training wait for new weights; and whether those in flight stay on their engines."""
 
     @property
@@ -144,7 +144,7 @@ class Router:
         """
         if not self.is_in_fleet(engine):
             return
-        if self._held[engine] and not self.keeps:
+        if self._held[engine] and not self.keeps_requests:
             raise ImpossibleEvent(f"{engine} was updated with {len(self._held[engine])} requests in flight.")
         self._facts[engine].policy_version = policy_version
 
@@ -212,16 +212,16 @@ class Router:
     @property
     def is_suspending(self) -> bool:
         """True until every engine has given back what was in flight."""
-        return self.is_suspended and not (self.keeps or self.are_empty(self._held))
+        return self.is_suspended and not (self.keeps_requests or self.are_empty(self._held))
 
     def suspend(self, *, keeps: bool = False) -> list[Evict]:
         """Launch nothing until `resume`, and order away what is in flight unless it is kept; it has its tokens then."""
-        self.is_suspended, self.keeps = True, keeps
+        self.is_suspended, self.keeps_requests = True, keeps
         return [] if keeps else self.evict([request for held in self._held.values() for request in held])
 
     def resume(self, running: Iterable[RequestId]) -> list[Launch]:
         """Launch what was suspended, in the order of these requests."""
-        self.is_suspended = self.keeps = False
+        self.is_suspended = self.keeps_requests = False
         suspended = [request for request in running if self._in_flight[request] is None]
         for request in suspended:
             del self._in_flight[request]  # it may have come back out of order
@@ -271,7 +271,7 @@ class Router:
             raise ImpossibleEvent(f"{request} was evicted, which was not ordered.", "An eviction follows its order.")
         self._forget(request)
         self._let_wait([request], are_begun=True)
-        self._by_load.note(engine)  # with this one counted: the engine may be open again
+        self._by_load.note_fewer(engine)  # with this one counted: the engine may be open again
         return self._launch_each([request])
 
     def movable(self) -> dict[EngineId, list[RequestId]]:
@@ -325,7 +325,7 @@ class Router:
     def _let_wait(self, requests: Sequence[RequestId], *, are_begun: bool = False) -> None:
         """Take down requests that no engine has; where few have room, those that were on one are first."""
         self._in_flight.update(dict.fromkeys(requests))
-        (self._waiting.note if are_begun and self._by_load.room else self._waiting.add)(requests)
+        (self._waiting.add_begun if are_begun and self._by_load.room else self._waiting.add_fresh)(requests)
 
     def limit(self, room: Room | None) -> None:
         """Have engines leave room for others, until this is called again; None: any number fits."""
@@ -370,7 +370,7 @@ class Router:
             self._waiting.forget(request)
         else:
             del self._held[engine][request]
-            self._by_load.note(engine)
+            self._by_load.note_fewer(engine)
         return engine
 
     def is_in_flight(self, request: RequestId) -> bool:
@@ -422,7 +422,8 @@ class Router:
             "left": sorted(self._left),
             "in_flight": [[*request.as_list(), engine] for request, engine in self._in_flight.items()],
             **({"begun": begun} if (begun := self._waiting.snapshot()) else {}),
-            **{name: True for name in ("is_suspended", "keeps") if getattr(self, name)},
+            **({"is_suspended": True} if self.is_suspended else {}),
+            **({"keeps": True} if self.keeps_requests else {}),
         }
 
     @classmethod
@@ -443,6 +444,6 @@ class Router:
             if engine is not None:
                 router._held[engine][request] = None
         router._waiting.restore(snapshot.get("begun", ()))
-        router.is_suspended, router.keeps = snapshot.get("is_suspended", False), snapshot.get("keeps", False)
+        router.is_suspended, router.keeps_requests = snapshot.get("is_suspended", False), snapshot.get("keeps", False)
         router._is_overflowing = router.is_starved
         return router

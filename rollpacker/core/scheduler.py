@@ -27,7 +27,7 @@ Adding a machine
 One that reacts to facts of its own becomes one more of the `Companions`: its events get cases in `_answer`. One that
 refines decisions stands in `_carry_out`, as router and reward budget do. One that replaces the batching implements
 `BatchingMachine`; `core.batchings` chooses it. Machines never call each other: the scheduler passes facts and decisions
-along, in the order in which they stand here; those of rollout workers are together in `core.elastic`.
+along, in the order in which they stand here; `core.elastic` passes facts among those of rollout workers.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ from rollpacker.core.events import (
     TimerFired,
 )
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
-from rollpacker.core.restarts import RestartEvent, Restarts
+from rollpacker.core.restarts import Restarts
 from rollpacker.core.routing import Router
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.snapshots import SNAPSHOT_FORMAT, check_snapshot, kind_of
@@ -123,8 +123,8 @@ class Scheduler:
             commands += self._beside.evaluation.fill(self._router.rooms)
         if environments := self._beside.environments:
             commands = (*environments.close(), *commands, *environments.act(now))
-        if self._beside.is_emptying:
-            commands += self._beside.go_on(self._router, self._local_engines if self._beside.retires_engines else ())
+        if self._beside.awaits_empty_engines:
+            commands += self._beside.use_empty_engines(self._router, self._local_engines)
         self._timers.note(commands)
         return commands
 
@@ -175,8 +175,12 @@ class Scheduler:
                 self._beside.end_switch(event, now)
                 self._router.reopen(Closing.ARRIVING)
                 return tuple(self._router.launch(self.waiting))
-            case SlotsOpened() | SlotsChanged() | SlotVacated() | EngineStarted() | EngineStartFailed() | TimerFired():
-                return self._restart(event, now)
+            case SlotsOpened():
+                return self._open_attempt(event, now)
+            case SlotsChanged() | SlotVacated() | EngineStarted() | EngineStartFailed():
+                return tuple(self._restarts.handle(event, now))
+            case TimerFired():
+                return self._fire(event, now)
             case _ if self._elastic:
                 return self._elastic.handle(event, now)
             case _:
@@ -293,23 +297,19 @@ class Scheduler:
             self._restarts.join(event.engine)
         return tuple(launches)
 
-    # Slots of engines
+    def _open_attempt(self, event: SlotsOpened, now: float) -> tuple[Command, ...]:
+        """Begin an attempt of the run: forget slots and workers of the one before, and their timers."""
+        of_workers = self._elastic.timers_among(self._timers.at_s) if self._elastic else ()
+        self._timers.forget((*self._restarts.timers, *of_workers))
+        self._beside.open_attempt()
+        return *self._restarts.handle(event, now), *(self._elastic.begin() if self._elastic else ())
 
-    def _restart(self, event: RestartEvent, now: float) -> tuple[Command, ...]:
-        """Keep the slots of engines filled."""
-        if isinstance(event, SlotsOpened):
-            of_workers = self._elastic.timers_among(self._timers.at_s) if self._elastic else ()
-            self._timers.forget((*self._restarts.timers, *of_workers))
-            self._beside.open_attempt()
-        if isinstance(event, TimerFired):
-            self._timers.fire(event)
+    def _fire(self, event: TimerFired, now: float) -> tuple[Command, ...]:
+        """Do what a timer is for."""
+        self._timers.fire(event)
         orders: list[Command] = [*self._restarts.handle(event, now)]
-        if self._elastic and isinstance(event, SlotsOpened):
-            orders += self._elastic.begin()
-        if isinstance(event, TimerFired):
-            orders += self._elastic.fire(event, now) if self._elastic else ()
-            orders += self._beside.fire(event, now, self._conclude)
-        return tuple(orders)
+        orders += self._elastic.fire(event, now) if self._elastic else ()
+        return *orders, *self._beside.fire(event, now, self._conclude)
 
     def _require_engine(self) -> tuple[FailWithoutEngines, ...]:
         """Fail when no engine is there, or to come, for the requests that wait, or for the next round."""
@@ -365,7 +365,7 @@ class Scheduler:
     @property
     def keeps_requests(self) -> bool:
         """True while engines get new weights with requests in flight."""
-        return self._router.keeps
+        return self._router.keeps_requests
 
     @property
     def due(self) -> Mapping[RequestId, EngineId | None]:

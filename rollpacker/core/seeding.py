@@ -102,7 +102,7 @@ class Seeding:
         return self._has_lent or (self._num_workers > 0 and self._is_known)
 
     @property
-    def has_lent(self) -> bool:
+    def are_lent(self) -> bool:
         """Whether engines are lent that would be taken back."""
         return bool(self._lent)
 

@@ -362,24 +362,25 @@ class SchedulerSettings:
             require(self.overlap_rewards, "without overlap_rewards a batch is scored when all its responses are there")
             require(self.parallelism is None, "engines change between rounds, when nothing is under way")
             require(not (self.stream and self.stream.replicas), "an engine that is lent generates nothing")
-            fills = self.evaluation is not None and self.evaluation.fill is not None
-            require(not fills, "an evaluation that fills a round is of one policy version")
+            require(not self._fills, "an evaluation that fills a round is of one policy version")
         if self.dynamic_sampling is not None:
-            fills = self.evaluation is not None and self.evaluation.fill is not None
-            require(not fills, "which prompts dynamic sampling launches depends on which rewards come first")
+            require(not self._fills, "which prompts dynamic sampling launches depends on which rewards come first")
             self._check_dynamic_sampling(self.dynamic_sampling)
         if self.parallelism is not None and self.parallelism.escalation is not None:
             self._check_escalation()
+        if self.environment is not None:
+            require(not self._fills, "an evaluation that fills a round has no places for environments")
 
-        fills = self.evaluation is not None and self.evaluation.fill is not None
-        require(not (fills and self.environment), "an evaluation that fills a round has no places for environments")
+    @property
+    def _fills(self) -> bool:
+        """Whether evaluations run beside training rounds."""
+        return self.evaluation is not None and self.evaluation.fill is not None
 
     def _check_escalation(self) -> None:
         require(self.dynamic_sampling is None, "with dynamic sampling nobody knows what is left of a round")
         require(self.elastic is None, "what leaves the engines that escalation changes would go to those of workers")
         require(self.environment is None, "how long a trajectory of several turns goes on is not known to escalation")
-        fills = self.evaluation is not None and self.evaluation.fill is not None
-        require(not fills, "an evaluation that fills a round uses the engines that escalation changes")
+        require(not self._fills, "an evaluation that fills a round uses the engines that escalation changes")
 
     def _check_dynamic_sampling(self, sampling: DynamicSamplingSettings) -> None:
         is_tail, limit = self.batching == "tail", sampling.max_active_requests

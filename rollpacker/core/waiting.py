@@ -33,13 +33,13 @@ class Waiting:
         self._fresh: OrderedDict[RequestId, None] = OrderedDict()
         """The rest, in the order of `in_flight`. A plain dict would pass over all that were first before."""
 
-    def add(self, requests: Iterable[RequestId]) -> None:
+    def add_fresh(self, requests: Iterable[RequestId]) -> None:
         """Take down that requests wait, the last in line; those that wait already keep their place."""
         for request in requests:
             if request not in self._begun:
                 self._fresh[request] = None
 
-    def note(self, requests: Iterable[RequestId]) -> None:
+    def add_begun(self, requests: Iterable[RequestId]) -> None:
         """Take down that requests wait that were on an engine."""
         self._begun.update(dict.fromkeys(requests))
 
@@ -89,5 +89,5 @@ class Waiting:
 
     def restore(self, snapshot: Sequence[Any]) -> None:
         """Be as what gave the snapshot."""
-        self.note(map(RequestId.from_list, snapshot))
+        self.add_begun(map(RequestId.from_list, snapshot))
         self._fresh = self._derived()

@@ -279,7 +279,7 @@ def test_engines_that_share_a_replica_with_one_that_is_lost_before_they_are_empt
     for request in leaving:
         (launch,) = player.evicted(request, E1)
         assert isinstance(launch, Launch), "no groups stream: the trainer could not work on what is left"
-    assert not player.scheduler.beside.is_emptying
+    assert not player.scheduler.beside.awaits_empty_engines
     restored = Scheduler.restore(player.settings, player.scheduler.snapshot())
     assert restored.snapshot() == player.scheduler.snapshot()
 

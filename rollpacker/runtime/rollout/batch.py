@@ -31,7 +31,7 @@ class Batch:
     """No token of it is more policy versions old."""
     accepted: dict[PromptId, tuple[RequestId, ...]] = field(default_factory=dict)
     dropped: dict[PromptId, None] = field(default_factory=dict)
-    """Prompts without variance, in the order in which they were dropped."""
+    """Prompts that are never trained (`DropPrompt`), in order."""
     order: tuple[PromptId, ...] | None = None
     """The batch in its canonical order; None while the round runs."""
     num_deferred_at_once: int = 0

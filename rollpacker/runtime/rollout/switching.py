@@ -1,4 +1,4 @@
-"""What the driver does to change the engines in the midst of a round, and to learn whether that pays."""
+"""What the driver does to measure the progress of a round, and to change its engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SwitchCommand = MeasureProgress | EscalateTail | SwitchEngines
 
 
 class Switching:
-    """Carries out the commands of `core.tail_escalation`.
+    """Measures progress, and changes the engines in the midst of a round.
 
     Args:
         engines: To change.

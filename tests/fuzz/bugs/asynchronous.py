@@ -67,7 +67,7 @@ def _at_any_time(end_step, machine, event, *, keeps):
 
 
 def _resume_as_they_came(_, router, running):
-    router.is_suspended = router.keeps = False
+    router.is_suspended = router.keeps_requests = False
     return router.launch([request for request in running if router._in_flight[request] is None])
 
 

@@ -102,9 +102,9 @@ def _forget_moves(right, balance, *arguments):
 _BUGS = (
     ("a fence that forgets lives", around(Fleet, "handle", _without_fence)),
     ("two lives of an element at once", around(Fleet, "_arrive", _keep_older_lives)),
-    ("serve with any policy", around(Fleet, "_count_update", _any_version)),
+    ("serve with any policy", around(Fleet, "_note_update", _any_version)),
     ("serve on after a publication", around(Fleet, "_publish", _stay_at_publication)),
-    ("serve when the first engine can", around(Fleet, "_count_update", _first_engine_is_enough)),
+    ("serve when the first engine can", around(Fleet, "_note_update", _first_engine_is_enough)),
     ("wait for a start without end", around(Fleet, "fire", _not_for("start"))),
     ("wait for a policy without end", around(Fleet, "fire", _not_for("fetch"))),
     ("a deadline that every policy renews", around(Fleet, "_catch_up", _anew)),
