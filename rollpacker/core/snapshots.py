@@ -14,11 +14,10 @@ SNAPSHOT_FORMAT: Final = 6
 
 def kind_of(settings: SchedulerSettings) -> str:
     """The kind of batching: a snapshot is restored by the same."""
+    kind: str = "asynchronous" if settings.asynchronous else settings.batching
     if settings.length_history:
-        return f"{settings.batching} with length history"
-    if settings.asynchronous:
-        return "asynchronous with dynamic sampling" if settings.dynamic_sampling else "asynchronous"
-    return f"{settings.batching} with dynamic sampling" if settings.dynamic_sampling else settings.batching
+        kind += " with length history"
+    return f"{kind} with dynamic sampling" if settings.dynamic_sampling else kind
 
 
 def check_snapshot(settings: SchedulerSettings, snapshot: Mapping[str, Any]) -> None:
