@@ -52,7 +52,7 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.filling import Filling
 from rollpacker.core.ids import HELD_OUT, EngineId, PromptId, RequestId, held_out_prompt, set_of
-from rollpacker.core.settings import EvaluationSettings, FillSettings
+from rollpacker.core.settings import EvaluationSettings
 
 EvaluationEvent = (
     EvaluationOffered | ResponseFinished | ResponseAborted | ResponseEvicted | RewardComputed | EnvironmentEvent
@@ -75,11 +75,10 @@ class Evaluation:
         """The open evaluation's step, or that of the last one; -1 before the first."""
         self._generating: dict[RequestId, None] = {}
         self._scoring: dict[RequestId, None] = {}
-        self._fill: FillSettings | None = settings.fill
         self._filling = Filling()
         self._is_due = False
         """An evaluation waits for a round that it may fill."""
-        self._is_filling = False
+        self._fills_a_round = False
         """The open evaluation fills a round, or the last one did."""
         self._filled_round = -1
         """The last round that was filled."""
@@ -109,7 +108,7 @@ class Evaluation:
         if isinstance(event, ResponseAborted) and self._filling.stays(request, event.engine):
             raise ImpossibleEvent(f"{request} was aborted, which was not ordered.", "An abort follows its order.")
         is_held = self._filling.take_back(request, event.engine)
-        if not is_owed or (self._is_filling and not is_held):
+        if not is_owed or (self._fills_a_round and not is_held):
             return ()  # late: of an engine that was lost, or told twice
         if isinstance(event, ResponseFinished):
             del self._generating[request]
@@ -128,7 +127,12 @@ class Evaluation:
         del self._scoring[event.request]
         return () if self.is_open else (EndEvaluation(step=self._last),)
 
-    # Its begin
+    def _require_known(self, request: RequestId) -> None:
+        num_samples = self._num_samples.get(request.prompt, 0)
+        if not (0 <= request.sample < num_samples and 0 <= request.round <= self._last):
+            raise ImpossibleEvent(f"{request} was never launched.", f"The last evaluation was of step {self._last}.")
+
+    # An evaluation begins
 
     def _offer(self, event: EvaluationOffered) -> tuple[EvaluationDecision, ...]:
         if self.is_open:
@@ -141,24 +145,31 @@ class Evaluation:
         is_turn = self.has_its_turn(event.step) or (self._settings.at_end and event.is_last)
         if event.step == self._last or not (self._is_due or is_turn):
             return ()
-        if self._fill and event.step > 0 and not event.is_last:
+        if self._settings.fill and event.step > 0 and not event.is_last:
             self._is_due = True
             return ()
         begin, requests = self._open(event.step)
         return begin, StartRequests(requests=requests)
+
+    def has_its_turn(self, step: int) -> bool:
+        """Tell whether one is due after so many steps, were it not the last."""
+        settings = self._settings
+        if step == 0:
+            return settings.at_start
+        return settings.every_steps > 0 and step % settings.every_steps == 0
 
     def begin_round(self, command: BeginRound) -> tuple[BeginEvaluation, ...]:
         """Fill a round that has begun, if an evaluation is due and the round's batch takes all that it launches."""
         if not self._is_due or command.races:
             return ()
         begin, requests = self._open(command.step)
-        self._is_filling, self._filled_round = True, command.round
+        self._fills_a_round, self._filled_round = True, command.round
         self._filling.begin(requests)
         return (begin,)
 
     def _open(self, step: int) -> tuple[BeginEvaluation, tuple[RequestId, ...]]:
         self._last = step
-        self._is_due = self._is_filling = False
+        self._is_due = self._fills_a_round = False
         requests = [
             RequestId(step, prompt, sample)
             for prompt, num_samples in self._num_samples.items()
@@ -174,7 +185,7 @@ class Evaluation:
         return -num_tokens / count if count else -math.inf
 
     def _count_length(self, request: RequestId, num_tokens: int) -> None:
-        if self._fill:
+        if self._settings.fill:
             before, count = self._lengths[set_of(request)]
             self._lengths[set_of(request)] = before + num_tokens, count + 1
 
@@ -183,7 +194,7 @@ class Evaluation:
     @property
     def is_filling(self) -> bool:
         """True while an evaluation is open that fills a round."""
-        return self._is_filling and self.is_open
+        return self._fills_a_round and self.is_open
 
     def fill(self, rooms_of: Callable[[int, int], Mapping[EngineId, int]]) -> tuple[Launch | Evict, ...]:
         """Move held-out requests to where there is room for them, while they fill a round.
@@ -191,9 +202,10 @@ class Evaluation:
         Args:
             rooms_of: `Router.rooms`.
         """
-        if not (self._fill and self.is_filling):
+        settings = self._settings.fill
+        if not (settings and self.is_filling):
             return ()
-        return tuple(self._filling.fill(rooms_of(self._fill.num_slots, self._fill.max_tokens)))
+        return tuple(self._filling.fill(rooms_of(settings.num_slots, settings.max_tokens)))
 
     def lose(self, engine: EngineId) -> None:
         """Note that what an engine had is gone."""
@@ -213,9 +225,9 @@ class Evaluation:
         Raises:
             ImpossibleEvent: It does not belong to this step; nothing was changed.
         """
-        if not self._fill or not self._is_filling or event.step != self._last:
+        if not self._settings.fill or not self._fills_a_round or event.step != self._last:
             raise ImpossibleEvent(f"{event}: the last evaluation was of step {self._last}.")
-        return (SetTimer(timer=self._timer, at_s=now + self._fill.grace_s),) if self.is_open else ()
+        return (SetTimer(timer=self._timer, at_s=now + self._settings.fill.grace_s),) if self.is_open else ()
 
     def fire(self, event: TimerFired) -> tuple[Abort | EndEvaluation, ...]:
         """Stop what has no reward when the time is over; nothing if the evaluation has ended, or for other timers."""
@@ -228,21 +240,11 @@ class Evaluation:
     def _timer(self) -> str:
         return f"evaluation {self._last}"
 
-    def has_its_turn(self, step: int) -> bool:
-        """Tell whether one is due after so many steps, were it not the last."""
-        settings = self._settings
-        if step == 0:
-            return settings.at_start
-        return settings.every_steps > 0 and step % settings.every_steps == 0
-
-    def _require_known(self, request: RequestId) -> None:
-        num_samples = self._num_samples.get(request.prompt, 0)
-        if not (0 <= request.sample < num_samples and 0 <= request.round <= self._last):
-            raise ImpossibleEvent(f"{request} was never launched.", f"The last evaluation was of step {self._last}.")
+    # Views, self-check and snapshot
 
     def running_requests(self) -> list[RequestId]:
         """List what was started and has not finished, without what fills a round."""
-        return [] if self._is_filling else list(self._generating)
+        return [] if self._fills_a_round else list(self._generating)
 
     def check(self) -> None:
         """Re-derive the machine's invariants.
@@ -268,10 +270,10 @@ class Evaluation:
             "generating": [[list(request.prompt), request.sample] for request in self._generating],
             "scoring": [[list(request.prompt), request.sample] for request in self._scoring],
         }
-        if self._fill:
+        if self._settings.fill:
             plain["fill"] = {
                 "is_due": self._is_due,
-                "is_filling": self._is_filling,
+                "is_filling": self._fills_a_round,
                 "filled_round": self._filled_round,
                 "lengths": [[name, *lengths] for name, lengths in self._lengths.items()],
                 "filling": self._filling.snapshot(),
@@ -289,7 +291,7 @@ class Evaluation:
         )
         fill = snapshot.get("fill")
         if settings.fill and fill:
-            machine._is_due, machine._is_filling = fill["is_due"], fill["is_filling"]
+            machine._is_due, machine._fills_a_round = fill["is_due"], fill["is_filling"]
             machine._filled_round = fill["filled_round"]
             machine._lengths |= {
                 name: (num_tokens, count) for name, num_tokens, count in fill["lengths"] if name in machine._lengths
