@@ -103,12 +103,13 @@ class AsyncBatching:
     def __init__(self, settings: SchedulerSettings) -> None:
         assert settings.asynchronous is not None
         rules, sampling = settings.asynchronous, settings.dynamic_sampling
-        self._num_prompts, self._num_responses = settings.num_prompts, settings.num_responses
-        self._bound, self._is_fifo = rules.max_staleness, rules.order == "fifo"
         self.keeps = rules.interrupt == "keep"
         """Whether engines may take new weights with requests in flight."""
+        self._num_prompts, self._num_responses = settings.num_prompts, settings.num_responses
+        self._bound, self._is_fifo = rules.max_staleness, rules.order == "fifo"
         self._num_ahead = math.floor(rules.lookahead * settings.num_prompts)
         self._num_in_all = rules.num_steps * settings.num_prompts
+        """Groups that all steps of the run train."""
         self._filters = sampling is not None
         """Whether prompts without variance are dropped."""
         self._most_launched = math.floor(
@@ -119,7 +120,7 @@ class AsyncBatching:
         self._step = -1
         """The last one that started."""
         self._next_step = 0
-        """One that got no batch is still the next one."""
+        """The step that may start: the one after `_step`, or `_step` again where it got no batch."""
         self._policy_version = -1
         """That the engines held when the step started."""
         self._newest_version = -1
@@ -141,7 +142,7 @@ class AsyncBatching:
         self._live: dict[PromptId, LiveGroup] = {}
         """Admitted and neither accepted nor dropped, in the order of admission."""
         self._num_by_birth: Counter[int] = Counter()
-        """The same, counted."""
+        """How many of them were admitted in each step."""
 
     def handle(self, event: BatchingEvent) -> tuple[Decision, ...]:  # noqa: PLR0911 one case per fact
         match event:
@@ -307,7 +308,7 @@ class AsyncBatching:
     # Acceptance
 
     def _fill_batch(self, candidates: Iterable[LiveGroup]) -> list[Decision]:
-        """Accept what may be accepted, of groups in the order of their admission; end the round with the last place."""
+        """Accept those groups that may be, in the order of their admission, and end the round with the last place."""
         if not self._places:
             return []
         if self._is_fifo:

@@ -52,7 +52,7 @@ BatchingEvent = (
     | EnvironmentEvent
     | GivenUp
 )
-"""With an eviction, and each event of its environment, a request runs on: these are only checked."""
+"""Aborts, evictions and events of environments are checked, and start and stop nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ class BeginRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Generate one response on an engine; one that was evicted in this round goes on from the tokens that it has."""
+    """Generate one response on an engine; one that was evicted goes on from the tokens that it has."""
 
     request: RequestId
     engine: EngineId
@@ -256,9 +256,9 @@ class DraftRule(NamedTuple):
     max_sequences: int
     """Holds for batches of up to so many sequences, and of more than the rule before it."""
     draft_length: int
-    """Of every pass, 0 is plain decoding; but for"""
+    """Of every pass but the trials; 0 is plain decoding."""
     trial_length: int
-    """that of each `trial_every`-th pass."""
+    """Of each `trial_every`-th pass."""
     trial_every: int
     """Counted by an engine over all its passes under a rule for these sizes, earlier orders' too; 0 is never."""
 
@@ -355,13 +355,13 @@ class FailWithoutEngines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailRun:
-    """The run fails: a round has launched as many prompts as it may, and too few have rewards that differ."""
+    """The run fails: every prompt of a round was dropped, or as many were launched as may be and places are open."""
 
     round: int
     num_prompts_launched: int
     num_prompts_dropped: int
     num_prompts_needed: int
-    """Places of the batch that are open."""
+    """Places of the batch that are open; where every prompt was dropped, as many as were launched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

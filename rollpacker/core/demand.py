@@ -41,7 +41,7 @@ class Demand:
         self._train_s: float | None = None
         """t; the same."""
         self._speed = 1.0
-        """s of one engine, until both kinds were measured in a step that of engines that are alike."""
+        """s, per engine; 1 until a step has measured both kinds."""
         self._wish = settings.max_workers
         self._num_surplus = 0
         """Steps in a row that could use fewer."""

@@ -86,7 +86,7 @@ class DynamicSampling(Race):
         self._quotas = apportion(settings.num_prompts, domain_weights)
         self._kind = RoundKind.PLAIN
         """Of the open round, or the last one."""
-        self._surplus: dict[Domain, int] = {}
+        self._surplus: Counter[Domain] = Counter()
         """Of the open round: how many more prompts race than there are places, while there are any."""
 
     # A round begins
@@ -96,33 +96,28 @@ class DynamicSampling(Race):
         kind = self.next_kind()
         is_at_hand = bool(self._supply.num_drawn()) or (kind is RoundKind.LONG and bool(self._long_queue))
         if not is_at_hand:
-            weights = self._supply.open_weights
             places, surplus = self._shape_of(kind)
-            wanted = {domain: places[domain] + surplus.get(domain, 0) for domain in weights}
+            wanted = {domain: places[domain] + surplus[domain] for domain in self._supply.open_weights}
             return self._supply.ask(_fit(wanted, self._num_launchable(kind))) or (EndRun(),)
         places, self._surplus = self._shape_of(kind)
         self._kind = kind
-        opening = self._open(kind, places, num_prompts=sum(places.values()) + sum(self._surplus.values()))
+        opening = self._open(kind, places, num_prompts=places.total() + self._surplus.total())
         return opening, *self._go_on()
 
-    def _shape_of(self, kind: RoundKind) -> tuple[dict[Domain, int], dict[Domain, int]]:
+    def _shape_of(self, kind: RoundKind) -> tuple[Counter[Domain], Counter[Domain]]:
         """Places and surplus per domain of a round that begins now."""
         if kind is RoundKind.SHORT:
-            launches = with_speculation(self._quotas, self._settings.eta_prompts)
-            return dict(self._quotas), {domain: launches[domain] - quota for domain, quota in self._quotas.items()}
+            surplus = Counter(with_speculation(self._quotas, self._settings.eta_prompts))
+            surplus.subtract(self._quotas)
+            return Counter(self._quotas), surplus
         num_prompts = self._settings.num_prompts
         places = Counter(drawn.domain for drawn in self._long_queue[:num_prompts])
         num_left = num_prompts - places.total()
-        drawn = self._supply.num_drawn()
-        weights = {
-            domain: weight
-            for domain, weight in self._settings.domain_weights
-            if domain in drawn or domain in self._supply.open_weights
-        }
+        supplied = self._supply.num_drawn().keys() | self._supply.open_weights.keys()
+        weights = {domain: weight for domain, weight in self._settings.domain_weights if domain in supplied}
         if weights and num_left:
-            for domain, num_places in apportion(num_left, weights).items():
-                places[domain] += num_places
-        return dict(places), {}
+            places.update(apportion(num_left, weights))
+        return places, Counter()
 
     def next_kind(self) -> RoundKind:
         if not self._is_tail:
@@ -152,21 +147,16 @@ class DynamicSampling(Race):
             decisions += self._ask_or_close()
         return decisions
 
-    def _vacancies(self) -> dict[Domain, int]:
+    def _vacancies(self) -> Counter[Domain]:
         """How many more prompts are to race, per domain that has any."""
         places, racing = self._ledger.places, self._ledger.num_racing
-        wanted = {
-            domain: places[domain] + self._surplus.get(domain, 0) - racing[domain]
-            for domain in self._domains
-            if places.get(domain, 0)
-        }
-        return {domain: count for domain, count in wanted.items() if count > 0}
+        domains = [domain for domain in self._domains if places[domain]]
+        return +Counter({domain: places[domain] + self._surplus[domain] - racing[domain] for domain in domains})
 
-    def _vacant_places(self) -> dict[Domain, int]:
+    def _vacant_places(self) -> Counter[Domain]:
         """How many places no prompt races for, per domain that has any."""
         places, racing = self._ledger.places, self._ledger.num_racing
-        vacant = {domain: places.get(domain, 0) - racing[domain] for domain in self._domains}
-        return {domain: count for domain, count in vacant.items() if count > 0}
+        return +Counter({domain: places[domain] - racing[domain] for domain in self._domains})
 
     def _num_launchable(self, kind: RoundKind) -> int:
         """How many more prompts may be launched now."""
@@ -185,19 +175,13 @@ class DynamicSampling(Race):
         at_hand, weights = self._supply.num_drawn(), self._supply.open_weights
         places = self._ledger.places
         for domain, num_vacant in self._vacant_places().items():
-            num_lacking = num_vacant - at_hand.get(domain, 0)
+            num_lacking = num_vacant - at_hand[domain]
             if domain in weights or num_lacking <= 0:
                 continue
             vacant = self._vacant_places()
-            spare = {
-                other: at_hand.get(other, 0) - vacant.get(other, 0)
-                for other in self._domains
-                if other not in weights and other != domain
-            }
-            spare = {other: count for other, count in spare.items() if count > 0}
+            spare = +Counter({other: at_hand[other] - vacant[other] for other in self._domains})
             moved = apportion(num_lacking, weights) if weights else _fit(spare, num_lacking)
-            for other, count in moved.items():
-                places[other] = places.get(other, 0) + count
+            places.update(moved)
             places[domain] -= sum(moved.values())
 
     def _choose(self) -> list[DrawnPrompt]:
@@ -205,11 +189,8 @@ class DynamicSampling(Race):
         is_long = self._kind is RoundKind.LONG
         room = self._num_launchable(self._kind)
         chosen = self._take_queued(room) if is_long else []
-        vacancies = Counter(self._vacancies())
-        vacancies.subtract(Counter(drawn.domain for drawn in chosen))
-        at_hand = self._supply.num_drawn()
-        wanted = {domain: min(count, at_hand.get(domain, 0)) for domain, count in vacancies.items() if count > 0}
-        chosen += self._supply.take(_fit(wanted, room - len(chosen)))
+        vacancies = self._vacancies() - Counter(drawn.domain for drawn in chosen)
+        chosen += self._supply.take(_fit(vacancies & self._supply.num_drawn(), room - len(chosen)))
         if not (is_long or chosen or self._supply.open_weights or self._supply.is_waiting):
             chosen = self._take_queued(room)
         return chosen
@@ -217,24 +198,17 @@ class DynamicSampling(Race):
     def _take_queued(self, room: int) -> list[DrawnPrompt]:
         """Take the queue's first prompts for as many vacant places, of whichever domains the places were."""
         vacant, places = self._vacant_places(), self._ledger.places
-        chosen = self._queued()[: min(room, sum(vacant.values()))]
-        foreign: list[DrawnPrompt] = []
-        for drawn in chosen:
-            if vacant.get(drawn.domain, 0):
-                vacant[drawn.domain] -= 1
-            else:
-                foreign.append(drawn)
-        for drawn in foreign:
-            giver = next(domain for domain, count in vacant.items() if count)
-            vacant[giver] -= 1
+        chosen = self._queued()[: min(room, vacant.total())]
+        needed = Counter(drawn.domain for drawn in chosen)
+        for giver, taker in zip((vacant - needed).elements(), (needed - vacant).elements(), strict=False):
             places[giver] -= 1
-            places[drawn.domain] = places.get(drawn.domain, 0) + 1
+            places[taker] += 1
         taken = {drawn.prompt for drawn in chosen}
         self._long_queue = [drawn for drawn in self._long_queue if drawn.prompt not in taken]
         return chosen
 
     def _ask_or_close(self) -> list[Decision]:
-        """See to what is vacant still."""
+        """Ask for prompts for what is vacant still; close places that no prompt is left for; or give up."""
         weights = self._supply.open_weights
         wanted = {domain: count for domain, count in self._vacancies().items() if domain in weights}
         draws = self._supply.ask(_fit(wanted, self._num_launchable(self._kind)))
@@ -243,8 +217,7 @@ class DynamicSampling(Race):
             return list(draws)
         ledger = self._ledger
         if not (weights or self._queued() or self._supply.num_drawn()):
-            for domain, count in vacant.items():
-                ledger.places[domain] -= count
+            ledger.places.subtract(vacant)
             return []
         if len(ledger.groups) < self._max_launched:
             return []  # there is no room
@@ -253,7 +226,7 @@ class DynamicSampling(Race):
                 round=ledger.round,
                 num_prompts_launched=len(ledger.groups),
                 num_prompts_dropped=sum(group.outcome is Outcome.DROPPED for group in ledger.groups.values()),
-                num_prompts_needed=sum(ledger.places.values()),
+                num_prompts_needed=ledger.places.total(),
             )
         ]
 
@@ -271,9 +244,8 @@ class DynamicSampling(Race):
         if len(ledger.groups) > self._max_launched:
             raise InvariantViolated(f"Round {ledger.round} launched {len(ledger.groups)} of {self._max_launched}.")
         for domain, count in ledger.num_racing.items():
-            places = ledger.places.get(domain, 0)
-            if count > places + self._surplus.get(domain, 0):
-                raise InvariantViolated(f"{count} prompts of {domain!r} race for {places} places.")
+            if count > ledger.places[domain] + self._surplus[domain]:
+                raise InvariantViolated(f"{count} prompts of {domain!r} race for {ledger.places[domain]} places.")
         self._check_room()
 
     def _check_room(self) -> None:
@@ -291,12 +263,10 @@ class DynamicSampling(Race):
     def _load(self, snapshot: dict[str, Any]) -> None:
         super()._load(snapshot)
         self._kind = RoundKind(snapshot["kind"])
-        self._surplus = {Domain(domain): count for domain, count in snapshot["surplus"].items()}
+        self._surplus = Counter({Domain(domain): count for domain, count in snapshot["surplus"].items()})
 
 
 def _fit(wanted: Mapping[Domain, int], room: int) -> dict[Domain, int]:
     """Give each domain what it wants, or its share of the room."""
-    if not room:
-        return {}
     total = sum(wanted.values())
     return dict(wanted) if total <= room else apportion(room, wanted)

@@ -109,24 +109,24 @@ class Filling:
     def snapshot(self) -> dict[str, Any]:
         """Give the whole state as JSON data."""
         return {
-            "waiting": _to_plain(self._waiting),
-            "held": [[engine, _to_plain(requests)] for engine, requests in self._held.items()],
-            "leaving": [[engine, _to_plain(requests)] for engine, requests in self._leaving.items()],
+            "waiting": _as_lists(self._waiting),
+            "held": [[engine, _as_lists(requests)] for engine, requests in self._held.items()],
+            "leaving": [[engine, _as_lists(requests)] for engine, requests in self._leaving.items()],
         }
 
     @classmethod
     def restore(cls, snapshot: dict[str, Any]) -> Self:
         """Rebuild the one that gave the snapshot."""
         filling = cls()
-        filling._waiting = OrderedDict.fromkeys(_from_plain(snapshot["waiting"]))
-        filling._held = {EngineId(engine): _from_plain(plain) for engine, plain in snapshot["held"]}
-        filling._leaving = {EngineId(engine): _from_plain(plain) for engine, plain in snapshot["leaving"]}
+        filling._waiting = OrderedDict.fromkeys(_from_lists(snapshot["waiting"]))
+        filling._held = {EngineId(engine): _from_lists(plain) for engine, plain in snapshot["held"]}
+        filling._leaving = {EngineId(engine): _from_lists(plain) for engine, plain in snapshot["leaving"]}
         return filling
 
 
-def _to_plain(requests: Collection[RequestId]) -> list[Any]:
+def _as_lists(requests: Collection[RequestId]) -> list[Any]:
     return [request.as_list() for request in requests]
 
 
-def _from_plain(plain: Sequence[Any]) -> dict[RequestId, None]:
+def _from_lists(plain: Sequence[Any]) -> dict[RequestId, None]:
     return dict.fromkeys(map(RequestId.from_list, plain))

@@ -75,7 +75,7 @@ class HistoryBatching(TailBatching):
         self._history.learn(self._ledger.round)
         if self._is_long_round_due:
             return self._begin_long_round()
-        drawn = Counter(self._supply.num_drawn())
+        drawn = self._supply.num_drawn()
         if not self._supply.has_ended_domain:
             if not drawn:
                 return self._supply.ask(self._quotas)
@@ -84,6 +84,7 @@ class HistoryBatching(TailBatching):
                 draws = self._supply.ask(self._rest_of_draw())
                 if draws:
                     return draws
+                # none is lacking: what was drawn is the round
         return self._begin_short_round() if drawn >= Counter(self._to_race) else self._drain()
 
     @property

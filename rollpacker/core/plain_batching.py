@@ -18,7 +18,7 @@ class PlainBatching(Race):
     """Packs prompts into plain rounds."""
 
     def _prepare_round(self) -> tuple[Decision, ...]:
-        draws = self._supply.ask_any(self._settings.num_prompts - sum(self._supply.num_drawn().values()))
+        draws = self._supply.ask_any(self._settings.num_prompts - self._supply.num_drawn().total())
         if draws:
             return draws
         prompts = self._supply.take()

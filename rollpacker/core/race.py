@@ -1,4 +1,4 @@
-"""What all batching machines share: the facts of a round in which prompts race for places, and what follows from them.
+"""What all synchronous batching machines share: a round in which prompts race for places.
 
 A round has places per domain, and its prompts race for them. A prompt takes its place with its first R0 rewards or,
 without `overlap_rewards`, with its first R0 responses; when all places are taken, exactly the samples that took them
@@ -213,7 +213,7 @@ class Race(ABC):
         return decisions
 
     def _fill(self) -> list[Decision]:
-        """See to what is vacant."""
+        """Launch, ask for or close what is vacant; nothing where a round has all its prompts from the start."""
         return []
 
     def _end_round(self) -> EndRound | EndRun:
@@ -257,7 +257,7 @@ class Race(ABC):
         return {
             "supply": self._supply.snapshot(),
             "ledger": self._ledger.snapshot(),
-            "long_queue": [drawn.to_plain() for drawn in self._long_queue],
+            "long_queue": [drawn.as_list() for drawn in self._long_queue],
             "is_preparing": self._is_preparing,
             "is_scoring": self._is_scoring,
         }
@@ -272,6 +272,6 @@ class Race(ABC):
         """Take over the state of the machine that gave the snapshot."""
         self._supply = PromptSupply.restore(dict(self._settings.domain_weights), snapshot["supply"])
         self._ledger = RoundLedger.restore(snapshot["ledger"], grows=self._GROWS)
-        self._long_queue = [DrawnPrompt.from_plain(plain) for plain in snapshot["long_queue"]]
+        self._long_queue = [DrawnPrompt.from_list(plain) for plain in snapshot["long_queue"]]
         self._is_preparing = snapshot["is_preparing"]
         self._is_scoring = snapshot["is_scoring"]

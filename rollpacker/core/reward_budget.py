@@ -30,7 +30,8 @@ class RewardBudget:
         self._settings = settings
         self._factor = float(settings.factor)  # a product with a fraction takes ten times as long
         self._anchors: dict[str, list[float | None]] = {}
-        """Per prompt key and test case, the longest run that passed; None where none has. The last one has."""
+        """Per prompt key and test case, the longest run that passed; None where none has. A list ends with a case that
+        some run passed."""
 
     def validate(self, event: RewardComputed) -> None:
         """Refuse runs that cannot have been.

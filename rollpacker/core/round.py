@@ -1,6 +1,7 @@
 """The ledger of one rollout round: which samples run, finished and were scored, and what became of each prompt.
 
-It keeps the books and checks facts; it makes no policy. Both batching machines stand on it. A round goes
+It keeps the books and checks facts; it makes no policy. Every machine of `core.race` uses it, and `core.async_batching`
+its `Group` alone. A round goes
 
     closed ──expect(StepStarted)──> closed, step known ──open──> open ──close──> closed
 
@@ -70,12 +71,12 @@ class Group:
 
     __slots__ = ("domain", "has_variance", "outcome", "prompt", "reward", "samples")
 
-    def __init__(self, drawn: DrawnPrompt, samples: bytearray, outcome: Outcome = Outcome.RACING) -> None:
+    def __init__(self, drawn: DrawnPrompt, samples: bytearray) -> None:
         self.prompt, self.domain = drawn
         self.samples = samples
         """One status byte per sample: RUNNING, FINISHED, SCORED or GIVEN_UP. `rrsf` reads well in a snapshot and counts
         in C."""
-        self.outcome = outcome
+        self.outcome = Outcome.RACING
         self.reward: float | None = None
         """The first one that came."""
         self.has_variance = False
@@ -148,7 +149,7 @@ class RoundLedger:
         """Scored samples that complete a group."""
         self.groups: dict[PromptId, Group] = {}
         """In launch order; empty between rounds."""
-        self.places: dict[Domain, int] = {}
+        self.places: Counter[Domain] = Counter()
         """Per domain, how many more groups the batch takes; empty between rounds."""
         self.num_running = 0
         """Running samples of racing groups."""
@@ -210,8 +211,7 @@ class RoundLedger:
         self.step, self.round = self.next_step, self.round + 1
         self._is_cancelled = False
         self.num_responses = num_needed
-        self.places = dict(places)
-        self.num_running = 0
+        self.places = Counter(places)
         return BeginRound(
             round=self.round,
             step=self.step,
@@ -243,7 +243,7 @@ class RoundLedger:
         """End the round and give the accepted prompts in launch order."""
         accepted = tuple(group.prompt for group in self.groups.values() if group.outcome is Outcome.ACCEPTED)
         self.groups = {}
-        self.places = {}
+        self.places = Counter()
         return accepted
 
     # Facts
@@ -416,7 +416,7 @@ class RoundLedger:
             raise InvariantViolated(f"Round {self.round} is open although its batch is complete.")
         racing = Counter(group.domain for group in self.racing_groups())
         for domain in self.places.keys() | self.num_racing.keys() | racing.keys():
-            places, num_racing = self.places.get(domain, 0), self.num_racing[domain]
+            places, num_racing = self.places[domain], self.num_racing[domain]
             are_too_many = places > num_racing and not self._grows
             if num_racing != racing[domain] or places < 0 or are_too_many or (num_racing and not places):
                 raise InvariantViolated(f"{num_racing} prompts of {domain!r} race for {places} places.")
@@ -441,7 +441,7 @@ class RoundLedger:
         ledger.policy_version = snapshot["policy_version"]
         ledger.num_responses = snapshot["num_responses"]
         ledger.groups = {group.prompt: group for group in map(Group.restore, snapshot["groups"])}
-        ledger.places = {Domain(domain): places for domain, places in snapshot["places"].items()}
+        ledger.places = Counter({Domain(domain): places for domain, places in snapshot["places"].items()})
         ledger.num_running = sum(1 for _ in ledger.running_requests())
         ledger.num_racing = Counter(group.domain for group in ledger.racing_groups())
         ledger.num_placed = sum(group.outcome is Outcome.PLACED for group in ledger.groups.values())

@@ -9,7 +9,7 @@ ended is never asked again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
@@ -29,11 +29,13 @@ class DrawnPrompt(NamedTuple):
     prompt: PromptId
     domain: Domain
 
-    def to_plain(self) -> list[Any]:
+    def as_list(self) -> list[Any]:
+        """Give it as JSON data."""
         return [list(self.prompt), self.domain]
 
     @classmethod
-    def from_plain(cls, plain: list[Any]) -> Self:
+    def from_list(cls, plain: Sequence[Any]) -> Self:
+        """Rebuild what gave the list."""
         prompt, domain = plain
         return cls(PromptId(*prompt), Domain(domain))
 
@@ -63,9 +65,9 @@ class PromptSupply:
         """The weights of the domains that have not ended."""
         return {domain: weight for domain, weight in self._domain_weights.items() if domain not in self._ended}
 
-    def num_drawn(self) -> dict[Domain, int]:
+    def num_drawn(self) -> Counter[Domain]:
         """Count what `take` would give; a domain without a prompt is absent."""
-        return {domain: len(prompts) for domain, prompts in self._drawn.items()}
+        return Counter({domain: len(prompts) for domain, prompts in self._drawn.items()})
 
     @property
     def drawn(self) -> list[PromptId]:
