@@ -84,11 +84,12 @@ class ChatEndpoint:
             self._num_turns_left = 0
         answer.set_result(completion)
 
-    def _calls_of(self, text: str) -> list[Call]:
+    def _calls_of(self, text: str) -> list[dict[str, str]]:
         try:
-            return [_as_schemed(call, self.tools) if call.are_texts else call for call in self._calls_in(text)]
+            calls = [_as_schemed(call, self.tools) if call.are_texts else call for call in self._calls_in(text)]
+            return [_as_function(call) for call in calls]
         except MalformedCallError as error:
-            return [Call(MALFORMED, {"problem": str(error)})]
+            return [_as_function(Call(MALFORMED, {"problem": str(error)}))]
 
     async def _complete(self, request: Mapping[str, Any]) -> tuple[HTTPStatus, Mapping[str, Any]]:
         if self._turn is not None:
@@ -151,7 +152,19 @@ def _types_of(schema: Mapping[str, Any]) -> set[str]:
     return ({named} if isinstance(named, str) else set(named)).union(*map(_types_of, schema.get("anyOf", ())))
 
 
-def completion_of(turn: Mapping[str, Any], calls: Sequence[Call]) -> dict[str, Any]:
+def _as_function(call: Call) -> dict[str, str]:
+    """Give a call as OpenAI's: its arguments are JSON.
+
+    Raises:
+        MalformedCallError: One is a constant of Python that JSON lacks, such as a set.
+    """
+    try:
+        return {"name": call.name, "arguments": json.dumps(call.arguments)}
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MalformedCallError(f"a call cannot be read, its arguments are no JSON: {error}") from error
+
+
+def completion_of(turn: Mapping[str, Any], calls: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     """Give a turn, and the calls in it, as OpenAI's response."""
     num_tokens = len(turn["token_ids"])
     message: dict[str, Any] = {"role": "assistant", "content": turn["text"]}
@@ -159,12 +172,7 @@ def completion_of(turn: Mapping[str, Any], calls: Sequence[Call]) -> dict[str, A
     if calls:
         finish_reason = "tool_calls"
         message["tool_calls"] = [
-            {
-                "id": f"call_{secrets.token_hex(8)}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-            }
-            for call in calls
+            {"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": call} for call in calls
         ]
     return {
         "id": f"chatcmpl-{secrets.token_hex(8)}",

@@ -39,6 +39,7 @@ OF_UNIONS = (
 UNREADABLE = (
     'a call cannot be read, it is JSON: {"name": NAME, "arguments": {...}}: Expecting value: line 1 column 1 (char 0)'
 )
+NO_JSON = "a call cannot be read, its arguments are no JSON:"
 CALLING = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "add"}}]}
 
 
@@ -201,6 +202,16 @@ async def test_a_turn_comes_back_as_an_openai_client_reads_it_and_past_the_last_
         ),
         ("qwen3_coder", OF_UNIONS, [("pick", {"some": [1, 2], "number": None, "text": "5", "other": "5"})]),
         ("hermes", "<tool_call>add</tool_call>", [("malformed_call", {"problem": UNREADABLE})]),
+        (
+            "qwen3_coder",
+            "<tool_call><function=add><parameter=first>{1, 2}</parameter></function></tool_call>",
+            [("malformed_call", {"problem": f"{NO_JSON} Object of type set is not JSON serializable"})],
+        ),
+        (
+            "pythonic",
+            "[add(first={(1, 2): 3})]",
+            [("malformed_call", {"problem": f"{NO_JSON} keys must be str, int, float, bool or None, not tuple"})],
+        ),
         ("hermes", "three", []),
     ],
 )
