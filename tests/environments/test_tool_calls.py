@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import keyword
+import time
 from contextlib import suppress
 from typing import Any, get_args, get_type_hints
 
@@ -210,3 +211,12 @@ def test_of_llama_json_that_names_no_function_and_braces_in_a_text_are_answers(t
 def test_a_call_that_cannot_be_read_is_said_to_the_model(parser: str, text: str):
     with pytest.raises(MalformedCallError, match=r"a call cannot be read, it is .*NAME"):
         PARSERS[parser](text)
+
+
+def test_four_times_the_blanks_around_a_parameter_do_not_take_eight_times_the_time():
+    times_s = []
+    for num_blanks in (10_000, 40_000):
+        blanks, began_s = num_blanks * "\n", time.process_time()
+        parse_qwen3_coder(f"<function=f>{blanks}<parameter=a>1</parameter>{blanks}</function>")
+        times_s.append(time.process_time() - began_s)
+    assert times_s[1] < 8 * times_s[0] + 0.2
