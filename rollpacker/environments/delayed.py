@@ -32,6 +32,9 @@ class Delayed:
         p_hang: Of an episode of three or more steps, the probability that one of the first three never returns.
         p_crash: Of such an episode, the probability that its process dies in one of these steps.
         p_crash_at_reset: That it dies in its reset.
+
+    Raises:
+        ValueError: A latency or a probability is none.
     """
 
     def __init__(
@@ -45,6 +48,12 @@ class Delayed:
         p_crash: float = 0.0,
         p_crash_at_reset: float = 0.0,
     ) -> None:
+        if median_s < 0 or (p99_s != 0 and not 0 < median_s <= p99_s):
+            raise ValueError(f"median_s={median_s} and p99_s={p99_s}; p99_s is 0, or at least a median above 0")
+        if min(p_hang, p_crash, p_crash_at_reset) < 0 or max(p_hang + p_crash, p_crash_at_reset) > 1:
+            raise ValueError(
+                f"{p_hang=}, {p_crash=} and {p_crash_at_reset=}; probabilities are from 0 to 1, also in sum"
+            )
         delayed = load_named(env)(**(arguments or {}))
         self._env = InTexts(delayed) if is_played_in_numbers(delayed) else delayed
         self._reset = taking_known(self._env.reset)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rollpacker.environments.calculator import calculate, compute
+from rollpacker.environments.delayed import Delayed
 from rollpacker.environments.frozen_lake import FrozenLake
 from rollpacker.environments.sokoban_mini import SokobanMini
 from rollpacker.environments.walk_turns import WalkTurns
@@ -34,6 +35,21 @@ def test_a_walk_beyond_its_target_ends_without_reward():
 def test_a_walk_needs_a_task():
     with pytest.raises(ValueError, match="start and target"):
         WalkTurns().reset(options={})
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"median_s": -1.0},
+        {"p99_s": 30.0},
+        {"median_s": 2.0, "p99_s": 1.0},
+        {"p_hang": 0.6, "p_crash": 0.6},
+        {"p_crash": -1},
+    ],
+)
+def test_latencies_and_probabilities_that_are_none_are_refused(odd: dict[str, float]):
+    with pytest.raises(ValueError, match=f"{next(iter(odd))}=.*;"):
+        Delayed("rollpacker.environments.walk_turns:WalkTurns", **odd)
 
 
 @pytest.mark.parametrize("text", ["x + 1", "2 ** 9", "(1).real", "True", "9" * 1001, "1e999999999", "1 if 1 else 2"])
