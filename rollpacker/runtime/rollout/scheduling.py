@@ -332,7 +332,7 @@ def _stream_settings(config: RunConfig, trainer_parts: Sequence[tuple[int, ...]]
 
 def too_few_left(command: FailRun, *, has_environments: bool) -> DataError:
     """Say why a batch could not be filled."""
-    launched = f"Step {command.round} launched {command.num_prompts_launched} prompts"
+    launched = f"Round {command.round} launched {command.num_prompts_launched} prompts"
     if has_environments:
         what = f"{launched}, and {command.num_prompts_dropped} of them"
         return _environments_failed(what, "system.max_launch_factor")
@@ -364,10 +364,10 @@ def _environments_failed(what: str, setting: str) -> DataError:
         f"{what} were dropped: their environments failed too often, or, with system.dynamic_sampling, all their "
         "rewards were equal.",
         "A trajectory begins again environment.max_restarts times; a prompt with too few left is dropped.",
-        "Read the reasons in the lines `The environment of ... failed` that the run printed, or, where environments "
-        "have nodes of their own, in logs/attempt-*/environments-*.log; environment.reset_timeout_s, "
-        "environment.turn_timeout_s or environment.max_restarts may be too low. If there are no such lines, the first "
-        "observations fill rollout.max_response_tokens: raise it. In a modelled run raise "
+        "Read the reasons in the lines `The environment of ... failed` that the run printed, or, with "
+        "environment.nodes=all or nodes of their own, in logs/attempt-*/environments-*.log; "
+        "environment.reset_timeout_s, environment.turn_timeout_s or environment.max_restarts may be too low. If there "
+        "are no such lines, the first observations fill rollout.max_response_tokens: raise it. In a modelled run raise "
         "workload.environment.turn_timeout_s or max_restarts there, or lower its fail_stop_share. If rewards were "
         "equal, which `solve_rate` in the table `domains` near 0 or 1 tells, take prompts that the model solves "
         f"sometimes, or raise rollout.num_responses or {setting}.",

@@ -11,7 +11,7 @@ it as tokens of its own. The engine that writes the next turn gets them as what 
 
 An observation that the chat template refuses is a failure of its environment.
 
-Invariant: an observation is appended once, and only where the policy goes on after it.
+Invariant: an observation is appended once, and none is left behind the policy's last turn.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ ENVIRONMENT_FAILURES: Final = frozenset({"environment_error", "environment_crash
 """How a call or a trajectory ends whose environment failed: as `environments.pool` and the scheduler name it."""
 
 _WHY = (
-    "Read why in the lines `The environment of ... failed` that a real run prints, or, where environments run on other "
-    "nodes than the first, in environments-*.log below run.dir/logs."
+    "Read why in the lines `The environment of ... failed` that a real run prints, or, with environment.nodes=all or "
+    "nodes of their own, in logs/attempt-*/environments-*.log."
 )
 
 _GROWTH = 4

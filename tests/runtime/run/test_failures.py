@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 WHY = (
-    " Read why in the lines `The environment of ... failed` that a real run prints, or, where environments run on "
-    "other nodes than the first, in environments-*.log below run.dir/logs."
+    " Read why in the lines `The environment of ... failed` that a real run prints, or, with environment.nodes=all or "
+    "nodes of their own, in logs/attempt-*/environments-*.log."
 )
 
 
