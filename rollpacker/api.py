@@ -305,7 +305,7 @@ def _print_until_ended(process: subprocess.Popen[str]) -> None:
 
 
 def _environment(package_root: Path | None) -> Mapping[str, str]:
-    from rollpacker.rewards.supervisor_process import path_of_package
+    from rollpacker.processes.package_modules import path_of_package
 
     path = os.pathsep.join([path_of_package(), *([str(package_root)] if package_root else [])])
     return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
@@ -317,7 +317,7 @@ def _main(arguments: Sequence[str]) -> int:
     from rollpacker.cli import train as command
     from rollpacker.cli.arguments import parse_arguments
     from rollpacker.cli.main import as_ours, print_any_sign
-    from rollpacker.rewards.processes import set_parent_death_signal
+    from rollpacker.processes.lifetimes import set_parent_death_signal
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     set_parent_death_signal(signal.SIGTERM)

@@ -17,7 +17,7 @@ import rollpacker
 from rollpacker import api
 from rollpacker.cli.main import main
 from rollpacker.core.errors import ConfigError, DataError, WorldError
-from rollpacker.rewards.supervisor_process import SupervisorProcess
+from rollpacker.processes.server_process import ServerProcess
 from rollpacker.runtime.run.status import read_status
 
 MODELLED = (
@@ -185,7 +185,7 @@ def test_a_script_that_trains_while_it_is_imported_for_its_reward_is_refused(tmp
     (tmp_path / "script.py").write_text(
         "import rollpacker\ndef mine(response): return 1.0\nrollpacker.train('reward=math', reward=mine)\n"
     )
-    process = SupervisorProcess("rollpacker.rewards.scoring_process", [f"{tmp_path}/script.py:mine", "1"])
+    process = ServerProcess("rollpacker.rewards.scoring_process", [f"{tmp_path}/script.py:mine", "1"])
     failure = process.start_failure()
     process.close()
     assert failure is not None

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import rollpacker
 from rollpacker.core.errors import ConfigError
+from rollpacker.processes.package_modules import path_of_package, path_without_package
+from rollpacker.processes.programs import run_program
 from rollpacker.rewards.sandbox.namespaces import (
     is_real_root,
     namespace_options,
@@ -27,7 +28,6 @@ from rollpacker.rewards.sandbox.namespaces import (
     require_bubblewrap,
     start_error,
 )
-from rollpacker.rewards.supervisor_process import path_of_package, path_without_package
 
 _PASSED = frozenset(
     {
@@ -181,21 +181,17 @@ def _is_in(path: str, folders: Sequence[str]) -> bool:
 def _places_of(program: str, variables: Mapping[str, str]) -> list[Path]:
     """Folders in which an interpreter finds what it imports."""
     try:
-        said = subprocess.run(  # noqa: S603 the configuration's interpreter
-            [program, "-P", "-c", _PLACES],
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
-            timeout=_PROBE_LIMIT_S,
-        )
-        places: list[str] = json.loads(said.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        probe = run_program([program, "-P", "-c", _PLACES], deadline_s=_PROBE_LIMIT_S, environment=variables)
+        failure = "" if probe.is_success else probe.complaint or probe.reason
+        places: list[str] = [] if failure else json.loads(probe.output)
+    except (OSError, ValueError) as error:
+        failure = str(error)
+    if failure:
         raise ConfigError(
-            f"environment.python={program} does not start: {error}.",
+            f"environment.python={program} does not start: {failure}.",
             "It is the Python of an environment that has what this one needs, such as DIR/bin/python.",
             "Correct it.",
-        ) from error
+        )
     libraries = variables.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     return [Path(place) for place in [*places, *libraries] if place]
 

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from rollpacker.rewards.processes import fork_under_keeper
+from rollpacker.processes.lifetimes import fork_under_keeper
 
 
 def main(words: list[str]) -> None:

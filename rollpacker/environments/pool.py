@@ -34,16 +34,10 @@ from rollpacker.core.environments import LOST
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import RequestId
 from rollpacker.environments.starting import EnvironmentStarter
+from rollpacker.processes.server_process import STOP_LIMIT_S, DiedAtStart, LateStart, ProcessDied, ServerProcess
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentNews, EnvironmentReset, EnvironmentTurn
 from rollpacker.protocols.tasks import end_tasks
-from rollpacker.rewards.supervisor_process import (
-    STOP_LIMIT_S,
-    DiedAtStart,
-    LateStart,
-    ProcessDied,
-    SupervisorProcess,
-)
 
 _MOST_DEAD_STARTS = 3
 """In a row, after which it is no accident that a process ends as it starts."""
@@ -81,13 +75,13 @@ class EnvironmentPool:
         self._limit_s = limit_s
         self._sends_tokens = sends_tokens
         self._limits = limits
-        self._free: list[SupervisorProcess] = []
-        self._open: dict[RequestId, SupervisorProcess | None] = {}
+        self._free: list[ServerProcess] = []
+        self._open: dict[RequestId, ServerProcess | None] = {}
         """None until it is started."""
         self._most_open = 0
-        self._finishing: dict[asyncio.Task[None], SupervisorProcess] = {}
+        self._finishing: dict[asyncio.Task[None], ServerProcess] = {}
         """By their calls, whose trajectories are over."""
-        self._starts: set[asyncio.Task[SupervisorProcess]] = set()
+        self._starts: set[asyncio.Task[ServerProcess]] = set()
         self._ends: set[asyncio.Task[None]] = set()
         self._may_start = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         self._calls: dict[RequestId, asyncio.Task[None]] = {}
@@ -133,12 +127,12 @@ class EnvironmentPool:
         calling.cancel()
         self._end(self._finishing.pop(calling))
 
-    def _end(self, process: SupervisorProcess) -> None:
+    def _end(self, process: ServerProcess) -> None:
         ending = asyncio.create_task(process.end())
         self._ends.add(ending)
         ending.add_done_callback(self._ends.discard)
 
-    def _take_free(self) -> SupervisorProcess | None:
+    def _take_free(self) -> ServerProcess | None:
         """Give one that lives, if there is one."""
         while self._free:
             process = self._free.pop()
@@ -165,7 +159,7 @@ class EnvironmentPool:
         self._answers.close()
 
     async def _answer_of(
-        self, request: RequestId, call: int, process: SupervisorProcess | None, line: str, *, is_reset: bool
+        self, request: RequestId, call: int, process: ServerProcess | None, line: str, *, is_reset: bool
     ) -> dict[str, Any]:
         """Ask a trajectory's process, which is started before if there is none."""
         if process is None:
@@ -181,7 +175,7 @@ class EnvironmentPool:
         self._num_dead_starts = 0
         return response
 
-    async def _started(self) -> SupervisorProcess:
+    async def _started(self) -> ServerProcess:
         start = asyncio.create_task(asyncio.to_thread(self._starter.start))
         self._starts.add(start)
         start.add_done_callback(self._starts.discard)
@@ -198,7 +192,7 @@ class EnvironmentPool:
         self._calls[request] = asyncio.create_task(calling, name=f"environment of {request}")
 
     async def _call(
-        self, request: RequestId, call: int, process: SupervisorProcess | None, line: str, *, is_reset: bool
+        self, request: RequestId, call: int, process: ServerProcess | None, line: str, *, is_reset: bool
     ) -> None:
         failure, answer, is_lost = "environment_error", {}, True
         try:

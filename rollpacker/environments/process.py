@@ -35,8 +35,9 @@ from typing import Any
 from rollpacker.config.python_names import UnusableFunction, in_words, load_named, refusal
 from rollpacker.environments.known_parameters import taking_known
 from rollpacker.environments.numbered_actions import InTexts, is_played_in_numbers
+from rollpacker.processes.lifetimes import fork_under_keeper, limit_resource
+from rollpacker.processes.serving import send_line, take_standard_input
 from rollpacker.protocols.reward import LARGEST_REWARD
-from rollpacker.rewards.processes import fork_under_keeper, limit_resource, send_line, take_standard_input
 
 MEMORY_BYTES = 16 << 30
 """Private writable memory of each process of an environment, those that it starts too: one that wants more should fail

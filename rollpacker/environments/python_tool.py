@@ -13,8 +13,8 @@ from typing import Any
 from rollpacker.config.python_names import UnusableFunction
 from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import EngineFailed
+from rollpacker.processes.server_process import ServerProcess
 from rollpacker.rewards.sandbox.worker import SUPERVISOR
-from rollpacker.rewards.supervisor_process import SupervisorProcess
 
 LIMIT_S = 10.0
 """Of a program's own time."""
@@ -94,5 +94,5 @@ def prepare_tools() -> None:
 
 
 @functools.cache
-def _supervisor() -> SupervisorProcess:
-    return SupervisorProcess(SUPERVISOR, [SandboxSection().bounds_json()], role="sandbox of the tool `python`")
+def _supervisor() -> ServerProcess:
+    return ServerProcess(SUPERVISOR, [SandboxSection().bounds_json()], role="sandbox of the tool `python`")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rollpacker.config.python_names import START_LIMIT_S
 from rollpacker.environments.isolation import bubblewrap_command, variables_of_environment
 from rollpacker.environments.sources import files_of, source_of
-from rollpacker.rewards.supervisor_process import SupervisorProcess, words_that_run
+from rollpacker.processes.package_modules import words_that_run
+from rollpacker.processes.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -63,7 +64,7 @@ class EnvironmentStarter:
             bubblewrap_command(self._variables, python, readable, has_network=has_network) if is_isolated else []
         )
 
-    def start(self) -> SupervisorProcess:
+    def start(self) -> ServerProcess:
         """Start one, and do not wait for it."""
         if self._isolation:
             module = _KEPT
@@ -71,7 +72,7 @@ class EnvironmentStarter:
             python: str | None = sys.executable
         else:
             module, words, python = PROCESS, self._words, self._python
-        return SupervisorProcess(module, words, _ROLE, python, self._variables, start_limit_s=self._start_limit_s)
+        return ServerProcess(module, words, _ROLE, python, self._variables, start_limit_s=self._start_limit_s)
 
 
 def starter_of(config: RunConfig) -> EnvironmentStarter:

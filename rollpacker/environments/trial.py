@@ -14,9 +14,9 @@ from rollpacker.protocols.environment import EnvironmentReset
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
+    from rollpacker.processes.server_process import ServerProcess
     from rollpacker.protocols.environment import Observation
     from rollpacker.protocols.rollout import Prompt
-    from rollpacker.rewards.supervisor_process import SupervisorProcess
 
 _ALLOWED = {
     "gym": "environment.env names a class FILE.py:NAME or PACKAGE.MODULE:NAME with reset and step, which takes "
@@ -62,7 +62,7 @@ def first_observation(config: RunConfig, prompt: Prompt) -> Observation:
     return observation
 
 
-def _reset(config: RunConfig, process: SupervisorProcess, prompt: Prompt) -> dict[str, Any]:
+def _reset(config: RunConfig, process: ServerProcess, prompt: Prompt) -> dict[str, Any]:
     section = config.environment
     assert section is not None
     line = json.dumps({"reset": dataclasses.asdict(_as_in_a_run(config, prompt))})
@@ -100,7 +100,7 @@ def _as_in_a_run(config: RunConfig, prompt: Prompt) -> EnvironmentReset:
     )
 
 
-def _try_step(config: RunConfig, process: SupervisorProcess) -> tuple[str, ...]:
+def _try_step(config: RunConfig, process: ServerProcess) -> tuple[str, ...]:
     section = config.environment
     assert section is not None
     if section.name != "gym":
@@ -154,7 +154,7 @@ def _asked(config: RunConfig, what: str, of: object, limit_s: float) -> list[dic
     return given
 
 
-def _started(config: RunConfig) -> SupervisorProcess:
+def _started(config: RunConfig) -> ServerProcess:
     python = config.environment.interpreter if config.environment else None
     if python is not None and not os.access(python, os.X_OK):
         raise ConfigError(

@@ -16,7 +16,7 @@ from rollpacker.core.foreign_errors import failure_of
 from rollpacker.gpu_check.inputs import Bench
 from rollpacker.gpu_check.outcomes import NotPossible, Outcome, Refuted
 from rollpacker.metrics.files import write_atomically
-from rollpacker.rewards.processes import set_parent_death_signal
+from rollpacker.processes.lifetimes import set_parent_death_signal
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from rollpacker.gpu_check.outcomes import Outcome
 from rollpacker.gpu_check.table import Row
 from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.paths import read_text
-from rollpacker.rewards.processes import children_of, kill_descendants, reaping
+from rollpacker.processes.lifetimes import children_of, kill_descendants, reaping
 from rollpacker.runtime.job.file_lock import LOCK_FILE, held_lock
 from rollpacker.runtime.placing.host import gpu_memory_now, hardware_name, visible_gpus
 

@@ -22,11 +22,11 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.elastic_script import ARRAY_SUFFIX
 from rollpacker.launch.job import PointProcess
-from rollpacker.launch.programs import run_program
 from rollpacker.launch.slurm_commands import named_cluster
 from rollpacker.launch.submission_environment import submission_environment
 from rollpacker.launch.submissions import Submission, write_submission
 from rollpacker.metrics.files import storage_errors, write_atomically
+from rollpacker.processes.programs import run_program
 
 DEADLINE_S = 60.0
 """sbatch answers within a second; a busy controller takes longer."""

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 
 from rollpacker.core.errors import WorldError
-from rollpacker.launch.programs import Outcome, run_program
+from rollpacker.processes.programs import Outcome, run_program
 
 DEADLINE_S = 10.0
 """A healthy controller answers within a second; Slurm itself would retry for minutes."""

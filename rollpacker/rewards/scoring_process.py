@@ -45,19 +45,17 @@ from typing import Any
 
 from rollpacker.config.python_names import UnusableFunction
 from rollpacker.core.errors import RollpackerError
-from rollpacker.rewards.functions import Outcome, RewardFunction, load_function
-from rollpacker.rewards.processes import (
-    OwnSocket,
+from rollpacker.processes.lifetimes import (
     become_reaper,
     children_of,
     exit_at_sigterm,
     exit_when_parent_dies,
     kill_descendants,
     limit_resource,
-    send_line,
     set_parent_death_signal,
-    take_standard_input,
 )
+from rollpacker.processes.serving import OwnSocket, send_line, take_standard_input
+from rollpacker.rewards.functions import Outcome, RewardFunction, load_function
 from rollpacker.rewards.scores import CHECKER_CRASHED, TIMEOUT
 
 SCORER_MEMORY_BYTES = 4 << 30

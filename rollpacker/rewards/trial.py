@@ -12,13 +12,13 @@ from rollpacker.config.mistakes import collected, raise_mistakes
 from rollpacker.config.python_names import START_LIMIT_S
 from rollpacker.core.errors import ConfigError, DataError, UserError
 from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.processes.server_process import ServerProcess
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import where_answers_are
 from rollpacker.rewards.functions import PARAMETERS
 from rollpacker.rewards.remote import ServerUnreachable, ask
 from rollpacker.rewards.scores import CHECKER_CRASHED, TIMEOUT
 from rollpacker.rewards.scoring_process import SCORER_MEMORY_BYTES
-from rollpacker.rewards.supervisor_process import SupervisorProcess
 from rollpacker.rewards.worker import SCORING_PROCESS, SUPERVISOR_GRACE_S, arguments_of, ground_truth_of
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ def _try_function(check: Check, prompts: Sequence[Prompt], timeout_s: float) -> 
     return notes
 
 
-def _process_of(check: Check, timeout_s: float) -> SupervisorProcess:
+def _process_of(check: Check, timeout_s: float) -> ServerProcess:
     """Start the process that calls a function, and wait until it has imported it."""
-    process = SupervisorProcess(SCORING_PROCESS, [check.source, str(timeout_s)], start_limit_s=START_LIMIT_S)
+    process = ServerProcess(SCORING_PROCESS, [check.source, str(timeout_s)], start_limit_s=START_LIMIT_S)
     if failure := process.start_failure():
         process.close()
         raise _unusable(f"{check.key}={check} cannot be used: {failure}", process.greeting)

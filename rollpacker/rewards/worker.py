@@ -14,12 +14,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from rollpacker.processes.server_process import ProcessDied, ServerProcess
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.references import AnswerReference, JudgeReference
 from rollpacker.protocols.tasks import end_tasks
 from rollpacker.rewards.functions import RewardFunction
 from rollpacker.rewards.scores import CHECKER_CRASHED, TIMEOUT, Score, verdict_of, verdict_of_crash
-from rollpacker.rewards.supervisor_process import ProcessDied, SupervisorProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -138,7 +138,7 @@ class QueueRewardWorker(ABC):
 class PooledRewardWorker(QueueRewardWorker):
     """Scores in processes that can be killed, one request at a time each."""
 
-    def __init__(self, processes: Sequence[SupervisorProcess]) -> None:
+    def __init__(self, processes: Sequence[ServerProcess]) -> None:
         """Take processes, which start while the caller goes on."""
         super().__init__(len(processes))
         self._processes = processes
@@ -157,7 +157,7 @@ class PooledRewardWorker(QueueRewardWorker):
             process.close()
 
     @abstractmethod
-    async def _run(self, process: SupervisorProcess, request: ScoringRequest) -> Verdict: ...
+    async def _run(self, process: ServerProcess, request: ScoringRequest) -> Verdict: ...
 
     async def _score(self, task: int, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
         [request] = requests
@@ -171,12 +171,12 @@ class KillableRewardWorker(PooledRewardWorker):
     """For rewards that may hang or crash: calls a function with a time limit (see `functions`, `scoring_process`)."""
 
     def __init__(self, source: str, num_workers: int, timeout_s: float) -> None:
-        super().__init__([SupervisorProcess(SCORING_PROCESS, [source, str(timeout_s)]) for _ in range(num_workers)])
+        super().__init__([ServerProcess(SCORING_PROCESS, [source, str(timeout_s)]) for _ in range(num_workers)])
         self._limit_s = timeout_s + SUPERVISOR_GRACE_S
         self._problems: set[str] = set()
         """Those that the log has."""
 
-    async def _run(self, process: SupervisorProcess, request: ScoringRequest) -> Verdict:
+    async def _run(self, process: ServerProcess, request: ScoringRequest) -> Verdict:
         try:
             response = await process.request(json.dumps(arguments_of(request)), self._limit_s)
         except ProcessDied:

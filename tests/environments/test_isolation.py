@@ -17,13 +17,13 @@ import pytest
 
 import rollpacker
 from rollpacker.core.errors import ConfigError, UserError
-from rollpacker.environments.isolation import variables_of_environment
+from rollpacker.environments.isolation import bubblewrap_command, variables_of_environment
 from rollpacker.environments.starting import EnvironmentStarter, starter_of
 from rollpacker.environments.trial import tool_schemas, try_environment
-from rollpacker.rewards.processes import tree_of
+from rollpacker.processes.lifetimes import tree_of
+from rollpacker.processes.server_process import ServerProcess
 from rollpacker.rewards.sandbox import namespaces
 from rollpacker.rewards.sandbox.namespaces import is_real_root
-from rollpacker.rewards.supervisor_process import SupervisorProcess
 from tests.e2e.processes import watched
 from tests.environments.test_trial import config_of, prompt
 
@@ -84,7 +84,7 @@ def curious(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @contextmanager
-def started(source: str, **others: Any) -> Iterator[SupervisorProcess]:
+def started(source: str, **others: Any) -> Iterator[ServerProcess]:
     readable = [Path(source.partition(":")[0]).parent]
     process = EnvironmentStarter(source, {}, readable=readable, **others).start()
     try:
@@ -94,7 +94,7 @@ def started(source: str, **others: Any) -> Iterator[SupervisorProcess]:
         process.close()
 
 
-def said(process: SupervisorProcess, action: str) -> str:
+def said(process: ServerProcess, action: str) -> str:
     answer = process.ask(json.dumps({"step": {"text": action}}), 30.0)
     return str(answer.get("failure") or answer["observation"])
 
@@ -119,6 +119,23 @@ def test_another_interpreter_does_not_look_where_the_packages_of_this_one_are(mo
     monkeypatch.setenv("PYTHONPATH", f"{own}{os.pathsep}{mine}")  # as `rollpacker.train` sets it for the run's process
     assert variables_of_environment([], None)["PYTHONPATH"].split(os.pathsep)[0] == own
     assert variables_of_environment([], "other/bin/python")["PYTHONPATH"] == mine
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'no such encoding' >&2; exit 3", "no such encoding"),
+        ("exit 3", "exit code 3"),
+        ("echo 'no JSON'", "Expecting value"),
+    ],
+)
+def test_an_interpreter_that_does_not_start_is_refused_with_its_own_words(script: str, reason: str, tmp_path: Path):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    with pytest.raises(ConfigError, match=rf"environment\.python={python} does not start: {reason}"):
+        bubblewrap_command({}, str(python), [], has_network=False)
 
 
 def test_a_variable_that_is_named_and_not_set_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -20,9 +20,9 @@ from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.environments.pool import EnvironmentPool
 from rollpacker.environments.starting import PROCESS, EnvironmentStarter
+from rollpacker.processes.package_modules import environment_of_children, words_that_run
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset, EnvironmentTurn
 from rollpacker.protocols.rollout import FinishReason
-from rollpacker.rewards.supervisor_process import environment_of_children, words_that_run
 from tests.environments.answers import answers_of
 from tests.environments.test_isolation import needs_bubblewrap
 

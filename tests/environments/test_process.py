@@ -19,7 +19,7 @@ from rollpacker.config.python_names import UnusableFunction
 from rollpacker.environments.pool import EnvironmentPool
 from rollpacker.environments.process import make
 from rollpacker.environments.starting import EnvironmentStarter
-from rollpacker.rewards.supervisor_process import STOP_LIMIT_S, SupervisorProcess
+from rollpacker.processes.server_process import STOP_LIMIT_S, ServerProcess
 from tests.environments.answers import answers_of
 from tests.environments.test_pool import START, closing, pids, request, turn
 
@@ -165,7 +165,7 @@ def own(tmp_path: Path) -> str:
 
 
 @contextmanager
-def started(source: str, arguments: dict[str, Any]) -> Iterator[SupervisorProcess]:
+def started(source: str, arguments: dict[str, Any]) -> Iterator[ServerProcess]:
     process = EnvironmentStarter(source, arguments).start()
     try:
         assert process.start_failure() is None
@@ -174,7 +174,7 @@ def started(source: str, arguments: dict[str, Any]) -> Iterator[SupervisorProces
         process.close()
 
 
-def ask(process: SupervisorProcess, **message: Any) -> dict[str, Any]:
+def ask(process: ServerProcess, **message: Any) -> dict[str, Any]:
     return process.ask(json.dumps(message), 30.0)
 
 

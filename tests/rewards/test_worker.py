@@ -13,8 +13,8 @@ import pytest
 
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.core.errors import EngineFailed
+from rollpacker.processes.server_process import ServerProcess
 from rollpacker.rewards.factory import make_reward_worker
-from rollpacker.rewards.supervisor_process import SupervisorProcess
 from rollpacker.rewards.worker import SCORING_PROCESS, InPlaceRewardWorker, KillableRewardWorker
 from tests.e2e.processes import watched
 from tests.rewards.asking import request_of, verdicts_of
@@ -92,7 +92,7 @@ async def test_what_the_import_of_a_reward_started_serves_all_checks_and_ends_wi
 def test_what_the_import_of_a_reward_started_ends_with_a_process_that_was_never_asked(monkeypatch, tmp_path):
     monkeypatch.setenv("HOSTILE_PREPARE", "serve")
     monkeypatch.setenv("HOSTILE_SERVER_FILE", str(tmp_path / "pid"))
-    process = SupervisorProcess(SCORING_PROCESS, ["hostile_module:score", "2.0"])
+    process = ServerProcess(SCORING_PROCESS, ["hostile_module:score", "2.0"])
     while not (tmp_path / "pid").exists():
         time.sleep(0.05)
     process.close()

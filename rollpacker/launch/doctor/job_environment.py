@@ -20,7 +20,7 @@ from rollpacker.config.sections.cluster import ClusterSection, ContainerSection
 from rollpacker.launch.container import check_container
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem, problem_of, warning
 from rollpacker.launch.file_systems import FileSystem, file_system_of
-from rollpacker.launch.programs import Outcome, run_program
+from rollpacker.processes.programs import Outcome, run_program
 
 RAY_TOKEN = Path(".ray", "auth_token")
 """Below the home directory: it turns Ray's authentication on by default."""

@@ -19,7 +19,7 @@ from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import RollpackerError, UserError
 from rollpacker.launch.container import SHARED_MEMORY
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem, problem_of, warning
-from rollpacker.launch.programs import run_program
+from rollpacker.processes.programs import run_program
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
 from rollpacker.runtime.job.allocation import named_gpus
 from rollpacker.runtime.job.memory import job_memory

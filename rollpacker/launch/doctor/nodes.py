@@ -21,7 +21,7 @@ from rollpacker.launch.doctor.findings import Finding, fine, problem, warning
 from rollpacker.launch.doctor.node import check_gpus, check_limits
 from rollpacker.launch.doctor.node_report import PROOF, NodeReport
 from rollpacker.launch.file_systems import existing_part
-from rollpacker.launch.programs import run_program
+from rollpacker.processes.programs import run_program
 
 _DEADLINE_S = 120.0
 """Python starts slowly on a cold shared file system."""

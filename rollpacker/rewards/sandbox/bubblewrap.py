@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollpacker.rewards.processes import (
+from rollpacker.processes.lifetimes import (
     become_reaper,
     children_of,
     kill_descendants,
@@ -198,7 +198,7 @@ class BubblewrapLauncher:
         """Give the error message of a sandbox that does nothing."""
         python = [self._files.program, "-s", "-S", "-P", "-c", "pass"]
         command = [*self._command, "--", *python] if self._command else python
-        return start_error(command, self._environment) or "it exits with code 0"
+        return start_error(command, self._environment) or "exit code 0"
 
     def _bubblewrap_command(self) -> Sequence[str]:
         """Compose bubblewrap's command line; becomes `nobody` where this is root."""

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from rollpacker.rewards.processes import limit_resource, set_parent_death_signal
+from rollpacker.processes.lifetimes import limit_resource, set_parent_death_signal
 from rollpacker.rewards.sandbox.comparison import is_one_of, is_same_text
 from rollpacker.rewards.sandbox.values import Opaque, decode, encode
 

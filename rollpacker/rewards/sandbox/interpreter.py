@@ -9,13 +9,13 @@ these are listed one by one.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollpacker.core.errors import WorldError
+from rollpacker.processes.programs import run_program
 
 _SYSTEM_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 
@@ -75,20 +75,12 @@ def find_interpreter_files() -> InterpreterFiles:
 def _loaded_files(program: str, modules: Sequence[str]) -> list[str]:
     """Give the real paths of all shared libraries."""
     names = [str(path) for folder in modules for path in sorted(Path(folder).glob("*.so"))]
-    try:
-        ended = subprocess.run(  # noqa: S603 our own interpreter
-            [program, "-s", "-S", "-P", "-c", _PROBE, *names, *_RUNTIMES],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_PROBE_LIMIT_S,
-        )
-    except subprocess.TimeoutExpired:
-        raise WorldError(f"{program} did not load its libraries within {_PROBE_LIMIT_S:g} s") from None
-    if ended.returncode != 0:
-        raise WorldError(f"{program} does not start: {ended.stderr.strip() or f'code {ended.returncode}'}")
-    columns = [line.split(maxsplit=5) for line in ended.stdout.splitlines()]
+    probe = run_program([program, "-s", "-S", "-P", "-c", _PROBE, *names, *_RUNTIMES], deadline_s=_PROBE_LIMIT_S)
+    if probe.exit_code is None:
+        raise WorldError(f"{program} did not load its libraries within {_PROBE_LIMIT_S:g} s")
+    if not probe.is_success:
+        raise WorldError(f"{program} does not start: {probe.complaint or probe.reason}")
+    columns = [line.split(maxsplit=5) for line in probe.output.splitlines()]
     mapped = dict.fromkeys(each[5] for each in columns if len(each) == 6 and "x" in each[1])  # noqa: PLR2004 with a path
     return [path for path in mapped if path.startswith("/") and path != program]
 

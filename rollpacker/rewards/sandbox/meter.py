@@ -32,7 +32,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollpacker.rewards.processes import tree_of
+from rollpacker.processes.lifetimes import tree_of
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _NANOSECOND_S = 1e-9

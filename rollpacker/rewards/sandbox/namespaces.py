@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollpacker.core.errors import UserError
+from rollpacker.processes.programs import run_program
 
 _TRIAL_LIMIT_S = 20.0
 """For a sandbox to start and end, on a busy node."""
@@ -37,16 +37,16 @@ def is_real_root() -> bool:
 
 def start_error(command: Sequence[str], variables: Mapping[str, str]) -> str | None:
     """Run a command that does nothing; give its error message, or None where it ends well."""
-    try:
-        ended = subprocess.run(  # noqa: S603 bubblewrap or our own interpreter
-            command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_TRIAL_LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
+    trial = run_program(command, deadline_s=_TRIAL_LIMIT_S, environment=variables)
+    if trial.exit_code is None:
         return f"it did not start within {_TRIAL_LIMIT_S:g} s"
-    said = ended.stderr.decode(errors="replace").strip().splitlines()
-    if ended.returncode == 0:
-        return None
-    return said[-1] if said else f"it exits with code {ended.returncode}"
+    return None if trial.is_success else trial.reason
+
+
+def bubblewrap_version() -> str:
+    """Give the number of the installed one, as it says it."""
+    said = run_program(["bwrap", "--version"], deadline_s=_TRIAL_LIMIT_S).output
+    return said.strip().rpartition(" ")[2] or "of unknown version"
 
 
 def require_bubblewrap(setting: str, what: str) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import UserError
-from rollpacker.rewards.sandbox.namespaces import no_start, require_bubblewrap, where_trusted, without_it
+from rollpacker.processes.server_process import ServerProcess
+from rollpacker.rewards.sandbox.namespaces import (
+    bubblewrap_version,
+    no_start,
+    require_bubblewrap,
+    where_trusted,
+    without_it,
+)
 from rollpacker.rewards.sandbox.system_calls import MACHINES
 from rollpacker.rewards.sandbox.worker import SUPERVISOR
-from rollpacker.rewards.supervisor_process import SupervisorProcess
 
 if TYPE_CHECKING:
     from rollpacker.config.sections.sandbox import SandboxSection
@@ -35,7 +40,7 @@ def check_sandbox(section: SandboxSection) -> str:
             f"The filter of system calls supports {' and '.join(MACHINES)}. {without_it(_SETTING, _PROGRAMS)}",
             f"Run elsewhere, or {where_trusted(_SETTING, _PROGRAMS)}",
         )
-    with closing(SupervisorProcess(SUPERVISOR, [section.bounds_json()])) as process:
+    with closing(ServerProcess(SUPERVISOR, [section.bounds_json()])) as process:
         failure = process.start_failure()
     if failure is not None and is_isolated:
         raise no_start(_SETTING, _PROGRAMS, failure)
@@ -46,10 +51,5 @@ def check_sandbox(section: SandboxSection) -> str:
             "Is there room for processes and memory (`ulimit -a`)?",
         )
     if is_isolated:
-        return f"bubblewrap {_version()} isolates programs"
+        return f"bubblewrap {bubblewrap_version()} isolates programs"
     return "programs have resource limits and are not isolated: they can read this user's files and use the network"
-
-
-def _version() -> str:
-    shown = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False)  # noqa: S607 by its name
-    return shown.stdout.strip().rpartition(" ")[2] or "of unknown version"

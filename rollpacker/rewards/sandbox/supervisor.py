@@ -35,7 +35,8 @@ from contextlib import suppress
 from typing import Any
 
 from rollpacker.core.errors import WorldError
-from rollpacker.rewards.processes import exit_when_parent_dies, send_line, take_standard_input
+from rollpacker.processes.lifetimes import exit_when_parent_dies
+from rollpacker.processes.serving import send_line, take_standard_input
 from rollpacker.rewards.sandbox import comparison_process, rpc
 from rollpacker.rewards.sandbox.bubblewrap import Bounds, BubblewrapLauncher
 from rollpacker.rewards.sandbox.meter import Meter

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.events import CaseRun
 from rollpacker.data.test_cases import load_test_cases
+from rollpacker.processes.server_process import ProcessDied, ServerProcess
 from rollpacker.protocols.references import AssertCase, CallCase, CodeReference, StdinCase
 from rollpacker.protocols.rollout import Verdict
 from rollpacker.rewards.sandbox.program import find_program, is_cut_off
 from rollpacker.rewards.scores import CHECKER_CRASHED, TRUNCATED, Score, verdict_of
-from rollpacker.rewards.supervisor_process import ProcessDied, SupervisorProcess
 from rollpacker.rewards.worker import PooledRewardWorker
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ class SandboxRewardWorker(PooledRewardWorker):
 
     def __init__(self, section: SandboxSection) -> None:
         """Start the supervisors at once; they test a sandbox while the caller goes on."""
-        super().__init__([SupervisorProcess(SUPERVISOR, [section.bounds_json()]) for _ in range(pool_size(section))])
+        super().__init__([ServerProcess(SUPERVISOR, [section.bounds_json()]) for _ in range(pool_size(section))])
         self._section = section
-        self._busy: set[SupervisorProcess] = set()
+        self._busy: set[ServerProcess] = set()
         self._load = functools.lru_cache(maxsize=_CACHED_PROMPTS)(load_test_cases)
 
     async def forget(self) -> None:
@@ -64,7 +64,7 @@ class SandboxRewardWorker(PooledRewardWorker):
         for supervisor in self._busy:
             supervisor.send({"stop": True})
 
-    async def _run(self, process: SupervisorProcess, request: ScoringRequest) -> Verdict:
+    async def _run(self, process: ServerProcess, request: ScoringRequest) -> Verdict:
         program = find_program(request.response_text)
         if request.is_truncated and is_cut_off(request.response_text):
             return verdict_of(request, TRUNCATED)

@@ -8,13 +8,13 @@ import os
 import platform
 import re
 import socket
-import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from rollpacker.processes.programs import run_program
 from rollpacker.runtime.job.allocation import named_gpus
 from rollpacker.runtime.job.memory import cgroup_memory
 
@@ -120,10 +120,10 @@ def _query_driver(fields: str) -> tuple[str, ...]:
     """
     command = ("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_S, check=True)  # noqa: S603  the driver's own
-    except (OSError, subprocess.SubprocessError):
+        answer = run_program(command, deadline_s=_DRIVER_S)
+    except OSError:
         return ()
-    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
+    return tuple(line.strip() for line in answer.output.splitlines() if line.strip()) if answer.is_success else ()
 
 
 def memory_in_name(gpu: str) -> float | None:

@@ -23,7 +23,8 @@ from typing import Any
 
 from rollpacker.config.keys import nearest
 from rollpacker.config.python_names import UnusableFunction, in_words, load_named, refusal
-from rollpacker.rewards.processes import send_line, set_parent_death_signal, take_standard_input
+from rollpacker.processes.lifetimes import set_parent_death_signal
+from rollpacker.processes.serving import send_line, take_standard_input
 
 METHODS: Mapping[str, str] = {
     "on_step": "row",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.core.errors import ConfigError, EngineFailed, RollpackerError, UserError
 from rollpacker.metrics.files import storage_errors
-from rollpacker.rewards.supervisor_process import SupervisorProcess
+from rollpacker.processes.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -134,7 +134,7 @@ class _Callback:
     """One process, and the thread that calls it."""
 
     def __init__(
-        self, source: str, process: SupervisorProcess, log: Path, note: Callable[[str], None], call_limit_s: float
+        self, source: str, process: ServerProcess, log: Path, note: Callable[[str], None], call_limit_s: float
     ) -> None:
         self._source = source
         self._process = process
@@ -186,15 +186,15 @@ def _log_files(folder: Path, number: int) -> list[Path]:
     return [folder / f"callback-{index}.log" for index in range(number)]
 
 
-def _started(sources: Sequence[str], run_dir: Path, logs: Sequence[str]) -> list[SupervisorProcess]:
+def _started(sources: Sequence[str], run_dir: Path, logs: Sequence[str]) -> list[ServerProcess]:
     """Start a process for each class. They end with the thread that does this, so it has to be the run's own."""
     return [
-        SupervisorProcess(_PROCESS, [source, str(run_dir.absolute()), log])
+        ServerProcess(_PROCESS, [source, str(run_dir.absolute()), log], role="callback process")
         for source, log in zip(sources, logs, strict=True)
     ]
 
 
-async def _start_failures(processes: Sequence[SupervisorProcess]) -> list[str | None]:
+async def _start_failures(processes: Sequence[ServerProcess]) -> list[str | None]:
     """Wait until each process has imported its class, which may take a minute; when cancelled, end them."""
     failures: list[str | None] = []
     thread = threading.Thread(
@@ -220,7 +220,7 @@ async def _join(threads: Sequence[threading.Thread]) -> None:
             await asyncio.sleep(0)
 
 
-def _check(sources: Sequence[str], processes: Sequence[SupervisorProcess], failures: Sequence[str | None]) -> None:
+def _check(sources: Sequence[str], processes: Sequence[ServerProcess], failures: Sequence[str | None]) -> None:
     """Raise `ConfigError`, with no process left, unless all of them can be used."""
     mistakes: list[UserError] = []
     for source, failure in zip(sources, failures, strict=True):
@@ -238,12 +238,12 @@ def _check(sources: Sequence[str], processes: Sequence[SupervisorProcess], failu
     raise_mistakes(mistakes)
 
 
-def _kill(process: SupervisorProcess) -> None:
+def _kill(process: ServerProcess) -> None:
     if not process.has_died:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
 
 
-def _end_all(processes: Sequence[SupervisorProcess]) -> None:
+def _end_all(processes: Sequence[ServerProcess]) -> None:
     for process in processes:
         process.close()

@@ -28,8 +28,8 @@ from rollpacker.data.held_out import load_held_out
 from rollpacker.data.order import is_of, keys_of
 from rollpacker.environments.factory import make_tokenizer, try_observation
 from rollpacker.environments.prompts import prompts_to_train
-from rollpacker.rewards.processes import set_parent_death_signal
-from rollpacker.rewards.supervisor_process import path_of_package
+from rollpacker.processes.lifetimes import set_parent_death_signal
+from rollpacker.processes.package_modules import path_of_package
 from rollpacker.runtime.rollout.scheduling import check_supply
 
 if TYPE_CHECKING:

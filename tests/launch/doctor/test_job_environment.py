@@ -23,7 +23,7 @@ from rollpacker.launch.doctor.job_environment import (
 )
 from rollpacker.launch.doctor.node import check_network
 from rollpacker.launch.file_systems import FileSystem
-from rollpacker.launch.programs import Outcome
+from rollpacker.processes.programs import Outcome
 from tests.launch.commands import install_command
 
 SHARED, LOCAL = FileSystem(kind="nfs4", mount_point="/home"), FileSystem(kind="ext4", mount_point="/")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rollpacker.rewards.processes import children_of, tree_of
+from rollpacker.processes.lifetimes import children_of, tree_of
 from tests.rewards.sandbox import attacks
 from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
 

@@ -14,7 +14,7 @@ from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import EngineFailed, UserError
 from rollpacker.launch.doctor.node import check_code_sandbox
-from rollpacker.rewards.processes import children_of, tree_of
+from rollpacker.processes.lifetimes import children_of, tree_of
 from rollpacker.rewards.sandbox import supervisor as supervision
 from rollpacker.rewards.sandbox import worker
 from rollpacker.rewards.sandbox.bubblewrap import Bounds

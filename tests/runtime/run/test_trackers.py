@@ -98,7 +98,7 @@ def test_wandb_offline_keeps_the_run_id_over_attempts_and_leaves_no_process(tmp_
     import os
     from pathlib import Path
     from rollpacker.config.sections.run import TrackerSection
-    from rollpacker.rewards.processes import children_of
+    from rollpacker.processes.lifetimes import children_of
     from rollpacker.runtime.run.trackers import make_trackers
 
     def children():

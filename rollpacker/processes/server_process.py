@@ -1,31 +1,29 @@
-"""A supervisor process: started, sent requests, restarted when it dies, and ended.
+"""A process that serves requests: started, sent requests, restarted when it dies, and ended.
 
-Invariant: it has at most one request at a time. It applies the time limit of a check itself (see `scoring_process`),
-from the start of the check; the limit here only covers a supervisor that died or was stopped.
+Invariant: it has at most one request at a time. After one that it did not respond to, it is restarted before the next,
+or of no further use.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rollpacker.config.python_names import START_LIMIT_S
 from rollpacker.core.errors import EngineFailed
+from rollpacker.processes.package_modules import environment_of_children, words_that_run
 
 _LINE_BYTES = 1 << 24
 """The longest response: of a sandbox with a hundred thousand test cases."""
 
 STOP_LIMIT_S = 2.0
-"""For a supervisor to exit when its socket is closed, and again at SIGTERM, before it is killed."""
+"""For a process to exit when its socket is closed, and again at SIGTERM, before it is killed."""
 
 
 class ProcessDied(Exception):
@@ -40,7 +38,7 @@ class LateStart(EngineFailed):
     """It was not ready in time; where less starts at once, it may be."""
 
 
-class SupervisorProcess:
+class ServerProcess:
     """A process that responds to JSON lines, started at once and restarted when it dies. Owned by one task.
 
     Args:
@@ -244,45 +242,3 @@ class SupervisorProcess:
             "It can run on every node of the run.",
             "Look at the worker's output; Python may lack a package there.",
         )
-
-
-_WITH_OUR_PACKAGE = """
-import importlib.util, runpy, sys
-path, module = sys.argv[1:3]
-spec = importlib.util.spec_from_file_location("rollpacker", path + "/__init__.py", submodule_search_locations=[path])
-sys.modules["rollpacker"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["rollpacker"])
-del sys.argv[1:3]
-runpy.run_module(module, run_name="__main__", alter_sys=True)
-"""
-"""Runs a module of this package: what lies beside it may be another version than that interpreter needs."""
-
-
-def words_that_run(module_name: str, python: str | None) -> list[str]:
-    """The words that run a module of this package."""
-    if python is None:
-        return [sys.executable, "-P", "-m", module_name]
-    return [python, "-P", "-c", _WITH_OUR_PACKAGE, str(Path(__file__).resolve().parents[1]), module_name]
-
-
-def environment_of_children() -> dict[str, str]:
-    """Give an environment with this package's path, and one thread for numeric libraries."""
-    return {**os.environ, "PYTHONPATH": path_of_package(), "OMP_NUM_THREADS": "1"}
-
-
-def path_of_package() -> str:
-    """PYTHONPATH, with this package before all else."""
-    inherited = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([*_package_roots(), *([inherited] if inherited else [])])
-
-
-def path_without_package() -> str:
-    """PYTHONPATH, without what `path_of_package` added in an outer process: packages of another interpreter."""
-    roots = _package_roots()
-    return os.pathsep.join(each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each not in roots)
-
-
-def _package_roots() -> list[str]:
-    package = importlib.util.find_spec("rollpacker")
-    locations = package.submodule_search_locations if package else None
-    return [str(Path(location).resolve().parent) for location in locations or ()]

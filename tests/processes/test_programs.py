@@ -1,10 +1,10 @@
-"""A program that is asked something."""
+"""A program that runs to its end."""
 
 import sys
 
 import pytest
 
-from rollpacker.launch.programs import Outcome, run_program
+from rollpacker.processes.programs import Outcome, run_program
 
 
 def run(script: str, **options) -> Outcome:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 
-from rollpacker.rewards.processes import children_of, reaping
+from rollpacker.processes.lifetimes import children_of, reaping
 
 
 def parent_of_an_orphan():
