@@ -86,7 +86,7 @@ def variables_of_environment(passed: Sequence[str], python: str | None) -> dict[
         if name in _PASSED or name in passed or name.startswith(_PASSED_FAMILIES)
     }
     kept["PYTHONPATH"] = path_of_package() if python is None else path_without_package()
-    return {"CUDA_VISIBLE_DEVICES": "", **kept, "OMP_NUM_THREADS": "1"}
+    return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **kept}
 
 
 def bubblewrap_command(

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import ConfigError, EngineFailed
@@ -156,7 +157,7 @@ def _asked(config: RunConfig, what: str, of: object, limit_s: float) -> list[dic
 
 def _started(config: RunConfig) -> ServerProcess:
     python = config.environment.interpreter if config.environment else None
-    if python is not None and not os.access(python, os.X_OK):
+    if python is not None and not (Path(python).is_file() and os.access(python, os.X_OK)):
         raise ConfigError(
             f"environment.python={python} is no program that can be run.",
             "It is the Python of an environment that has what this one needs, such as DIR/bin/python.",

@@ -114,6 +114,15 @@ def test_no_environment_sees_a_key_or_the_cluster_and_one_that_is_named_passes(
         assert seen.symmetric_difference(said(process, "variables").split()) == {"OPENAI_API_KEY"}
 
 
+@pytest.mark.parametrize(("name", "unless_named"), [("CUDA_VISIBLE_DEVICES", ""), ("OMP_NUM_THREADS", "1")])
+def test_gpus_and_threads_are_those_of_the_run_where_they_are_named(
+    name: str, unless_named: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(name, "7")
+    assert variables_of_environment([], None)[name] == unless_named
+    assert variables_of_environment([name], None)[name] == "7"
+
+
 def test_another_interpreter_does_not_look_where_the_packages_of_this_one_are(monkeypatch: pytest.MonkeyPatch):
     own, mine = str(Path(rollpacker.__file__).parents[1]), "/somewhere/mine"
     monkeypatch.setenv("PYTHONPATH", f"{own}{os.pathsep}{mine}")  # as `rollpacker.train` sets it for the run's process

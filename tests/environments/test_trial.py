@@ -155,9 +155,10 @@ def test_an_interpreter_without_verifiers_is_refused_with_the_command_that_insta
         prompts_to_train(config_of("environment=verifiers", "environment.env=reverse-text", "data.path=null"))
 
 
-def test_an_interpreter_that_is_not_there_is_refused_by_its_name():
-    words = ("environment=verifiers", "environment.env=reverse-text", "data.path=null", "environment.python=no/python")
-    with pytest.raises(ConfigError, match=r"environment\.python=no/python is no program"):
+@pytest.mark.parametrize("python", ["no/python", "/usr"])
+def test_what_is_no_interpreter_is_refused_by_its_name(python: str):
+    words = ("environment=verifiers", "environment.env=reverse-text", "data.path=null", f"environment.python={python}")
+    with pytest.raises(ConfigError, match=f"environment.python={python} is no program"):
         prompts_to_train(config_of(*words))
 
 

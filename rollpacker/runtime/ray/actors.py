@@ -113,14 +113,17 @@ class Actor:
         with log.open("ab", buffering=0) as file:
             os.dup2(file.fileno(), sys.stdout.fileno())
             os.dup2(file.fileno(), sys.stderr.fileno())
+        self._set_variables(gpus)
+        where = f"Process {os.getpid()} on {socket.gethostname()}"
+        sys.stderr.write(f"{where}, {VISIBLE_GPUS}={os.environ.get(VISIBLE_GPUS)}\n")
+        self._name, self._log = name, log
+        self._pace = Pace(COLLECT_INTERVAL_S)
+
+    def _set_variables(self, gpus: Sequence[int]) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"  # models are local directories; a lookup would hang on a cluster
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         # before anything loads CUDA; the actor itself reserves no GPU, so Ray leaves the variable as the node has it
         os.environ[VISIBLE_GPUS] = names_of_gpus(gpus, os.environ)
-        where = f"Process {os.getpid()} on {socket.gethostname()}"
-        sys.stderr.write(f"{where}, {VISIBLE_GPUS}={os.environ[VISIBLE_GPUS]}\n")
-        self._name, self._log = name, log
-        self._pace = Pace(COLLECT_INTERVAL_S)
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of this actor, or else of its worker; whatever it raises leaves the process as our error."""
@@ -317,6 +320,9 @@ class EnvironmentActor(Actor):
     """The environments of a node."""
 
     _worker: EnvironmentPool
+
+    def _set_variables(self, gpus: Sequence[int]) -> None:
+        """Leave them: environments get those of the node."""
 
     async def start(self, config: RunConfig) -> None:
         with _no_garbage_collection():
