@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollpacker.report.words import size
+
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.protocols.backend import ModelFacts
@@ -17,7 +19,7 @@ def model_words(config: RunConfig, model: ModelFacts) -> str:
     if config.backend.name == "sim" and config.model.shape:
         source = f", the shape of {config.model.name}" if config.model.name else ", by model.shape"
     return (
-        f"{model.architecture}{parameters}, {_bytes(model.num_weight_bytes)} of weights\n"
+        f"{model.architecture}{parameters}, {size(model.num_weight_bytes)} of weights\n"
         f"computed in {config.model.dtype}{source}"
     )
 
@@ -48,10 +50,3 @@ def length_words(config: RunConfig, model: ModelFacts) -> str:
         f"responses up to {config.rollout.max_response_tokens:,}"
     )
     return text if model.max_positions is None else f"{text}; the model has {model.max_positions:,} positions"
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count / 1e3:.1f} kB"
