@@ -52,6 +52,10 @@ MakeEngine = Callable[[EngineId], "ModelledEngine"]
 _TRAINER = WorkerId("trainer")
 """Its node, as a source."""
 
+_LEAST_AWAY_S = 1.0
+"""After a dismissal, however short `requeue_s` is: a worker that is not taken would come again at the same moment of
+virtual time, without end."""
+
 
 class Network:
     """The links of the trainer's node, from which workers pull, and of theirs."""
@@ -228,6 +232,8 @@ class _Place:
     life: int = -1
     """Of its worker, or of the last one."""
     worker: WorkerId | None = None
+    is_leaving: bool = False
+    """Its worker is being preempted."""
     engines: list[MemberEngine] = field(default_factory=list)
     """Of its worker."""
     free_at_s: float = 0.0
@@ -287,8 +293,8 @@ class ModelledMembers:
         del reason
         for place in self._places.values():
             if place.worker == worker:
-                back_at_s = self._loop.time() + self._section.requeue_s if may_return else float("inf")
-                place.free_at_s = max(place.free_at_s, back_at_s)  # of a loss, too
+                away_s = max(self._section.requeue_s, _LEAST_AWAY_S) if may_return else float("inf")
+                place.free_at_s = max(place.free_at_s, self._loop.time() + away_s)  # of a loss, too
                 await self._end(place, silently=False)
 
     async def wish(self, num_workers: int) -> None:
@@ -314,10 +320,10 @@ class ModelledMembers:
     async def _lose_some(self, loss: LossSection) -> None:
         await self._has_started.wait()
         await asyncio.sleep(loss.delay_s)
-        there = [place for place in self._places.values() if place.worker is not None]
+        there = [place for place in self._places.values() if place.worker is not None and not place.is_leaving]
         for place in there[: loss.num_workers]:
             place.free_at_s = float("inf") if loss.away_s is None else self._loop.time() + loss.away_s
-            self._begin(self._preempt(place))
+            self._preempt(place)
 
     # Nodes that come and go
 
@@ -330,8 +336,8 @@ class ModelledMembers:
             place = self._places.setdefault(change.place, _Place(number=change.place))
             place.is_up = change.is_up
             if not change.is_up and place.worker is not None:
-                place.free_at_s = self._loop.time() + self._section.requeue_s
-                self._begin(self._preempt(place))
+                place.free_at_s = max(place.free_at_s, self._loop.time() + self._section.requeue_s)  # of a loss, too
+                self._preempt(place)
         self._fill()
 
     def _fill(self) -> None:
@@ -356,13 +362,14 @@ class ModelledMembers:
         if limit_s is not None:
             self._begin(self._end_later(place, place.worker, limit_s))
 
-    async def _preempt(self, place: _Place) -> None:
-        """Take a node away, after the grace that it has."""
+    def _preempt(self, place: _Place) -> None:
+        """Take a node with a worker away, after the grace that it has."""
         worker, grace_s = place.worker, self._section.grace_s
         assert worker is not None
+        place.is_leaving = True
         if grace_s > 0:
             self._changes.put([NoticeGiven(worker=worker, leaves_in_s=grace_s)])
-        await self._end_later(place, worker, grace_s)
+        self._begin(self._end_later(place, worker, grace_s))
 
     async def _end_later(self, place: _Place, worker: WorkerId, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
@@ -372,6 +379,7 @@ class ModelledMembers:
     async def _end(self, place: _Place, *, silently: bool) -> None:
         worker, place.worker = place.worker, None
         engines, place.engines = place.engines, []
+        place.is_leaving = False
         assert worker is not None
         self._network.leave(worker)
         for engine in engines:

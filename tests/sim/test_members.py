@@ -6,7 +6,7 @@ import json
 import pytest
 
 from rollpacker import pipeline
-from rollpacker.core.errors import DataError
+from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.data.shapes import transformer_of
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
@@ -73,6 +73,35 @@ def test_a_run_whose_workers_flap_trains_every_batch_and_replays(tmp_path, alone
     assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()
     assert steps["num_members_lost"].sum() > 0
     replay(tmp_path / "run")
+
+
+@pytest.mark.parametrize("grace_s", [0, 20])
+def test_each_ordered_loss_takes_workers_that_no_other_one_takes(tmp_path, grace_s):
+    losses = "elastic.modelled.losses=[{step: 1, delay_s: 5}, {step: 1, delay_s: 6}]"
+    steps = steps_of(tmp_path / "run", *WORKERS, losses, f"elastic.modelled.grace_s={grace_s}")
+    assert steps["tokens_of_members"].gt(0).tolist() == [True, True, False, False]
+
+
+def test_a_worker_that_comes_before_the_silence_of_a_lost_one_is_noticed_waits_for_that(tmp_path, alone):
+    spare = ("elastic.max_workers=2", "elastic.modelled.num_workers=3", "elastic.modelled.loses_silently=true")
+    steps = steps_of(tmp_path / "run", *WORKERS, *spare, LOSS)
+    assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()
+    assert steps["num_members_mean"].tolist()[2:] == pytest.approx([2, 2], abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["modelled.time_limit_s=100"], r"=100 with elastic\.least_stay_s=120\..*time_limit_s=121 or more"),
+        (
+            ["modelled.time_limit_s=120", "drain_lead_s=120"],
+            r"=120 with elastic\.drain_lead_s=120\..*time_limit_s=121 or more",
+        ),
+    ],
+)
+def test_lives_in_which_a_worker_could_not_serve_are_refused(words, says):
+    with pytest.raises(ConfigError, match=f"(?s){says}"):
+        composed(*WORKERS, *(f"elastic.{word}" for word in words))
 
 
 def test_a_file_of_counts_that_is_not_there_is_refused_before_the_run_begins(tmp_path):

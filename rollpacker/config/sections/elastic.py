@@ -127,3 +127,17 @@ class ElasticSection(Section):
                 "Set elastic.seeding=fixed and elastic.seeding_s, or leave both out."
             )
         return self
+
+    @model_validator(mode="after")
+    def _modelled_lives_are_long_enough(self) -> Self:
+        limit_s = self.modelled.time_limit_s
+        if not self.is_on or limit_s is None:
+            return self
+        if limit_s < self.least_stay_s or limit_s <= self.drain_lead_s:
+            least = "least_stay_s" if self.least_stay_s > self.drain_lead_s else "drain_lead_s"
+            raise ValueError(
+                f"elastic.modelled.time_limit_s={limit_s:g} with elastic.{least}={getattr(self, least):g}.\n"
+                "Every worker would be dismissed before it serves.\n"
+                f"Set elastic.modelled.time_limit_s={getattr(self, least) + 1:g} or more, or lower elastic.{least}."
+            )
+        return self

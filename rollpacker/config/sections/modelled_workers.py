@@ -16,7 +16,7 @@ class LossSection(Section):
     step: Count
     """Training step in which they leave."""
     num_workers: Count = Field(1, ge=1)
-    """So many of those that are there, the first to have come; fewer if fewer are there."""
+    """So many of those that are there and not about to be lost, the first to have come; fewer if fewer are there."""
     after: Literal["publication", "lending"] = "publication"
     """What `delay_s` counts from: the step's policy lies ready for workers, or local engines leave for the trainer."""
     delay_s: Seconds = 0.0
@@ -44,9 +44,11 @@ class ModelledWorkersSection(Section):
     burst: Count = Field(1, ge=1)
     """Of `random`: a preemption takes one to so many nodes at once, each number as likely."""
     requeue_s: Seconds = 0.0
-    """Time after a loss or a dismissal before the node can come again; 120 s on a Slurm cluster that requeues."""
+    """Time after a loss or a dismissal before the node can come again; 120 s on a Slurm cluster that requeues. After a
+    dismissal at least 1 s."""
     time_limit_s: PositiveSeconds | None = None
-    """After so long a worker leaves, and it knows that from the beginning; null: it stays."""
+    """After so long a worker leaves, and it knows that from the beginning; null: it stays. Not less than
+    elastic.least_stay_s, and more than elastic.drain_lead_s."""
     grace_s: Seconds = 0.0
     """A worker is told so long before it is preempted; 0: it is lost without a word."""
     loses_silently: Flag = False
