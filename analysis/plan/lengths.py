@@ -10,15 +10,14 @@ import numpy as np
 
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.protocols.rollout import GenerationRequest
-from rollpacker.sim.lengths import read_length_rows, read_packaged
+from rollpacker.sim.lengths import ANY_DOMAIN, log_normal_lengths, read_length_rows, read_packaged
 from rollpacker.sim.workload import Workload
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pandas as pd
 
     from rollpacker.config.schema import RunConfig
+    from rollpacker.config.sections.modelled import WorkloadSection
 
 NUM_DRAWN = 6000
 """Per domain: a quantile of 99 % then has a standard error of 0.13 percentage points."""
@@ -36,7 +35,7 @@ class LengthFacts:
 
     source: str
     num_samples: int | None
-    """Responses in the file; None of a table of quantiles."""
+    """Responses in the file; None of a distribution."""
     longest: float
     """In the source."""
     limit: int
@@ -71,13 +70,13 @@ def length_facts(config: RunConfig) -> LengthFacts:
         UserError: The lengths cannot be read, or do not serve the configuration.
     """
     assert config.workload is not None
-    path, limit = config.workload.lengths, config.rollout.max_response_tokens
+    limit = config.rollout.max_response_tokens
     workload = Workload(config)
     drawn = _draw(workload, limit)
     everything = [length for of_domain in drawn.values() for length in of_domain]
-    num_samples, longest, has_groups = _size(path)
+    source, num_samples, longest, has_groups = _source(config.workload)
     return LengthFacts(
-        source=str(path) if path else "the paper's quantiles (Fig 2a)",
+        source=source,
         num_samples=num_samples,
         longest=longest,
         limit=limit,
@@ -111,13 +110,18 @@ def _draw(workload: Workload, limit: int) -> dict[str, list[int]]:
     return drawn
 
 
-def _size(path: Path | None) -> tuple[int | None, float, bool]:
-    """How many lengths there are, where they are single ones; the largest; and whether some are of one prompt."""
+def _source(section: WorkloadSection) -> tuple[str, int | None, float, bool]:
+    """What it is; how many lengths, where they are single ones; the largest; and whether some are of one prompt."""
+    path, median, sigma = section.lengths, section.median_tokens, section.sigma
+    if median is not None:
+        longest = log_normal_lengths(ANY_DOMAIN, median, sigma).distribution(ANY_DOMAIN).value(1.0)
+        return f"log-normal, median {median:g} tokens, sigma {sigma:g}, not measured", None, longest, False
     if path is None:
-        return None, max(float(row["tokens"]) for row in read_packaged("response_lengths.csv")), False
+        longest = max(float(row["tokens"]) for row in read_packaged("response_lengths.csv"))
+        return "the paper's quantiles (Fig 2a)", None, longest, False
     frame = read_length_rows(path)
     if "length_tokens" not in frame.columns:
-        return None, float(frame["tokens"].max()), False
+        return f"{path}, quantiles", None, float(frame["tokens"].max()), False
     names = frame.columns.intersection(["prompt", "domain"])
     has_groups = "prompt" in names and bool(frame.duplicated(names).any())
-    return len(frame), float(frame["length_tokens"].max()), has_groups
+    return str(path), len(frame), float(frame["length_tokens"].max()), has_groups

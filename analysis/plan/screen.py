@@ -277,8 +277,8 @@ def _cost_model(base: RunConfig, num_gpus: int) -> str:
 
 
 def _about_lengths(lengths: LengthFacts) -> str:
-    number = "quantiles" if lengths.num_samples is None else f"{lengths.num_samples:,} responses"
-    text = f"{lengths.source}: {number}, the longest {lengths.longest:,.0f} tokens; "
+    number = "" if lengths.num_samples is None else f"{lengths.num_samples:,} responses, "
+    text = f"{lengths.source}: {number}the longest {lengths.longest:,.0f} tokens; "
     text += f"{lengths.share_at_limit:.1%} are cut at {lengths.limit:,}."
     if lengths.num_samples is not None and lengths.num_samples < FEW_SAMPLES:
         text += f" So few say little of the tail: its top 1 % is {lengths.num_samples // 100} responses."
