@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker.cli.settings import parse_settings, whole_number
 from rollpacker.config.mistakes import collected, raise_mistakes
+from rollpacker.config.sections.base import MOST_WORKERS
 from rollpacker.config.words import key_of, quoted
 from rollpacker.core.errors import ConfigError, UserError
 
@@ -183,7 +184,7 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Sp
 
     keys = set(map(key_of, words))
     num_gpus = question.num_gpus or _gpus_of_experiment(words)
-    own = ["backend=sim", f"run.dir={quoted(folder)}", f"engine.num_engines={math.lcm(num_gpus, MANY_ENGINES)}"]
+    own = ["backend=sim", f"run.dir={quoted(folder)}", f"engine.num_engines={_many_engines(num_gpus)}"]
     own.append("hardware.num_nodes=null")  # whatever an experiment says
     bases = {system: compose([*words, *own, f"system={system}"]) for system in question.systems}
     _refuse_other_gpus(bases.values())
@@ -227,6 +228,17 @@ def _gpus_of_experiment(words: Sequence[str]) -> int:
 
     engine = compose(["backend=sim", *words, "run.dir=."]).engine
     return engine.num_engines * engine.tensor_parallel
+
+
+def _many_engines(num_gpus: int) -> int:
+    num_engines = math.lcm(num_gpus, MANY_ENGINES)
+    if num_engines > MOST_WORKERS:
+        raise ConfigError(
+            f"gpus={num_gpus}.",
+            f"A plan takes a number whose least common multiple with {MANY_ENGINES} is at most {MOST_WORKERS}.",
+            "Take one of smaller prime factors, as 640 or 5120.",
+        )
+    return num_engines
 
 
 def _refuse_other_gpus(configs: Iterable[RunConfig]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from rollpacker.analysis.plan.question import space_of, split_arguments
@@ -65,3 +67,35 @@ def test_the_correlation_within_a_prompt_is_a_guess_where_the_file_does_not_tell
     words += [f"workload.lengths={file}", "rollout.max_response_tokens=256"]
     question, keys = split_arguments(words)
     assert space_of(question, keys, tmp_path / "plan")[0].varies_rho is varies_rho
+
+
+@pytest.mark.parametrize(
+    ("words", "source", "longest"),
+    [
+        (["workload=base"], "log-normal, median 900 tokens, sigma 1, not measured", 900 * math.exp(4.5)),
+        (["workload=math"], "the paper's quantiles (Fig 2a)", 16384),
+        (["workload.lengths={file}"], "{file}, quantiles", 5000),
+    ],
+)
+def test_lengths_are_said_to_be_of_the_source_that_they_are_drawn_from(tmp_path, words, source, longest):
+    file = tmp_path / "quantiles.csv"
+    file.write_text("p,tokens\n0.5,100\n1,5000\n")
+    others = [word for word in WORDS if not word.startswith("workload=")]
+    question, keys = split_arguments([*others, *(word.format(file=file) for word in words)])
+    limit = "rollout.max_response_tokens=8192"
+    lengths = space_of(question, [*keys, limit], tmp_path / "plan")[1]
+    assert lengths.source == source.format(file=file)
+    assert lengths.longest == pytest.approx(longest)
+    assert not lengths.is_extrapolated
+
+
+def test_a_limit_that_nobody_chose_is_replaced_by_the_longest_of_log_normal_lengths(tmp_path):
+    with pytest.raises(ConfigError, match=r"longer than rollout\.max_response_tokens=256") as caught:
+        space(tmp_path, "workload=base")
+    assert caught.value.remedy.startswith(f"Add rollout.max_response_tokens={math.ceil(900 * math.exp(4.5))},")
+
+
+@pytest.mark.parametrize("num_gpus", [631, 200_000_000])
+def test_gpus_for_which_no_number_of_engines_can_be_tried_are_refused_by_their_own_name(tmp_path, num_gpus):
+    with pytest.raises(ConfigError, match=f"gpus={num_gpus}"):
+        space(tmp_path, f"gpus={num_gpus}", "rollout.max_response_tokens=4096")
