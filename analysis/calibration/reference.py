@@ -19,6 +19,9 @@ from rollpacker.analysis.exhibits import fig10, table1, table2
 from rollpacker.analysis.numbers import PAPER_SYSTEMS
 from rollpacker.core.errors import DataError
 
+MODELS = ("7B", "14B", "8B TP1", "8B TP2")
+"""In Fig 6 Qwen3-8B by its engines' tensor-parallel degree."""
+
 _CYCLE = 5
 """Steps from one long round to the next, with the paper's factor of 1.25."""
 
@@ -28,7 +31,7 @@ class Row(NamedTuple):
 
     exhibit: str
     model: str
-    """7B or 14B; in Fig 6 Qwen3-8B by its engines' tensor-parallel degree."""
+    """One of `MODELS`."""
     system: str
     """As the configuration names it."""
     task: str
@@ -74,6 +77,8 @@ def _read(file: Path, rows_of: Callable[[Iterable[Mapping[str, str]]], Iterator[
 
 def _possible(rows: Iterable[Row]) -> Iterator[Row]:
     for row in rows:
+        if row.model not in MODELS:
+            raise ValueError(f"model {row.model} is none of {', '.join(MODELS)}")
         if not 0 < row.value < math.inf:
             raise ValueError(f"{row.quantity} is {row.value:g}")
         yield row
@@ -96,7 +101,7 @@ def _table2(rows: Iterable[Mapping[str, str]]) -> Iterator[Row]:
 
 def _preemptions(rows: Iterable[Mapping[str, str]], exhibit: str, quantity: str) -> Iterator[Row]:
     for row in rows:
-        model, kind = f"8B {row['x'].replace('=', '')}", row["series"].split()[0].lower()
+        model, kind = f"8B {row['x'].replace('=', '')}", _kind(row["series"])
         yield Row(exhibit, model, "tail-reward", "mix", kind, quantity, float(row["y"]), 0.0)
 
 
@@ -117,10 +122,17 @@ def _step_times(rows: Iterable[Mapping[str, str]], exhibit: str, model: str) -> 
 
 def _stages(rows: Iterable[Mapping[str, str]]) -> Iterator[Row]:
     for row in rows:
-        name, _, kind = row["series"].partition(" (")
+        name, _, rounds = row["series"].partition(" (")
         model, share, stage = row["x"], float(row["y"]) / 100, fig10.STAGES[name].removeprefix("exposed_")
         seconds = share * fig10.LONG_STEP_S[model]
-        yield Row("Fig 10c", model, fig10.SYSTEM, "mix", kind.split()[0], stage, seconds, _weight(share))
+        yield Row("Fig 10c", model, fig10.SYSTEM, "mix", _kind(rounds), stage, seconds, _weight(share))
+
+
+def _kind(rounds: str) -> str:
+    kind = rounds.partition(" ")[0].lower()
+    if kind not in {"short", "long"}:
+        raise ValueError(f"rounds are short or long, not {kind}")
+    return kind
 
 
 def _weight(share: float) -> float:

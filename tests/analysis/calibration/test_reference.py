@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rollpacker.analysis.calibration.reference import FILES, read_reference
+from rollpacker.analysis.calibration.reference import FILES, MODELS, read_reference
 from rollpacker.analysis.calibration.setups import Setup, predict, setups_of
 from rollpacker.core.errors import DataError
 
@@ -73,6 +73,25 @@ def test_a_broken_file_is_named(tmp_path, name, broken):
         read_reference(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "says"),
+    [
+        ("table02.csv", "Qwen2.5-14B", "Qwen2.5-32B", "model 32B is none of 7B, 14B"),
+        ("fig06a.csv", "TP=2", "TP=4", "model 8B TP4 is none of 7B, 14B"),
+        ("fig06b.csv", "Long Round", "Longest Round", "rounds are short or long, not longest"),
+        ("fig10c.csv", "(long round)", "(plain round)", "rounds are short or long, not plain"),
+    ],
+)
+def test_rows_that_no_modelled_run_answers_are_refused_before_the_runs(tmp_path, name, old, new, says):
+    folder = tmp_path / "paper"
+    shutil.copytree(PAPER, folder)
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new))
+    with pytest.raises(DataError, match=f"{name} does not say what it should: ValueError: {says}"):
+        read_reference(folder)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_named(tmp_path, name):
     folder = tmp_path / "paper"
@@ -87,6 +106,7 @@ def test_every_run_is_wanted_once_and_speedups_bring_their_baseline():
     setups = setups_of(rows)
     assert len(setups) == len(set(setups)) == 10
     assert Setup("14B", "verl", "mix") in setups
+    assert all(Setup(model, "verl", "mix").words for model in MODELS)
 
 
 def test_predictions_weigh_rounds_as_they_come():
