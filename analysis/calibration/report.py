@@ -19,7 +19,7 @@ from rollpacker.config.chosen_options import FITTED_FROM
 from rollpacker.config.roots import conf_dir
 from rollpacker.metrics.outputs import open_output
 
-FITTED_TO = "what the paper reports of its 7B and 14B runs on H800"
+FITTED_TO = "what the paper reports of its 7B and 14B runs"
 
 GOOD_WITHIN = 0.1
 

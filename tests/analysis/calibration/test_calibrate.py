@@ -7,7 +7,7 @@ import yaml
 
 from rollpacker.analysis.calibration.campaign import calibrate
 from rollpacker.analysis.calibration.reference import Row
-from rollpacker.analysis.calibration.report import Compared, how_to_take, summary, table, write_hardware
+from rollpacker.analysis.calibration.report import FITTED_TO, Compared, how_to_take, summary, table, write_hardware
 from rollpacker.analysis.processes import open_processes
 from rollpacker.cli.main import main
 from rollpacker.config.roots import conf_dir
@@ -47,7 +47,7 @@ def test_a_written_file_is_a_hardware_option_with_every_residual_and_can_be_fitt
         assert section.step_overhead_s == value
         assert section.memory_gb == 80
         assert section.fitted_to is not None
-        assert section.fitted_to.endswith("on H800, in fitted.yaml")
+        assert section.fitted_to.endswith("14B runs, in fitted.yaml")
         assert section.name == "fitted", "so that nobody takes its values for those of the option h800"
     text = out.read_text()
     assert text.count("# fitted on a day") == 1
@@ -68,6 +68,11 @@ def test_a_written_file_is_a_hardware_option_with_every_residual_and_can_be_fitt
 )
 def test_how_a_run_takes_the_file_is_said(out, words):
     assert how_to_take(Path(out)).startswith(words)
+
+
+def test_the_packaged_option_says_that_it_is_fitted_to_what_a_calibration_says():
+    option = yaml.safe_load((conf_dir() / "hardware/h800.yaml").read_text())
+    assert option["fitted_to"] == FITTED_TO
 
 
 def test_a_campaign_models_its_runs_and_compares_them_with_the_paper():
