@@ -195,7 +195,7 @@ class ModelledEngine:
         await asyncio.sleep(self._switch_s)
 
     def unfinished(self) -> list[tuple[RequestId, int]]:
-        """Requests in flight that have tokens and are not at their ends, each with the number of its tokens."""
+        """Each request in flight with the number of its tokens so far; the last one comes with the response."""
         return [
             (sequence.request, min(num_generated, sequence.length_tokens - 1))
             for sequence, num_generated in self._decoder.progress(self._loop.time())

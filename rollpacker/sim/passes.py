@@ -63,6 +63,6 @@ class PrefillPass:
     """Sequences and how many of their tokens are prefilled."""
 
     def cut(self, now: float) -> None:
-        """Preemption: a pass cannot be cut, unless it has not begun."""
+        """Drop the pass if it has not begun; one that has cannot be cut."""
         if now <= self.begins_at_s:
             self.ends_at_s, self.chunks = self.begins_at_s, []
