@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
+from rollpacker.runtime.run import prompt_look
 from tests.cli.inputs import write_model, write_prompts
+
+
+@pytest.fixture(autouse=True)
+def prompts_are_tokenized_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rollpacker check` starts a process for it, which takes over a second; test_preflight.py shows that process."""
+    monkeypatch.setattr(prompt_look, "_in_other_process", lambda function, config: function(config))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from rollpacker.cli.main import main
 from rollpacker.config.words import replaced
 from rollpacker.launch.submissions import Submission, write_submission
+from rollpacker.runtime.run import prompt_look
 from tests.cli.inputs import tree_of, write_model, write_prompts
 from tests.data.files import write_cached
 from tests.launch.commands import install_command, put_programs
@@ -24,7 +25,7 @@ E2E = [
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with inputs, and an sbatch that must not be called."""
+    """A working directory with inputs, and an sbatch that must not be called. Prompts are tokenized in this process."""
     put_programs(tmp_path / "bin", {"sbatch": ">called"})
     heads = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8}
     write_model(tmp_path / "model", max_position_embeddings=40_000, **heads)
@@ -32,6 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(prompt_look, "_in_other_process", lambda function, config: function(config))
     return tmp_path
 
 
