@@ -17,6 +17,7 @@ from rollpacker.config.compose import compose
 from rollpacker.config.sections.engine import EngineSection, VllmSection
 from rollpacker.core.errors import ConfigError, ModelError, UserError
 from rollpacker.core.ids import EngineId
+from rollpacker.data import model_files
 from rollpacker.engines.factory import with_drafter, with_priorities
 from rollpacker.engines.vllm.installed import check_drafter, check_vllm
 from rollpacker.engines.vllm.start import start_vllm
@@ -87,8 +88,9 @@ def test_a_run_without_vllm_is_refused_before_anything_starts(tmp_path: Path, mo
     ],
 )
 def test_drafts_of_a_model_that_the_torch_engine_cannot_verify_are_refused_before_anything_starts(
-    tmp_path: Path, facts: dict[str, object], says: str
+    tmp_path: Path, facts: dict[str, object], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(model_files, "ask_transformers", lambda *_, **__: None)  # it imports torch, for seconds
     write_model(tmp_path / "model")
     write_prompts(tmp_path / "prompts.jsonl", ["math"] * 40)
     words = [f"model.path={tmp_path}/model", f"data.path={tmp_path}/prompts.jsonl", f"run.dir={tmp_path}/run"]
