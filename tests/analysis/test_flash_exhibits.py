@@ -19,6 +19,7 @@ from rollpacker.analysis.exhibits import (
 )
 from rollpacker.analysis.exhibits.flash_sizes import SPLITS
 from rollpacker.analysis.numbers import Source, Standing
+from rollpacker.analysis.runs import Runs, read_runs
 from rollpacker.config.compose import compose
 from rollpacker.sim.split import theory_of
 from tests.analysis.written_runs import forget_steps, numbers_of, ours, write_run, write_scores
@@ -115,13 +116,15 @@ def test_divided_runs_are_compared_at_their_best_split_and_beside_the_ratio_of_t
 
 def test_the_most_that_divided_gpus_gain_is_of_every_size_each_at_the_best_of_all_splits(tmp_path):
     sizes = [(num_nodes, lengths) for num_nodes in flash_sizes.NUM_GPUS.values() for lengths in flash_sizes.WORKLOADS]
+    runs = []
     for (num_nodes, lengths), gain in zip(sizes, (2.0, 2.0, 4.0, 2.0, 2.0, 2.0), strict=True):
         for part, step_s in (("turns", 60.0), *((split, 60.0 / gain) for split in SPLITS)):
-            assert numbers_of(flash_fig01b.EXHIBIT, tmp_path).claims[1].standing is Standing.UNKNOWN
-            system = "verl" if part == "turns" else "roll-flash"
+            assert flash_fig01b.EXHIBIT.numbers(Runs(runs=runs)).claims[1].standing is Standing.UNKNOWN
+            folder, system = tmp_path / f"{num_nodes}-{lengths}-{part}", "verl" if part == "turns" else "roll-flash"
             config = flash(f"flash-fig01b-{num_nodes}-{part}", lengths, num_prompts=128, num_responses=8)
-            write_run(tmp_path / f"{num_nodes}-{lengths}-{part}", system, [step_s] * 15, config=config, modelled=True)
-    assert numbers_of(flash_fig01b.EXHIBIT, tmp_path).claims[1].ours.y == pytest.approx(4.0)
+            write_run(folder, system, [step_s] * 15, config=config, modelled=True)
+            runs += read_runs([folder])[0]
+    assert flash_fig01b.EXHIBIT.numbers(Runs(runs=runs)).claims[1].ours.y == pytest.approx(4.0)
 
 
 def test_a_steps_time_stands_over_its_bound_and_the_best_split_beside_both_formulas(tmp_path):
