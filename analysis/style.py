@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,11 +87,14 @@ def legend_below(figure: Figure, handles: Sequence[Artist], loc: str = "outside 
 
 def _folded(label: str, room_points: float) -> str:
     """Break a name that is wider than this into lines."""
-    folded, num_characters = label, len(label)
-    while _width_points(folded) > room_points:
-        num_characters -= 1
-        folded = "\n".join(textwrap.wrap(label, num_characters))
-    return folded
+
+    def folded(num_characters: int) -> str:
+        return "\n".join(textwrap.wrap(label, num_characters))
+
+    if _width_points(label) <= room_points:
+        return label
+    too_many = bisect_right(range(len(label)), room_points, lo=2, key=lambda number: _width_points(folded(number)))
+    return folded(too_many - 1)
 
 
 def _width_points(label: str) -> float:

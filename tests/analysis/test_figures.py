@@ -11,6 +11,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
+from rollpacker.analysis import style
 from rollpacker.analysis.exhibits import (
     elastic_lengths,
     elastic_workers,
@@ -66,6 +67,11 @@ def test_a_legend_ends_within_the_figure_in_as_few_rows_as_that_leaves(names, nu
     assert max(text.get_window_extent().x1 for text in figure.legends[0].get_texts()) < box.x1
     assert len({round(text.get_window_extent().y0) for text in figure.legends[0].get_texts()}) == num_rows
     plt.close(figure)
+
+
+def test_each_line_of_a_broken_name_takes_the_room_that_there_is():
+    folded = style._folded("x" * 250, style._width_points("x" * 100))
+    assert [len(line) for line in folded.split("\n")] == [100, 100, 50]
 
 
 def test_rollout_workers_do_not_have_the_colour_of_the_system_ours(tmp_path):
