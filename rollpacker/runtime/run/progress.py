@@ -299,9 +299,12 @@ class RunHistory:
     """Time between the steps since the run was last resumed: mostly evaluations."""
     last_finished_at_s: float = 0.0
     stage: str = ""
-    stage_began_at_s: float = 0.0
+    stage_began_at_s: float = field(init=False)
     rollout: tuple[int, int] | None = None
     """Prompts complete and needed, during a rollout."""
+
+    def __post_init__(self) -> None:
+        self.stage_began_at_s = self.began_at_s
 
     @property
     def num_finished(self) -> int:

@@ -207,6 +207,14 @@ def test_an_early_end_says_where_the_run_stood(mode: str, error: BaseException, 
     assert "after 12 of 40 steps and 3:20" in written(console)
 
 
+def test_before_its_first_stage_the_live_screen_counts_from_the_start() -> None:
+    progress, _, clock = make("live")
+    clock.now_s = 25_000.0
+    progress.begin_run("a run", 3)
+    clock.now_s += 4
+    assert "starting  0:04" in screen(progress)
+
+
 @pytest.mark.parametrize("mode", ["live", "plain", "none"])
 def test_an_error_before_the_run_began_is_no_second_error(mode: str) -> None:
     progress, _, _ = make(mode)
