@@ -67,13 +67,14 @@ def _reset(config: RunConfig, process: ServerProcess, prompt: Prompt) -> dict[st
     section = config.environment
     assert section is not None
     line = json.dumps({"reset": dataclasses.asdict(_as_in_a_run(config, prompt))})
-    problem = "its process died"
+    problem, remedy = "its process died", "Correct the class."
     for _ in range(section.max_restarts + 1):
         try:
             answer: dict[str, Any] = process.ask(line, section.reset_timeout_s)
         except EngineFailed as error:
             if isinstance(error.__cause__, TimeoutError):
                 problem = f"there was none after {section.reset_timeout_s:g} s"
+                remedy = "Correct the class, or raise environment.reset_timeout_s."
             process.restart()
             if process.start_failure():
                 break
@@ -85,7 +86,7 @@ def _reset(config: RunConfig, process: ServerProcess, prompt: Prompt) -> dict[st
         f"environment={section.name}: on the first prompt, {prompt.key!r}, the reset gave no observation: {problem}.",
         "A reset returns an observation, a text, and a dict; a loop begins with a call of `generate`. Both get the "
         "other fields of the prompt's line.",
-        "Correct the class, or raise environment.reset_timeout_s.",
+        remedy,
     )
 
 
