@@ -91,7 +91,7 @@ def run(arguments: Arguments) -> None:
                 ("rows", f"{counts.num_rows:,}"),
                 *((f"{number:,}", text) for number, text in skipped if number),
                 *([("domain", converter.domain), ("reward", f"reward={converter.reward}")] if converter.domain else []),
-                ("written to", str(out)),
+                *([] if is_stream(out) else [("written to", str(out))]),
                 *([("next", following)] if converter.reward and not is_stream(out) else []),
             ]
         ),

@@ -27,8 +27,8 @@ HELP = CommandHelp(
     purpose=(
         "Check for what would stop a run here, one line per check: ok, or a warning or problem with its remedy. On a "
         "login node it checks Slurm and what would be submitted; inside a job also the GPUs, memory, ports and clocks "
-        "of its nodes. Writes a few small files into run.dir and removes them. The exit code is 1 when there is a "
-        "problem."
+        "of its nodes. Writes a few small files into run.dir and removes them. Model and prompts it leaves to "
+        "`rollpacker check`. The exit code is 1 when there is a problem."
     ),
     usage="[cluster=OPTION] [run.dir=DIR] [key=value | group=option] ...",
     arguments=(

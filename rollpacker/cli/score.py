@@ -69,7 +69,7 @@ def run(arguments: Arguments) -> None:
         ("mean reward", f"{summary.reward_mean:.4f}"),
         *((f"mean of {name}", f"{mean:.4f}") for name, mean in summary.parts_mean.items()),
         *reasons,
-        ("written to", str(config.out)),
+        *([] if is_stream(config.out) else [("written to", str(config.out))]),
     ]
     console = output(beside=config.out)
     table = facts([(_cut(label, console.width // 2), content) for label, content in rows])

@@ -62,7 +62,7 @@ def run(arguments: Arguments) -> None:
     written = "" if is_stream(out) else f", {size(out.stat().st_size)}"
     console.print(
         f"{out}: {plural(summary.num_steps, 'step')} ({kind}), {summary.num_tracks:,} tracks, "
-        f"{summary.num_slices:,} slices, {plural(summary.num_migrations, 'migration')}{written}. "
+        f"{summary.num_slices:,} slices, {plural(summary.num_migrations, 'migration')}{written}.\n"
         "Open it at https://ui.perfetto.dev (nothing is uploaded) or chrome://tracing.",
         soft_wrap=True,
     )
