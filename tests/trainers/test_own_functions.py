@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import textwrap
 
 import numpy as np
@@ -11,7 +14,7 @@ import torch
 from rollpacker.config.sections.losses import resolved
 from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.core.errors import ConfigError
-from rollpacker.trainers import trial
+from rollpacker.trainers import own_functions, trial
 from rollpacker.trainers.own_functions import own_advantage
 from rollpacker.trainers.policy_losses import make_policy_loss
 from rollpacker.trainers.tokens import Tokens
@@ -20,6 +23,7 @@ from tests.trainers.test_objectives import naive_gradients, require_close
 from tests.trainers.test_torch_trainer import gradients
 
 MODULE = """
+    import os
     import torch
 
     def ppo(current, behaviour, advantages):
@@ -59,6 +63,7 @@ MODULE = """
         return -advantages / advantages.abs() * current
 
     def ends(current):
+        print("bye")
         raise SystemExit(3)
 
     def ends_with_a_number(current, advantages):
@@ -122,10 +127,6 @@ MODULE = """
 
     def of_a_spread_group(rewards):
         return [(reward - 1) / (max(rewards) - min(rewards)) for reward in rewards]
-
-    import atexit
-    import os
-    atexit.register(print, "bye")
 """
 
 
@@ -134,6 +135,18 @@ def source(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(textwrap.dedent(MODULE))
     return lambda name: f"{file}:{name}"
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Trials take place here: a process of their own would load torch once more."""
+
+    def answer(words):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            own_functions.main(words)
+        return json.loads(printed.getvalue().splitlines()[-1])
+
+    monkeypatch.setattr(trial, "_answer", answer)
 
 
 def tokens() -> Tokens:
@@ -178,11 +191,13 @@ def test_functions_that_can_be_used_are_found_so(source):
     assert try_own_functions(resolved(TrainerSection()), 0) is None
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_the_precision_of_a_loss_may_depend_on_what_it_gets(source):
     section = resolved(TrainerSection(loss=source("of_either_precision")))
     assert try_own_functions(section, 0) == ("current", "advantages")
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_what_a_loss_takes_without_naming_it_is_not_what_it_reads(source):
     section = TrainerSection(loss=source("with_rest"))
     corrected = resolved(section.model_copy(update={"mismatch": "token_truncate"}), max_staleness=1)
@@ -200,13 +215,9 @@ def test_what_a_loss_takes_without_naming_it_is_not_what_it_reads(source):
         ("loss", "of_numbers_of_its_own", r"for the advantages \[1.0, .*\] has no gradient with respect to `current`"),
         ("loss", "with_ratios", "the second of the pair is not true or false for each token"),
         ("loss", "a_mean", "no tensor with a number for each token"),
-        ("loss", "raises", "it raised AttributeError.*mine.py, line 32"),
+        ("loss", "raises", "it raised AttributeError.*mine.py, line 33"),
         ("loss", "infinite", "its losses are"),
         ("loss", "by_sign", "its losses are .*nan.*responses of advantage 0 may be among"),
-        ("loss", "ends", "its process ended"),
-        ("loss", "ends_with_a_number", "its process ended"),
-        ("loss", "ends_with_an_object", "its process ended"),
-        ("loss", "ends_with_no_utf_8", "its process ended: \N{REPLACEMENT CHARACTER}"),
         ("loss", "of_the_batch", r"losses of a response are \[.*\] alone and \[.*\] beside two others"),
         ("loss", "scaled_back", "or their gradients differ"),
         ("loss", "writing", "it writes into advantages"),
@@ -221,9 +232,24 @@ def test_what_a_loss_takes_without_naming_it_is_not_what_it_reads(source):
         ("advantage", "jittered", "other numbers when it is called again"),
     ],
 )
+@pytest.mark.usefixtures("in_this_process")
 def test_a_function_that_cannot_be_used_is_a_mistake_that_says_why(source, key, name, says):
     with pytest.raises(ConfigError, match=rf"(?s)trainer.{key}=.*mine.py:{name}.*{says}"):
         try_own_functions(resolved(TrainerSection(**{key: source(name)})), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("ends", ""),
+        ("ends_with_a_number", ""),
+        ("ends_with_an_object", ""),
+        ("ends_with_no_utf_8", ": \N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_a_loss_that_ends_its_process_is_a_mistake_that_says_so(source, name, says):
+    with pytest.raises(ConfigError, match=rf"trainer.loss=.*mine.py:{name} cannot be used: its process ended{says}"):
+        try_own_functions(resolved(TrainerSection(loss=source(name))), 0)
 
 
 def test_of_two_functions_that_are_tried_together_the_one_that_is_wrong_is_named(source):
@@ -233,10 +259,12 @@ def test_of_two_functions_that_are_tried_together_the_one_that_is_wrong_is_named
         try_own_functions(resolved(TrainerSection(loss=source("ends"), advantage=source("too_few"))), 0)
 
 
-def test_two_functions_are_tried_by_one_process(tmp_path):
+def test_two_functions_are_tried_by_one_process_whatever_their_module_prints_at_its_end(tmp_path):
     file, log = tmp_path / "mine.py", tmp_path / "processes"
     text = f"""
+        import atexit
         import os
+        atexit.register(print, "bye")
         with open({str(log)!r}, "a") as opened:
             print(os.getpid(), file=opened)
 
@@ -258,6 +286,7 @@ def test_a_trial_that_takes_too_long_names_the_slow_disk_as_a_cause(source, monk
         try_own_functions(resolved(TrainerSection(loss=source("ppo"))), 0)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_an_advantage_need_not_take_equal_rewards_where_no_group_has_them(source):
     section = resolved(TrainerSection(advantage=source("of_a_spread_group")))
     assert try_own_functions(section, 0, has_equal_groups=False) is None
@@ -265,6 +294,7 @@ def test_an_advantage_need_not_take_equal_rewards_where_no_group_has_them(source
         try_own_functions(resolved(TrainerSection(advantage=source("too_few"))), 0, has_equal_groups=False)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_loss_that_does_not_read_what_sampled_stale_tokens_needs_a_correction(source):
     section = TrainerSection(loss=source("plain"))
     with pytest.raises(ConfigError, match="Take `behaviour` as a parameter"):
@@ -273,6 +303,7 @@ def test_a_loss_that_does_not_read_what_sampled_stale_tokens_needs_a_correction(
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.usefixtures("in_this_process")
 def test_a_loss_that_reads_what_sampled_the_tokens_is_not_corrected_for_it_once_more(source, max_staleness):
     section = TrainerSection(loss=source("ppo"), mismatch="token_truncate")
     with pytest.raises(
@@ -282,6 +313,7 @@ def test_a_loss_that_reads_what_sampled_the_tokens_is_not_corrected_for_it_once_
         try_own_functions(resolved(section, max_staleness=max_staleness), max_staleness)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_far_responses_may_be_left_out_of_a_loss_that_reads_what_sampled_the_tokens(source):
     section = TrainerSection(loss=source("ppo"), mismatch="k3_mask")
     assert try_own_functions(resolved(section, max_staleness=1), 1) == ("current", "behaviour", "advantages")
