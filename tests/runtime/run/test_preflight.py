@@ -19,6 +19,7 @@ from rollpacker.config.compose import compose
 from rollpacker.config.words import replaced
 from rollpacker.core.errors import CheckpointError, ConfigError, DataError, ModelError, UserError, WorldError
 from rollpacker.core.ids import Domain
+from rollpacker.data import model_files, skeleton
 from rollpacker.runtime.run import prompt_look
 from rollpacker.runtime.run.folder_checks import check_creatable
 from rollpacker.runtime.run.preflight import validate
@@ -70,7 +71,10 @@ def test_weights_in_several_files_are_counted_together(inputs: list[str], tmp_pa
     assert validate(compose(inputs)).model.num_parameters == NUM_PARAMETERS
 
 
-def test_weights_of_torchs_own_format_leave_the_size_open(inputs: list[str], tmp_path: Path) -> None:
+def test_weights_of_torchs_own_format_leave_the_size_open(
+    inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_files, "ask_transformers", skeleton.compare)  # in this process, which has torch already
     (tmp_path / "model" / "model.safetensors").unlink()
     state = {name: torch.zeros(shape) for name, shape in tensors_of(CONFIG).items()}
     torch.save(state, tmp_path / "model" / "pytorch_model.bin")
