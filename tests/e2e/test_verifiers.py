@@ -380,13 +380,13 @@ def test_one_that_is_published_is_trained_as_others_are(turns_inputs, python, tm
     run = LaunchedRun(
         tmp_path / "run",
         *small_run(turns_inputs, "system=tail", "engine.num_engines=1", "reward=environment", "data.path=null"),
-        *("run.num_steps=2", "rollout.max_response_tokens=64", "environment=verifiers"),
+        *("run.num_steps=2", "rollout.num_prompts=4", "rollout.max_response_tokens=64", "environment=verifiers"),
         *("environment.env=walk-in-turns", f"environment.python={python}", "environment.max_turns=8"),
         *("environment.max_open=2", f"data.chat_template={tmp_path}/template.jinja"),
     )
     assert run.wait() == 0, run.output()
     accepted = [row for row in rows(run.run_dir, "responses") if row["accepted"]]
-    assert len(accepted) == 2 * 8 * 4
+    assert len(accepted) == 2 * 4 * 4
     assert 0 < sum(row["reward"] for row in accepted) < len(accepted)
     assert max(row["num_turns"] for row in accepted) > 1
     assert {row["reward_reason"] for row in accepted} <= {"terminated", "truncated", "limit"}
