@@ -38,7 +38,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.screen import facts, heading, output
     from rollpacker.cli.settings import parse_settings
     from rollpacker.config.compose import compose_score
-    from rollpacker.metrics.outputs import is_stream
+    from rollpacker.metrics.outputs import check_output, is_stream
     from rollpacker.rewards.scoring import score_file
     from rollpacker.runtime.run.folder_checks import check_creatable
 
@@ -48,6 +48,8 @@ def run(arguments: Arguments) -> None:
     config = compose_score(words)
     _refuse_run(config.responses)
     refuse_other_format(config.out)
+    can_replace = is_overwriting(settings)
+    check_output(config.out, can_replace=can_replace)
     if not is_stream(config.out):
         check_creatable("out", config.out)
     if config.reward.has_judge:
@@ -56,7 +58,6 @@ def run(arguments: Arguments) -> None:
         check_judged_length(config.reward.judge)
         import torch  # noqa: F401  # before the judge's tokenizer: see load_tokenizer
 
-    can_replace = is_overwriting(settings)
     summary = score_file(
         config.reward, config.data.files, config.responses, config.out, open_judge=_open_judge, can_replace=can_replace
     )

@@ -49,9 +49,10 @@ def parse_runs(
     runs, settings = parse_settings(command, arguments, dict.fromkeys(names, ""), example=example)
     if not 1 <= len(runs) <= max_runs:
         folders = "the run.dir of one run" if max_runs == 1 else "the run.dir of one run, or of two to compare"
+        optional = f", and any of {', '.join(f'{name}=...' for name in names)}" if names else ""
         raise ConfigError(
             f"`rollpacker {command}` was given {' '.join(runs) or 'no run'}.",
-            f"It takes {' and '.join([folders, *(f'{name}=...' for name in names)])}.",
+            f"It takes {folders}{optional}.",
             f"For example: rollpacker {command} {example}",
         )
     return tuple(map(Path, runs)), settings

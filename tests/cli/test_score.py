@@ -43,3 +43,8 @@ def test_a_run_in_the_place_of_responses_is_answered_with_how_they_become_a_file
     (workdir / "x" / "run.json").write_text("{}")
     assert main(["score", "reward=math", "data.path=prompts.jsonl", "responses=x", "out=scores.jsonl"]) == 2
     assert "`rollpacker.load('x').samples`" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_device_is_no_file_to_write_to(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", "reward=math", "data.path=prompts.jsonl", "responses=x", "out=/dev/full"]) == 2
+    assert "out=/dev/full is a device." in capsys.readouterr().err

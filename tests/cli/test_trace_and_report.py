@@ -126,7 +126,7 @@ def test_a_report_lies_in_the_run_unless_told_otherwise(run_dir, tmp_path, capsy
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["a", "b", "c"], "It takes the run.dir of one run, or of two to compare"),
+        (["a", "b", "c"], "It takes the run.dir of one run, or of two to compare, and any of step=..., out=..."),
         (["RUN", "step=x"], "step=x is not legal. `step` is an integer of at least 1"),
         (["RUN", "step=0"], "step=0 is not legal. `step` is an integer of at least 1"),
         (["RUN", "step=7"], "has no step 7 It has the steps 1 to 2"),
