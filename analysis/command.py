@@ -127,6 +127,8 @@ def run(arguments: Arguments) -> None:
             end_like_ctrl_c()
             _answer(_parse(what, settings))
         case _:
+            if names:
+                _exhibits_named(names[0])  # says which name is near
             raise ConfigError(
                 f"`rollpacker analysis` was given {' '.join(names) or 'no name'}.",
                 "It takes one of list, all, verdicts, compare, an exhibit, or an experiment of the artifact.",
