@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -111,6 +112,19 @@ def _text(values: Mapping[str, Any], key: str) -> str:
     if key not in values:
         return "not set"
     value = values[key]
+    if key == "data.path":
+        return ", ".join(itertools.starmap(_described_file, value)) or "null"
+    return _shortened_value(value)
+
+
+def _described_file(place: str, domain: str | None, others: Mapping[str, Any] | None = None) -> str:
+    """A prompt file as `_prompt_file` gives it: its place, and the settings that hold for it."""
+    settings = {**({"domain": domain} if domain else {}), **(others or {})}
+    said = ", ".join(f"{name} {_shortened_value(value)}" for name, value in settings.items())
+    return f"{shortened(place)} ({said})" if said else shortened(place)
+
+
+def _shortened_value(value: object) -> str:
     return shortened(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 

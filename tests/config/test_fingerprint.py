@@ -121,7 +121,13 @@ def test_a_correction_that_the_engine_needs_is_the_same_named_or_not() -> None:
         (["run.seed=7"], "run.seed", "7", "0"),
         (["data.domain_weights.math=1"], "data.domain_weights.math", "1.0", "not set"),
         (["model.path=n"], "model.path", "/n", "/m"),
-        ([f"data.path=/{'x' * 100}/p.jsonl"], "data.path", f'...{"x" * 43}/p.jsonl", null]]', '[["/p.jsonl", null]]'),
+        ([f"data.path=/{'x' * 100}/p.jsonl"], "data.path", f"...{'x' * 52}/p.jsonl", "/p.jsonl"),
+        (
+            ["data.path=[/p.jsonl,/q.csv]", "data.domain=math", "data.columns={prompt: Frage}"],
+            "data.path",
+            ", ".join(f'/{name} (domain math, columns {{"prompt": "Frage"}})' for name in ("p.jsonl", "q.csv")),
+            "/p.jsonl",
+        ),
     ],
 )
 def test_a_difference_is_told_by_its_key_and_both_values(
