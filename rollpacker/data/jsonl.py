@@ -183,7 +183,8 @@ class JsonLine:
             blank = "".join(f"; `{name}` is {shown(self.fields[name])}" for name in names if name in self.fields)
             problems.append(f"the field {_either(names)} is missing{blank}")
         present = [name for name in self.fields if name not in self.made]
-        allowed = f"Fields of this line: {_listed(present)}"
+        written = [self.columns.get(name, name) for name in present]
+        allowed = f"Fields of this line: {_listed(written)}"
         if len(present) > _MOST_LISTED and all(isinstance(self.fields[name], dict | list) for name in present):
             allowed += "; a file that is one object of all its rows has to be rewritten as one object per line"
         return self.error("; ".join(problems), allowed, remedy or self._remedy(wanted))

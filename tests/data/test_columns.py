@@ -90,6 +90,7 @@ def test_a_column_is_suggested_beside_those_that_are_named(tmp_path):
     path = write_lines(tmp_path / "x.jsonl", {"question": "1", "result": "2"})
     with pytest.raises(DataError) as caught:
         load_prompts([PromptFile(path=path, columns={"ground_truth": "result"}, domain="math")])
+    assert caught.value.allowed == "Fields of this line: `question`, `result`"
     assert caught.value.remedy.startswith(
         "Set 'data.columns={ground_truth:result,prompt:question}' (add `columns: {ground_truth: result, prompt: "
         f"question}}` to the entry of {path} in data.path where that has its own), or rename"
