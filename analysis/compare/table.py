@@ -24,7 +24,7 @@ _HEAD_WIDTH: Final = 18
 def tables_of(columns: Sequence[Column], rows: Sequence[Row], num_steps: int, width: int) -> Iterator[Table]:
     """Lay out rows over so many steps in as few tables as fit into a width, in characters; the first has the title.
 
-    A column's head has the number of its runs, where any has several.
+    A column's head has the number of its runs, where any has several. A table leaves out what none of its columns has.
     """
     has_several = any(len(column.runs) > 1 for column in columns)
     cells = [[_head(column, columns, has_several=has_several)] for column in columns]
@@ -41,7 +41,8 @@ def tables_of(columns: Sequence[Column], rows: Sequence[Row], num_steps: int, wi
         for at, column in enumerate([titles, *cells[:num_shown]]):
             table.add_column(Text(column[0]), justify="right" if at else "left")
         for line in zip(*(column[1:] for column in [titles, *cells[:num_shown]]), strict=True):
-            table.add_row(*line)
+            if any(line[1:]):
+                table.add_row(*line)
         yield table
         cells, widths, title = cells[num_shown:], widths[num_shown:], None
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from rollpacker.analysis.compare.numbers import AGAINST, Estimate
+from rollpacker.analysis.compare.numbers import AGAINST, Estimate, Row
 from rollpacker.analysis.compare.scores import scores_of
 from rollpacker.analysis.compare.table import error_said, tables_of
 from rollpacker.cli.main import main
@@ -176,6 +176,13 @@ def test_many_columns_fold_into_tables_that_fit(tmp_path):
     console = Terminal(width=500)
     assert all(console.measure(table).maximum <= 80 for table in tables)
     assert [table.title for table in tables] == ["4 steps, measured; means per step", None]
+
+
+def test_of_several_tables_each_has_the_rows_that_its_own_columns_have(both):
+    rows, columns = compared(*both)
+    of_one = Row("a score", "", [Estimate(0.5), None], 3)
+    first, second = tables_of(columns, [*rows.values(), of_one], 4, 40)
+    assert [first.row_count, second.row_count] == [len(rows) + 1, len(rows)]
 
 
 def test_measured_and_modelled_runs_say_so_and_have_no_speedup_over_each_other(both, tmp_path, capsys):
