@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config.sections.losses import WITHOUT_RATIO, is_own
 from rollpacker.core.errors import ConfigError
+from rollpacker.processes.programs import run_program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,27 +75,17 @@ def _check_correction(section: TrainerSection, reads: Sequence[str], max_stalene
 
 def _answer(words: Sequence[str]) -> Any:
     """What the process printed; `key` is None where it does not say which of the functions has the problem."""
-    try:
-        ended = subprocess.run(  # noqa: S603  (the user's own function, by name)
-            [sys.executable, "-P", "-m", "rollpacker.trainers.own_functions", *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    trial = run_program([sys.executable, "-P", "-m", "rollpacker.trainers.own_functions", *words], deadline_s=_LIMIT_S)
+    if trial.exit_code is None:
         problem = (
             f"its trial took longer than {_LIMIT_S:g} s. It hangs; or torch, or what it imports itself, is loaded from "
             "a slow disk, which is faster the next time"
         )
         return {"key": None, "problem": problem}
     try:
-        answer = json.loads(ended.stdout.splitlines()[-1])
+        answer = json.loads(trial.output.splitlines()[-1])
     except (IndexError, ValueError):
         answer = None
     if isinstance(answer, dict) and answer.keys() >= {"key", "problem", "reads"}:
         return answer
-    problem = f"its process ended: {(ended.stderr.strip().splitlines() or ['no word'])[-1]}"
-    return {"key": None, "problem": problem}
+    return {"key": None, "problem": f"its process ended: {trial.reason}"}
