@@ -127,7 +127,7 @@ def run(arguments: Arguments) -> None:
             end_like_ctrl_c()
             _answer(_parse(what, settings))
         case _:
-            if names:
+            if names and names[0] not in {"list", "compare"}:
                 _exhibits_named(names[0])  # says which name is near
             raise ConfigError(
                 f"`rollpacker analysis` was given {' '.join(names) or 'no name'}.",

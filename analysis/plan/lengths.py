@@ -114,7 +114,7 @@ def _source(section: WorkloadSection) -> tuple[str, int | None, float, bool]:
     """What it is; how many lengths, where they are single ones; the largest; and whether some are of one prompt."""
     path, median, sigma = section.lengths, section.median_tokens, section.sigma
     if median is not None:
-        longest = log_normal_lengths(ANY_DOMAIN, median, sigma).distribution(ANY_DOMAIN).value(1.0)
+        longest = log_normal_lengths(ANY_DOMAIN, median, sigma).distribution(ANY_DOMAIN).value(1.0) if sigma else median
         return f"log-normal, median {median:g} tokens, sigma {sigma:g}, not measured", None, longest, False
     if path is None:
         longest = max(float(row["tokens"]) for row in read_packaged("response_lengths.csv"))

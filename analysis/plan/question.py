@@ -236,7 +236,7 @@ def _many_engines(num_gpus: int) -> int:
         raise ConfigError(
             f"gpus={num_gpus}.",
             f"A plan takes a number whose least common multiple with {MANY_ENGINES} is at most {MOST_WORKERS}.",
-            "Take one of smaller prime factors, as 640 or 5120.",
+            "Take a number near it, as 640 for 631.",
         )
     return num_engines
 

@@ -285,6 +285,7 @@ def test_runs_of_another_size_are_drawn_alone_and_without_the_papers_numbers(tmp
         (["fig09", "backend=ray"], "makes no run of fig09"),
         (["e2e_performanse"], "Did you mean e2e_performance?"),
         (["comapre", "runs/x"], "Did you mean compare?"),
+        (["list", "x"], "`rollpacker analysis` was given list x."),
         (["table2", "runs=nowhere"], "no run with a finished step below nowhere"),
         (["table2", "accept=true"], "accept=true would do nothing in `rollpacker analysis table2`."),
         (["table2", "seeds=7", "jobs=2"], "seeds=7 and jobs=2 would do nothing"),

@@ -73,6 +73,7 @@ def test_the_correlation_within_a_prompt_is_a_guess_where_the_file_does_not_tell
     ("words", "source", "longest"),
     [
         (["workload=base"], "log-normal, median 900 tokens, sigma 1, not measured", 900 * math.exp(4.5)),
+        (["workload=base", "workload.sigma=0"], "log-normal, median 900 tokens, sigma 0, not measured", 900),
         (["workload=math"], "the paper's quantiles (Fig 2a)", 16384),
         (["workload.lengths={file}"], "{file}, quantiles", 5000),
     ],
