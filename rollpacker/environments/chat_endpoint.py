@@ -156,10 +156,10 @@ def _as_function(call: Call) -> dict[str, str]:
     """Give a call as OpenAI's: its arguments are JSON.
 
     Raises:
-        MalformedCallError: One is a constant of Python that JSON lacks, such as a set.
+        MalformedCallError: One is a constant of Python that JSON lacks, such as a set or infinity.
     """
     try:
-        return {"name": call.name, "arguments": json.dumps(call.arguments)}
+        return {"name": call.name, "arguments": json.dumps(call.arguments, allow_nan=False)}
     except (TypeError, ValueError, RecursionError) as error:
         raise MalformedCallError(f"a call cannot be read, its arguments are no JSON: {error}") from error
 

@@ -48,9 +48,9 @@ class Delayed:
         p_crash: float = 0.0,
         p_crash_at_reset: float = 0.0,
     ) -> None:
-        if median_s < 0 or (p99_s != 0 and not 0 < median_s <= p99_s):
+        if not (0 <= median_s < math.inf and (p99_s == 0 or 0 < median_s <= p99_s < math.inf)):
             raise ValueError(f"median_s={median_s} and p99_s={p99_s}; p99_s is 0, or at least a median above 0")
-        if min(p_hang, p_crash, p_crash_at_reset) < 0 or max(p_hang + p_crash, p_crash_at_reset) > 1:
+        if not (p_hang >= 0 and p_crash >= 0 and p_hang + p_crash <= 1 and 0 <= p_crash_at_reset <= 1):
             raise ValueError(
                 f"{p_hang=}, {p_crash=} and {p_crash_at_reset=}; probabilities are from 0 to 1, also in sum"
             )

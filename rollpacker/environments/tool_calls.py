@@ -40,7 +40,7 @@ _FORM = 'it is JSON: {"name": NAME, "arguments": {...}}'
 _XML_FORM = "it is <function=NAME><parameter=KEY>VALUE</parameter></function>"
 _FUNCTION = re.compile(r"\s*<function=([^>]+)>(.*?)</function>\s*", re.DOTALL)
 _UNTAGGED = re.compile(r"<function=.*?(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>]+)>(.*?)</parameter>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>]+)>((?:(?!<parameter=).)*?)</parameter>", re.DOTALL)
 _PYTHONIC_FORM = "it is [NAME(KEY=CONSTANT, ...), ...]"
 _PYTHONIC = re.compile(r"(?:.*</think>)?\s*(?:<\|python_start\|>\s*)?(\[\s*[A-Za-z_]\w*\(.*)", re.DOTALL)
 _JSON_NAMES = {"true": True, "false": False, "null": None}

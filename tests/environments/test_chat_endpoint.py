@@ -212,6 +212,11 @@ async def test_a_turn_comes_back_as_an_openai_client_reads_it_and_past_the_last_
             "[add(first={(1, 2): 3})]",
             [("malformed_call", {"problem": f"{NO_JSON} keys must be str, int, float, bool or None, not tuple"})],
         ),
+        (
+            "pythonic",
+            "[add(first=1e999)]",
+            [("malformed_call", {"problem": f"{NO_JSON} Out of range float values are not JSON compliant"})],
+        ),
         ("hermes", "three", []),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import time
 from fractions import Fraction
 from typing import Any
@@ -45,6 +46,7 @@ def test_a_walk_needs_a_task():
         {"median_s": 2.0, "p99_s": 1.0},
         {"p_hang": 0.6, "p_crash": 0.6},
         {"p_crash": -1},
+        {"p_crash": math.nan},
     ],
 )
 def test_latencies_and_probabilities_that_are_none_are_refused(odd: dict[str, float]):

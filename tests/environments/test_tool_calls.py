@@ -213,10 +213,12 @@ def test_a_call_that_cannot_be_read_is_said_to_the_model(parser: str, text: str)
         PARSERS[parser](text)
 
 
-def test_four_times_the_blanks_around_a_parameter_do_not_take_eight_times_the_time():
+@pytest.mark.parametrize("repeated", ["\n", "<parameter=a>"])
+def test_four_times_what_is_repeated_without_end_does_not_take_eight_times_the_time(repeated: str):
     times_s = []
-    for num_blanks in (10_000, 40_000):
-        blanks, began_s = num_blanks * "\n", time.process_time()
-        parse_qwen3_coder(f"<function=f>{blanks}<parameter=a>1</parameter>{blanks}</function>")
+    for number in (1_000, 4_000):
+        began_s = time.process_time()
+        with suppress(MalformedCallError):
+            parse_qwen3_coder(f"<function=f>{10 * number // len(repeated) * repeated}x</function>")
         times_s.append(time.process_time() - began_s)
     assert times_s[1] < 8 * times_s[0] + 0.2
