@@ -81,7 +81,7 @@ def _reset(config: RunConfig, process: ServerProcess, prompt: Prompt) -> dict[st
             continue
         if "failure" not in answer:
             return answer
-        problem = str(answer["failure"])
+        problem, remedy = str(answer["failure"]), "Correct the class."
     raise ConfigError(
         f"environment={section.name}: on the first prompt, {prompt.key!r}, the reset gave no observation: {problem}.",
         "A reset returns an observation, a text, and a dict; a loop begins with a call of `generate`. Both get the "
