@@ -120,6 +120,7 @@ BAD_WORDS: dict[str, tuple[list[str], list[str]]] = {
         ["reward.url=http://me:secret@:5000"],
         ["reward.url has a user or a password"],
     ),
+    "a password in what cannot be split": (["reward.url='http://me:secret@[::1/x'"], ["reward.url is no URL"]),
     "a port that is none": (["reward.url=http://localhost:70000/x"], ["is no URL", "below 65536"]),
     "a host that is none": (["reward.url=http://local..host/x"], ["reward.url=http://local..host/x is no URL"]),
     "a path of other letters": (["reward.url='http://localhost/ü'"], ["is no URL", "a path in ASCII"]),

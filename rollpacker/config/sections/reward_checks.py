@@ -102,8 +102,9 @@ def url_check(key: str, url: str) -> Check:
             "Write http://HOST:PORT/PATH, and have the server answer without them."
         )
     if not is_whole or re.search(r"\s", url):
+        shown = key if "@" in url else f"{key}={url}"  # it may have a password
         raise ValueError(
-            f"{key}={url} is no URL.\n"
+            f"{shown} is no URL.\n"
             "It is http://HOST:PORT/PATH, or https://..., with a port below 65536 and a path in ASCII.\n"
             "Correct it."
         )
