@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 FAMILIES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
 """That Megatron-core knows, by their `model_type`."""
-_ALLOWED = "trainer=megatron knows dense Qwen2, Qwen2.5, Qwen3 and Llama models with full attention and no dropout"
+_ALLOWED = "trainer=megatron knows dense Qwen2, Qwen2.5, Qwen3 and Llama models with full attention"
 _SHORT_UP_TO = "original_max_position_embeddings"
 """What a longrope's limit is called, in tokens: beside the rotary embedding (Phi-3, Phi-4-mini) or in it."""
 _POSITIONS = "max_position_embeddings"
+_LONGROPES_OF_PHI3 = {"longrope", "su", "yarn"}
+"""transformers takes all three for longrope, the last two of older files."""
 _REMEDY = "Use trainer=fsdp, which trains any dense Hugging Face causal language model"
 
 
@@ -73,6 +75,7 @@ def _refuse_mixed_lengths(config: RunConfig, description: Mapping[str, Any]) -> 
     ones among them; so these count, too.
     """
     sizes = decoder_of(description)
+    longropes = _LONGROPES_OF_PHI3 if sizes.get("model_type") == "phi3" else {"longrope"}
     prompt, response = config.data.max_prompt_tokens, config.longest_response_tokens
     for kind, rope in _ropes(sizes):
         if kind == "dynamic" and type(sizes.get(_POSITIONS)) is not int:
@@ -84,7 +87,7 @@ def _refuse_mixed_lengths(config: RunConfig, description: Mapping[str, Any]) -> 
             )
         stated = (sizes.get(_SHORT_UP_TO), rope.get(_SHORT_UP_TO), sizes.get(_POSITIONS))
         limit = min((number for number in stated if type(number) is int), default=0)
-        if kind == "longrope" and prompt + response > limit:
+        if kind in longropes and prompt + response > limit:
             section = "rollout" if response == config.rollout.max_response_tokens else "evaluation"
             raise ModelError(
                 f"The model in {config.model.directory} scales its rotary embedding by longrope, which has other "

@@ -25,6 +25,8 @@ _PHI3 = {"model_type": "phi3", "max_position_embeddings": 256}
 LONGROPES = {
     "flat": {**_PHI3, "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": LIMIT}},
     "as Phi-4-mini": {**_PHI3, "original_max_position_embeddings": LIMIT, "rope_scaling": {"type": "longrope"}},
+    "as an older file says it": {**_PHI3, "original_max_position_embeddings": LIMIT, "rope_scaling": {"type": "su"}},
+    "or this": {**_PHI3, "original_max_position_embeddings": LIMIT, "rope_scaling": {"type": "yarn"}},
     "by layer type": {
         **_PHI3,
         "rope_parameters": {
