@@ -47,7 +47,7 @@ class BatchShape:
     """The same as `policy_version` unless stale tokens are trained (`system.max_staleness`)."""
     num_groups: int
     num_responses: int
-    """Of the whole batch; `finish_step` may say that it has fewer."""
+    """Of the whole batch; `complete_batch` may say that it has fewer."""
     max_response_tokens: int
     keeps_cache: bool = False
     """Whether what an earlier step began was continued over the cache of its version: then no policy alone gives the

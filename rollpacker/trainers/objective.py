@@ -135,7 +135,7 @@ class Objective:
         kind = section.advantage
         self._advantages = own_advantage(kind) if is_own(kind) else functools.partial(group_advantages, kind=kind)
         self.streams = not section.needs_whole_batch
-        """Whether groups are trained as they come; else they wait for `finish_step`."""
+        """Whether groups are trained as they come; else they wait for `complete_batch`."""
         self.has_reference = section.kl_coefficient > 0
         self.has_correction = section.mismatch != "none"
 
