@@ -170,10 +170,12 @@ class EngineActor(Actor):
     _increments: asyncio.Task[Sequence[TokenIncrement]] | None = None
     """What the engine was last asked to report, while it has not answered."""
     _pulling: asyncio.Task[Mapping[str, torch.Tensor]] | None = None
+    """While it is under way: a task keeps its result, here a whole policy."""
 
     async def start(self, engine: EngineId, config: RunConfig) -> None:
         self._reports = Pace(config.elastic.report_interval_s)
         self._report_interval_s = config.elastic.report_interval_s
+        self._loading = asyncio.Lock()
         with _no_garbage_collection():
             self._take_torch_threads(config.engine.num_threads)
             from rollpacker.engines.factory import make_engine
@@ -191,7 +193,7 @@ class EngineActor(Actor):
         return await self._worker.load_weights(weights)
 
     async def _load_from_shelf(self, weights: Weights, payload: ShelfPayload) -> str:
-        """Pull and load; a call for a newer policy ends the pull of an older one."""
+        """Pull and load; a call for a newer policy ends the pull of an older one, or waits while that is loaded."""
         if self._pulling is not None:
             self._pulling.cancel()
         first = first_bucket(self._name, len(payload.contents.notes))
@@ -202,7 +204,11 @@ class EngineActor(Actor):
             if not pulling.cancelled() or self._pulling is pulling:
                 raise
             raise EngineFailed(f"{self._name} fetches a newer policy than {weights.policy_version}.") from None
-        return await self._worker.load_weights(replace(weights, payload=tensors))
+        finally:
+            if self._pulling is pulling:
+                self._pulling = None
+        async with self._loading:
+            return await self._worker.load_weights(replace(weights, payload=tensors))
 
     async def increments(self) -> Sequence[TokenIncrement]:
         """Report at intervals; nothing, as a sign of life, while the engine does not answer: it may load weights."""
