@@ -35,7 +35,7 @@ _SET_BY_KEY = {
 
 _SET_BY_ENGINE = frozenset(
     {
-        "data_parallel_backend",
+        "data_parallel_size",
         "disable_log_stats",
         "enable_chunked_prefill",
         "distributed_executor_backend",
@@ -44,6 +44,7 @@ _SET_BY_ENGINE = frozenset(
         "generation_config",
         "load_format",
         "logprobs_mode",
+        "pipeline_parallel_size",
         "skip_tokenizer_init",
         "stream_interval",
         "weight_transfer_config",

@@ -60,7 +60,8 @@ def test_evaluations_that_fill_rounds_have_their_priority_by_an_argument_of_vllm
     [
         ("gpu_memory_utilization", "It is engine.vllm.memory_share"),
         ("logprobs_mode", "Its code depends on the value"),
-        ("data_parallel_backend", "Its code depends on the value"),
+        ("data_parallel_size", "Its code depends on the value"),
+        ("pipeline_parallel_size", "Its code depends on the value"),
     ],
 )
 def test_an_argument_that_something_else_sets_is_refused(name: str, instead: str) -> None:
