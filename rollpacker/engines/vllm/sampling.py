@@ -73,7 +73,7 @@ class Flight:
     def restart(self) -> None:
         """Forget what vLLM reported."""
         self.is_submitted = False
-        self.token_ids, self.logprobs = [], []
+        self.token_ids, self.logprobs, self.num_reported = [], [], 0
         self.time_started = self.finish_reason = None
         self.spans = () if self.request.begun is None else self.request.begun.spans
 
