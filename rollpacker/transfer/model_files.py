@@ -67,6 +67,7 @@ class FileSync:
         return await self.publish({engine_id: engine})
 
     async def _read(self, name: EngineId, engine: Engine) -> str:
+        """Hold an engine's checksum against the first one's; returns that of the weights as they were sent."""
         checksum = await engine.load_weights(self._weights)
         self._checksum = self._checksum or checksum
         if checksum != self._checksum:

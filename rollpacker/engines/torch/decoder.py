@@ -1,9 +1,9 @@
 """Continuous batching itself: requests in, one token per running sequence and step, finished sequences out.
 
 Pure and synchronous: no thread, no queue between threads, no clock but the one handed in. One `step` fills free slots
-from the waiting requests, first come first served, by one forward pass over their prompts (a prompt that several
-requests share is computed once), and then extends every running sequence by one token. Bookkeeping is a table with
-one entry per row of the cache, so that no Python loop runs over rows per token.
+from the waiting requests, by priority and then first come first served, by one forward pass over their prompts (a
+prompt that several requests share is computed once), and then extends every running sequence by one token. Bookkeeping
+is a table with one entry per row of the cache, so that no Python loop runs over rows per token.
 
 Invariants: every request comes out exactly once, finished or aborted; row i of the table belongs to row i of the
 cache; slots of free and running sequences add up to `max_num_seqs`; `busy + idle = sum of capacity over steps`.
