@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from rollpacker.config.record import read_record
+from rollpacker.config.record import CONFIG_FILE, read_record
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import DataError, StorageFailed
 from rollpacker.core.ids import WorkerId
@@ -44,22 +44,25 @@ class Accounts:
 
 
 def accounts_of(tables: RunTables) -> Accounts | None:
-    """Make them; None for a run that takes no workers, or whose settings or event logs cannot be read."""
+    """Make them; None for a run that takes no workers, or without event logs that can be read.
+
+    Raises:
+        DataError: Its settings or an event log cannot be read.
+    """
     steps = tables.steps
     if "num_workers_wished" not in steps or not steps["num_workers_wished"].notna().any():
         return None
-    try:
-        config = RunConfig.model_validate(read_record(tables.run_dir))
-        status = read_status(tables.run_dir)
-        is_running = status is not None and status.state == "running"
-        lives, stays = lives_of(
-            tables,
-            report_interval_s=config.elastic.report_interval_s,
-            keeps_tokens=config.elastic.keeps_tokens,
-            is_running=is_running,
-        )
-    except (ValidationError, DataError):
+    if not tables.logged.attempts:
         return None
+    config = _config_of(tables.run_dir)
+    status = read_status(tables.run_dir)
+    is_running = status is not None and status.state == "running"
+    lives, stays = lives_of(
+        tables,
+        report_interval_s=config.elastic.report_interval_s,
+        keeps_tokens=config.elastic.keeps_tokens,
+        is_running=is_running,
+    )
     jobs = jobs_of(tables.run_dir)
     nodes = {report.worker: report.node for report in ElasticFolder(tables.run_dir).reports()}
     workers = [
@@ -83,6 +86,17 @@ def accounts_of(tables: RunTables) -> Accounts | None:
         worker=config.elastic.price_per_gpu_hour,
     )
     return Accounts(workers=workers, allocations=[each.row(prices) for each in allocations])
+
+
+def _config_of(run_dir: Path) -> RunConfig:
+    try:
+        return RunConfig.model_validate(read_record(run_dir))
+    except ValidationError as error:
+        raise DataError(
+            f"{run_dir / CONFIG_FILE} is missing, or another version wrote it",
+            "It has the settings of the run's rollout workers, and the prices of GPUs",
+            "Copy it again from where the run wrote it, or use the rollpacker that wrote it",
+        ) from error
 
 
 def _job(worker: WorkerId, jobs: RunJobs | None) -> str | None:

@@ -126,7 +126,9 @@ class RunStory:
     held_out: HeldOut
     environments: EnvironmentWaits
     accounts: Accounts | None
-    """Of rollout workers; None where it takes none."""
+    """Of rollout workers; None where it takes none, or they are not known."""
+    accounts_problem: str
+    """Why they are not known, in a sentence."""
     engines: dict[str, EngineUse] = field(default_factory=dict)
     lengths: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     """Of each domain's trained responses, ascending."""
@@ -146,7 +148,7 @@ class RunStory:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is not known of it and why, and why it ended early; in sentences."""
-        notes = [*self.tables.notes, self.config_problem, self.held_out.problem]
+        notes = [*self.tables.notes, self.config_problem, self.accounts_problem, self.held_out.problem]
         if self.status is None:
             problem = problem_of_status(self.tables.run_dir) or f"There is no {STATUS_FILE}"
             notes.append(f"{problem}. So it is not known how the run ended.")
@@ -202,7 +204,7 @@ def read_story(run_dir: Path, step: int | None = None) -> RunStory:
     chosen = _typical_step(tables.steps) if step is None else step
     if step is not None and step not in set(tables.steps["step"]):
         tables = open_run(run_dir, (step, step))  # raises with the steps that there are
-    accounts = accounts_of(tables)
+    accounts, accounts_problem = _accounts_of(tables)
     presence = Presence(tables.logged, accounts)
     config, config_problem = _record_of(run_dir)
     cuts = Cuts(config)
@@ -226,6 +228,7 @@ def read_story(run_dir: Path, step: int | None = None) -> RunStory:
         picture=gathered.picture,
         held_out=read_held_out(run_dir),
         accounts=accounts,
+        accounts_problem=accounts_problem,
         waits=waits.worst(float(tables.steps["step_time_s"].mean())),
         environments=environments,
         engines=gathered.engines,
@@ -245,6 +248,13 @@ def _record_of(run_dir: Path) -> tuple[Mapping[str, Any], str]:
     if found is None:
         return {}, f"There is no {CONFIG_FILE}, so the run's settings are not shown."
     return found, ""
+
+
+def _accounts_of(tables: RunTables) -> tuple[Accounts | None, str]:
+    try:
+        return accounts_of(tables), ""
+    except DataError as error:
+        return None, f"Rollout workers are not shown: {error.problem}."
 
 
 class _Gathered:

@@ -1,9 +1,11 @@
 """The section of the page about rollout workers."""
 
 import re
+import shutil
 
 import pytest
 
+from rollpacker.cli.main import main
 from rollpacker.launch.accounts import accounts_of
 from rollpacker.metrics.tables import read_frame
 from rollpacker.report.cuts import Cuts
@@ -74,3 +76,34 @@ def test_an_engine_of_a_worker_that_had_no_request_in_a_step_is_idle_in_its_tail
 
 def test_a_run_without_workers_has_no_such_section(tmp_path):
     assert "Rollout workers" not in render([read_story(modelled_run(tmp_path / "run", "run.num_steps=1"))])
+
+
+def test_tables_that_the_files_of_a_run_gave_are_left_alone_where_these_are_gone(run_dir, tmp_path):
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    assert main(["report", str(copy)]) == 0
+    workers = read_frame(copy, "workers")
+    assert len(workers) == 3
+    shutil.rmtree(copy / "events")
+    assert main(["report", str(copy)]) == 0
+    assert read_frame(copy, "workers").equals(workers)
+    assert "of a worker" not in (copy / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "is missing, or another version wrote it"),
+        ("run: {of_another_version: 1}", "is missing, or another version wrote it"),
+        ("run: 5", "is broken: run is not a section"),
+    ],
+)
+def test_where_the_settings_of_a_run_with_workers_cannot_be_read_the_page_says_what_it_lacks(
+    run_dir, tmp_path, content, problem
+):
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    (copy / "config.yaml").unlink()
+    if content is not None:
+        (copy / "config.yaml").write_text(content)
+    story = read_story(copy)
+    assert story.accounts is None
+    assert f"Rollout workers are not shown: {copy}/config.yaml {problem}." in render([story])
