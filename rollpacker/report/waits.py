@@ -152,7 +152,8 @@ class Waits:
                     self._found[wait.kind].append(wait)
 
     def add_lost_engines(self, tables: RunTables) -> None:
-        """Add the time until each lost engine was replaced; nobody waits for those of workers."""
+        """Add the time until a lost engine was replaced; nobody waits for those of workers."""
+        longest: dict[int, Wait] = {}
         steps = tables.steps
         ends, numbers = steps["finished_at_s"].to_numpy(), steps["step"].to_numpy()
         for moment in tables.logged.moments:
@@ -167,16 +168,21 @@ class Waits:
                 if other.what == "joined" and other.at_s >= moment.at_s and str(other.engine).partition("-r")[0] == slot
             ]
             until_s = successors[0].at_s if successors else float(ends[-1])
-            came = f"{successors[0].engine} took its place" if successors else "nothing took its place"
-            self._found["lost_engine"].append(
-                Wait(
-                    kind="lost_engine",
-                    step=int(numbers[np.searchsorted(ends, moment.at_s)]),
-                    duration_s=until_s - moment.at_s,
-                    who="its requests and the other engines",
-                    why=f"{moment.engine} was lost; {came} after {seconds(until_s - moment.at_s)}.",
-                )
+            duration_s = until_s - moment.at_s
+            came = (
+                f"{successors[0].engine} took its place after {seconds(duration_s)}"
+                if successors
+                else f"nothing took its place in the {seconds(duration_s)} until the last step's end"
             )
+            wait = Wait(
+                kind="lost_engine",
+                step=int(numbers[np.searchsorted(ends, moment.at_s)]),
+                duration_s=duration_s,
+                who="its requests and the other engines",
+                why=f"{moment.engine} was lost; {came}.",
+            )
+            longest[wait.step] = max(longest.get(wait.step, wait), wait, key=lambda each: each.duration_s)
+        self._found["lost_engine"] += longest.values()
 
     def worst(self, mean_step_s: float) -> tuple[Wait, ...]:
         """The worst ones of all kinds, the worst first."""

@@ -19,6 +19,7 @@ from rollpacker.report.story import STAGES, _Gathered, read_story, stage_seconds
 from rollpacker.report.style import STAGES as STAGE_STYLES
 from rollpacker.report.waits import Waits, _busy_engines, _first_pass, _tail
 from rollpacker.report.words import seconds
+from rollpacker.timeline.moments import Moment
 from rollpacker.timeline.stretches import stretches_of
 from tests.sim.test_environment import RUN
 from tests.timeline.runs import modelled_run, run_with_lost_engines
@@ -278,6 +279,23 @@ def test_lost_engines_and_attempts_are_told(broken):
     lost = [wait for wait in broken.waits if wait.kind == "lost_engine"]
     assert lost
     assert all("was lost; " in wait.why for wait in lost)
+
+
+def test_of_engines_that_are_lost_in_one_step_the_longest_wait_counts(story):
+    ended_s, _, third_s, *_ = story.steps["finished_at_s"]
+    told = [("lost", "engine-0", ended_s - 3), ("lost", "engine-1", ended_s - 2), ("lost", "engine-2", ended_s - 1)]
+    told += [("joined", "engine-2-r1", ended_s), ("lost", "engine-3", third_s - 1), ("joined", "engine-3-r1", third_s)]
+    moments = tuple(Moment(at_s=at_s, what=what, engine=engine) for what, engine, at_s in told)
+    waits = Waits(Presence(story.tables.logged, None), Cuts({}))
+    waits.add_lost_engines(replace(story.tables, logged=replace(story.tables.logged, moments=moments)))
+    until_s = story.steps["finished_at_s"].iloc[-1] - ended_s + 3
+    first, second = waits.worst(1.0)
+    assert (first.step, second.step, first.num_alike) == (0, 2, 2)
+    assert first.sum_alike_s == pytest.approx(until_s + 1)
+    assert first.why == (
+        f"engine-0 was lost; nothing took its place in the {seconds(until_s)} until the last step's end."
+    )
+    assert second.why == "engine-3 was lost; engine-3-r1 took its place after 1.0 s."
 
 
 def test_only_a_request_whose_tokens_are_all_lost_begins_again():
