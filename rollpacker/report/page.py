@@ -1,8 +1,8 @@
 """The page: one self-contained HTML file about a run, or about a run beside another one.
 
 `page.html.jinja` has its words and order; here is what it shows. Every number of a modelled run stands under a tag that
-says so. A section whose data the run does not have says what is missing, and is never left out silently. Steps count
-from 1 on the page, and from 0 in the tables.
+says so. A section whose data a run does not have says what is missing; those of rollout workers, environments and old
+tokens are only of runs that have them. Steps count from 1 on the page, and from 0 in the tables.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def _verdict(runs: Sequence[ShownRun], compared: Sequence[ShownRun]) -> str:
 
 
 def _other_work(runs: Sequence[ShownRun]) -> str:
-    """That two runs do not do the same work, so that their times do not compare; empty where they do."""
-    rows = [(what, values) for what, values in _facts_of(runs) if what in _WORK and len(set(values)) > 1]
+    """That two runs are known to do other work, so that their times do not compare; empty otherwise."""
+    rows = [(what, values) for what, values in _facts_of(runs) if what in _WORK and len({*values} - {NOTHING}) > 1]
     said = [f"{what} ({' and '.join(values)})" for what, values in rows]
     return f" They do not do the same work: they differ in {', '.join(said)}." if said else ""
 
@@ -257,7 +257,6 @@ def _workers(steps: pd.DataFrame) -> str:
 
 
 def _settings(story: RunStory, degrees: str) -> dict[str, str]:
-    """The run's settings."""
     config = story.config
     model, rollout, engine, trainer, reward = (
         config.get(key) or {} for key in ("model", "rollout", "engine", "trainer", "reward")
@@ -267,13 +266,15 @@ def _settings(story: RunStory, degrees: str) -> dict[str, str]:
     limit = rollout.get("max_response_tokens")
     degree = engine.get("tensor_parallel")
     layout = [f"{short} {size}" for short, key in _PARALLEL.items() if (size := trainer.get(key) or 1) != 1]
-    hardware = f"modelled {(config.get('hardware') or {}).get('name') or 'hardware'}"
+    hardware = plural(story.status.num_gpus, "GPU") if story.status else NOTHING
+    if story.is_modelled:
+        hardware = f"modelled {(config.get('hardware') or {}).get('name') or 'hardware'}"
     return {
         "model": str(model.get("path") or model.get("name") or (unknown if shape else "unknown")),
         "batch": f"{rollout.get('num_prompts')} prompts x {rollout.get('num_responses')} responses, "
         f"{tokens(limit) if isinstance(limit, int) else 'an unknown number of tokens'} at most",
         **_techniques(story),
-        "hardware": hardware if story.is_modelled else "of the host",
+        "hardware": hardware,
         "engines": f"{engine.get('num_engines')} x TP {degree}"
         + ("" if story.is_modelled else f", {engine.get('name')}")
         + ("" if degrees == str(degree) else f"; rounds ran with TP {degrees}"),

@@ -161,6 +161,19 @@ def test_of_two_runs_that_do_other_work_the_page_says_so_beside_the_ratio(runs, 
     assert "the same work" not in Reader(page_of(runs["rollpacker"], runs["verl"])).text
 
 
+def test_measured_runs_on_other_numbers_of_gpus_do_other_work_and_unknown_is_not_other(runs):
+    story = replace(read_story(runs["verl"]), steps=read_frame(runs["verl"], "steps").assign(modelled=False))
+    story.tables.steps["modelled"] = False
+
+    def verdict(**changes):
+        return Reader(render([story, replace(story, **changes)])).text
+
+    with_gpus = [replace(story.status, num_gpus=number, host="other") for number in (8, story.status.num_gpus)]
+    assert "they differ in hardware (5 GPUs and 8 GPUs)." in verdict(status=with_gpus[0])
+    for changes in ({"status": with_gpus[1]}, {"status": None}, {"config": {}}):
+        assert "the same work" not in verdict(**changes)
+
+
 def test_runs_of_different_length_are_compared_over_the_steps_that_both_have(runs, tmp_path):
     long = modelled_run(tmp_path / "long", *held_out_words(tmp_path), "system=verl", "run.num_steps=6")
     first, second = (read_story(run_dir) for run_dir in (long, runs["verl"]))
@@ -174,6 +187,10 @@ def test_runs_of_different_length_are_compared_over_the_steps_that_both_have(run
     assert f" step {seconds(shared_s / 5)} 100 % {seconds(second.total_s / 5)} 100 % {times} " in text
     alone_s = read_frame(long, "evaluations").query("mode == 'alone' and step <= 5")["time_s"].sum()
     assert f"evaluations, between steps {seconds(alone_s / 5)} {seconds(0.0)} " in text
+    assert "verl: Nothing was held out: " in text
+    assert "long: Nothing was held out: " not in text
+    assert "long: No text was kept: " in text
+    assert "verl: No text was kept: " in text
     assert "that both have" not in Reader(page_of(runs["rollpacker"], runs["verl"])).text
 
 
