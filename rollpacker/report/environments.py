@@ -13,7 +13,7 @@ import pandas as pd
 
 from rollpacker.report.cuts import AT_LIMIT
 from rollpacker.report.words import count, plural, seconds
-from rollpacker.timeline.stretches import ENVIRONMENT
+from rollpacker.timeline.stretches import environment_waits
 
 if TYPE_CHECKING:
     from rollpacker.report.page import ShownRun
@@ -31,11 +31,11 @@ class EnvironmentWaits:
     durations_s: dict[str, list[npt.NDArray[np.float64]]] = field(default_factory=dict)
     """By `start`, `reset`, `step`, or why no answer came."""
     longest: list[tuple[float, int, str, str]] = field(default_factory=list)
-    """The longest first: how long, the step, the request, and what it waited for."""
+    """The longest first: how long, the step, the response, and what it waited for."""
 
     def add(self, part: StepTables) -> None:
         """Add the waits of some steps."""
-        waits = part.intervals[part.intervals["role"] == ENVIRONMENT]
+        waits = environment_waits(part.intervals)
         if waits.empty:
             return
         lasted_s = waits["ended_at_s"] - waits["started_at_s"]
@@ -43,7 +43,7 @@ class EnvironmentWaits:
             self.durations_s.setdefault(str(activity), []).append(of_activity.to_numpy(dtype=float))
         chosen = lasted_s.nlargest(NUM_LONGEST).index
         rows: pd.DataFrame = waits.loc[chosen]
-        names = zip(rows["step"], rows["subject"], rows["activity"], strict=True)
+        names = zip(rows["step"], rows["label"], rows["activity"], strict=True)
         found = [(float(lasted_s[row]), *name) for row, name in zip(chosen, names, strict=True)]
         self.longest = sorted([*self.longest, *found], key=lambda wait: (-wait[0], wait[1:]))[:NUM_LONGEST]
 

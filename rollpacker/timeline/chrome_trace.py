@@ -37,6 +37,7 @@ from rollpacker.timeline.stretches import (
     MOVES,
     Lanes,
     concurrency,
+    environment_waits,
     natural_order,
     stretches_of,
 )
@@ -269,15 +270,14 @@ class _Trace:
             yield self._slice(place, name, "score", began, ended, reward=reward, reason=reason)
 
     def _environment_events(self, tables: StepTables) -> Iterator[Event]:
-        rows = pd.concat([tables.intervals, tables.later_intervals])
-        waits = rows[rows["role"] == ENVIRONMENT]
+        waits = environment_waits(pd.concat([tables.intervals, tables.later_intervals]))
         waits, begins, ends = self._begun_in(tables, waits, waits["started_at_s"], waits["ended_at_s"])
         if len(waits):
             self._tracks.process("environments", rank=3)
-        columns = (begins, ends, waits["activity"], waits["subject"])
-        for lane, began, ended, activity, subject in zip(self._waiting.choose(begins, ends), *columns, strict=True):
+        columns = (begins, ends, waits["activity"], waits["label"])
+        for lane, began, ended, activity, label in zip(self._waiting.choose(begins, ends), *columns, strict=True):
             place = self._tracks.thread("environments", f"waiting {lane + 1}")
-            yield self._slice(place, f"{activity.replace('_', ' ')} {subject}", ENVIRONMENT, began, ended)
+            yield self._slice(place, f"{activity.replace('_', ' ')} {label}", ENVIRONMENT, began, ended)
 
     def _begun_in(
         self, tables: StepTables, rows: pd.DataFrame, began_s: pd.Series[float], ended_s: pd.Series[float]

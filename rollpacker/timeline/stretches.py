@@ -39,6 +39,9 @@ ENVIRONMENT = "environment"
 _ROUNDING_S = 1e-6
 """A modelled step begins at the moment at which the one before ended, but for rounding."""
 
+_REQUEST = re.compile(r"r\d+:(.*)@-?\d+#(\d+)", re.DOTALL)
+"""The name of a request: its round, prompt, epoch and sample."""
+
 COLUMNS = ("step", "engine", "request", "label", "began_s", "first_pass_s", "ended_s", "end", "response")
 
 
@@ -106,7 +109,7 @@ def _of_rows(responses: pd.DataFrame, intervals: pd.DataFrame, needed_until_s: A
             "step": responses["step"],
             "engine": responses["engine"],
             "request": names,
-            "label": responses["prompt"] + " #" + responses["sample"].astype(str),
+            "label": request_labels(names),
             "began_s": responses["placed_at_s"],
             "first_pass_s": np.minimum(first_pass_s, ended_s),
             "ended_s": ended_s,
@@ -120,15 +123,12 @@ def _of_rows(responses: pd.DataFrame, intervals: pd.DataFrame, needed_until_s: A
         return last
     rows = pd.Series(np.arange(len(responses)), index=names)
     numbers = moves["subject"].map(rows).fillna(-1).astype("int64").to_numpy()
-    labels = moves["subject"].to_numpy()
-    if len(last):
-        labels = np.where(numbers >= 0, last["label"].to_numpy()[numbers], labels)
     earlier = pd.DataFrame(
         {
             "step": moves["step"].to_numpy(),
             "engine": moves["actor"].to_numpy(),
             "request": moves["subject"].to_numpy(),
-            "label": labels,
+            "label": request_labels(moves["subject"]).to_numpy(),
             "began_s": moves["started_at_s"].to_numpy(),
             "first_pass_s": np.nan,
             "ended_s": moves["ended_at_s"].to_numpy(),
@@ -144,6 +144,17 @@ def request_names(responses: pd.DataFrame) -> pd.Series[str]:
     """The names of requests as `subject` of `intervals` spells them."""
     prompt = responses["prompt"] + "@" + responses["epoch"].astype(str)
     return "r" + responses["round"].astype(str) + ":" + prompt + "#" + responses["sample"].astype(str)
+
+
+def request_labels(names: pd.Series[str]) -> pd.Series[str]:
+    """What people are shown instead: the prompt and the number of the sample."""
+    return names.str.replace(_REQUEST, r"\1 #\2", regex=True)
+
+
+def environment_waits(intervals: pd.DataFrame) -> pd.DataFrame:
+    """Give the intervals in which requests waited for their environments, with the `label` of each."""
+    waits = intervals[intervals["role"] == ENVIRONMENT]
+    return waits.assign(label=request_labels(waits["subject"]))
 
 
 class Lanes:

@@ -31,7 +31,7 @@ def waits():
 
 
 def test_the_longest_waits_are_named_over_all_steps_the_longest_first(waits):
-    assert waits.longest[0] == (60.0, 1, "r1:b@0#1", "environment_timeout")
+    assert waits.longest[0] == (60.0, 1, "b #1", "environment_timeout")
     assert [wait[0] for wait in waits.longest[1:]] == [8.0, 7.0, 6.0, 5.0]
     assert len(waits.longest) == NUM_LONGEST
 

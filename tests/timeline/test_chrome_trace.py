@@ -293,6 +293,9 @@ def test_turns_moves_and_waits_are_whole_where_other_steps_are_read(tmp_path):
     waits = intervals[intervals["role"] == "environment"]
     assert (waits["step"] == STEPS_AT_A_TIME).any()
     assert drawn(threads, "environment") == spans_ns(waits["started_at_s"], waits["ended_at_s"])
+    events = [event for of in threads.values() for *_, event in of]
+    requests, waiting = ({each["name"] for each in events if each["cat"] == cat} for cat in ("request", "environment"))
+    assert waiting <= {f"{activity} {request}" for activity in waits["activity"].unique() for request in requests}
 
 
 def test_rewards_are_whole_where_other_steps_are_read(tmp_path):

@@ -5,12 +5,22 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rollpacker.core.ids import PromptId, RequestId, held_out_prompt
 from rollpacker.metrics.tables import read_frame
 from rollpacker.timeline.run_tables import open_run
-from rollpacker.timeline.stretches import GOES_ON, MOVES, Lanes, concurrency, covered, stretches_of
+from rollpacker.timeline.stretches import (
+    GOES_ON,
+    MOVES,
+    Lanes,
+    concurrency,
+    covered,
+    request_labels,
+    request_names,
+    stretches_of,
+)
 from tests.timeline.runs import modelled_run
 
 SPANS = st.lists(
@@ -79,3 +89,14 @@ def test_a_request_that_engines_keep_over_new_weights_has_a_row_in_each_step_and
 )
 def test_overlapping_spans_count_once_and_only_between_two_moments(spans, expected):
     assert covered(np.array(spans, dtype=float), 0.0, 10.0) == expected
+
+
+@given(st.text(), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
+@example("q@0#1", 0, 0, 0)
+@example("q\nr0:q@0#1\n", 0, 0, 0)
+def test_a_request_is_shown_by_its_prompt_and_sample_without_its_round_and_epoch(key, number, epoch, sample):
+    rows = pd.DataFrame({"prompt": [key], "epoch": [epoch], "round": [number], "sample": [sample]})
+    name = str(RequestId(number, PromptId(epoch, key), sample))
+    held_out = str(RequestId(number, held_out_prompt("new", key), sample))
+    assert list(request_names(rows)) == [name]
+    assert list(request_labels(pd.Series([name, held_out]))) == [f"{key} #{sample}", f"new/{key} #{sample}"]
