@@ -136,7 +136,7 @@ def read_event_log(path: Path) -> EventLog:
     """Read the log of one attempt, finished or not.
 
     Raises:
-        DataError: It is missing or empty, written by a newer version, or a line is broken; the message has its number.
+        DataError: It is missing or empty, written by another version, or a line is broken; the message has its number.
     """
     try:
         data = read_bytes(path)

@@ -102,8 +102,8 @@ class Manifest:
 def read_table(run_dir: Path, table: str, steps: tuple[int, int] | None = None) -> pa.Table:
     """Read one of a run's tables, finished or not: all steps up to some moment during the call, each once, in order.
 
-    With `steps`, only the rows from the first to the last of these steps, and no other file is opened. Raises
-    `DataError` when there is no (such) step yet, or when another version wrote the files.
+    With `steps`, only the rows from the first to the last of these steps, which may be none, and no other file is
+    opened. Raises `DataError` when there is no step yet, or when another version wrote the files.
     """
     if table not in ALL_TABLES:
         raise DataError(

@@ -178,6 +178,8 @@ def test_many_steps_become_few_files_with_the_same_content(
     writer.close()
     assert steps_of(run_dir) == list(range(10))
     assert steps_of(run_dir, "responses") == [step for step in range(10) for _ in range(3)]
+    for first, last, expected in ((3, 5, [3, 4, 5]), (9, 12, [9]), (10, 12, [])):
+        assert read_table(run_dir, "steps", (first, last))["step"].to_pylist() == expected
     for table in TABLES:
         assert sorted(path.name for path in (run_dir / "metrics" / table).iterdir()) == [
             "step-000008.parquet",
