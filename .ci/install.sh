@@ -3,6 +3,7 @@
 # Needs Python >= 3.11. Reads PYTHON (default python3). Versions are those of .ci/constraints.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. .ci/registries.sh
 
 readonly PURPOSE="${1:?usage: .ci/install.sh demo|test}"
 readonly PYTHON="${PYTHON:-python3}"
@@ -111,6 +112,7 @@ fi
 if [[ "$PURPOSE" == test ]] && has_gpus; then
     rm -f .venv/.demo # the demo needs another torch
 fi
+use_registries_of_pip .venv/bin/python
 mapfile -t source < <(torch_source)
 say "installing what $PURPOSE needs, torch by ${source[*]}"
 .venv/bin/uv pip install --python .venv/bin/python --constraints .ci/constraints.txt "${source[@]}" "${what[@]}"

@@ -10,13 +10,14 @@
 #   --packages "NAME..."        system packages beside Python, instead of those of Singularity.def
 #   --skip-test                 does not run the image's own test
 #
-# The build installs from the registries that this machine's pip is configured for. pip's settings, its certificates and
-# folders of wheels, proxies, and uv's cache, are lent to the build below /mnt, and are not part of the image. Apptainer
-# unpacks the image in APPTAINER_TMPDIR (/tmp) and keeps layers in APPTAINER_CACHEDIR (~/.apptainer/cache): set them to
-# folders with tens of GB free; the first one on a local disk.
+# The build installs from the registries that this machine's pip is configured for; UV_INDEX and its like win. pip's
+# settings, its certificates and folders of wheels, proxies, and uv's cache, are lent to the build below /mnt, and are not
+# part of the image. Apptainer unpacks the image in APPTAINER_TMPDIR (/tmp) and keeps layers in APPTAINER_CACHEDIR
+# (~/.apptainer/cache): set them to folders with tens of GB free; the first one on a local disk.
 set -euo pipefail
 project="$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")"
 readonly project
+. "$project/.ci/registries.sh"
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
 
@@ -66,24 +67,17 @@ lend() { # PATH NAME: the build sees PATH as /mnt/NAME
     binds+=(--bind "$1:/mnt/$2")
 }
 
-# What pip would use, here and now.
-pip_setting() {
-    local variable="PIP_${1^^}"
-    variable="${variable//-/_}"
-    printf '%s' "${!variable:-$(python3 -m pip config get "global.$1" 2>/dev/null || true)}"
-}
-
 # The certificates and folders that pip's settings name are seen below /mnt during the build; registries keep their names.
 lend_pip_settings() {
     local key value folder folders=() certificates
     echo "[global]" >"$lent/pip.conf"
-    certificates="$(pip_setting cert)"
+    certificates="$(pip_setting python3 cert)"
     certificates="${certificates:-${SSL_CERT_FILE:-}}"
     if [[ -f "$certificates" ]]; then
         lend "$certificates" certificates.pem
         echo "cert = /mnt/certificates.pem" >>"$lent/pip.conf"
     fi
-    for folder in $(pip_setting find-links); do
+    for folder in $(pip_setting python3 find-links); do
         if [[ -d "$folder" ]]; then
             lend "$folder" "wheels-${#folders[@]}"
             folder="/mnt/wheels-${#folders[@]}"
@@ -94,20 +88,22 @@ lend_pip_settings() {
         echo "find-links = ${folders[*]}" >>"$lent/pip.conf"
     fi
     for key in index-url extra-index-url trusted-host proxy timeout; do
-        value="$(pip_setting "$key")"
+        value="$(pip_setting python3 "$key")"
         if [[ -n "$value" && "$value" != *file://* ]]; then
-            echo "$key = ${value//$'\n'/ }" >>"$lent/pip.conf"
+            echo "$key = $value" >>"$lent/pip.conf"
         fi
     done
 }
 
-# How this machine reaches registries beside what pip's settings say; the build's own environment is empty.
-lend_environment() {
-    local name
-    for name in {http,https,no,all}_proxy {HTTP,HTTPS,NO,ALL}_PROXY UV_DEFAULT_INDEX UV_INDEX UV_INDEX_URL UV_EXTRA_INDEX_URL; do
-        if [[ -n "${!name:-}" ]]; then printf 'export %s=%q\n' "$name" "${!name}"; fi
+# How this machine reaches registries beside what pip.conf says, and which ones uv uses; the build's own environment is
+# empty, and it does not see folders.
+lend_environment() (
+    use_registries_of_pip python3
+    for name in {http,https,no,all}_proxy {HTTP,HTTPS,NO,ALL}_PROXY \
+        UV_{DEFAULT_INDEX,INDEX,INDEX_URL,EXTRA_INDEX_URL,INDEX_STRATEGY,INSECURE_HOST}; do
+        if [[ -n "${!name:-}" && "${!name}" != *file://* ]]; then printf 'export %s=%q\n' "$name" "${!name}"; fi
     done >"$lent/environment"
-}
+)
 
 # What uv has already fetched and unpacked for this user need not be fetched again.
 lend_uv_cache() {

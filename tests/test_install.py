@@ -29,6 +29,7 @@ case "$*" in
         ;;
     *"-m ensurepip"*) touch .venv/bin/pip ;;
     *"-m pip install"*) [[ -e .venv/bin/pip ]] && cp "$(command -v a-uv)" .venv/bin/uv ;;
+    "-m pip config get global."*) cat "pip.conf/${5#global.}" ;;
     *"-m pip"*) [[ -e .venv/bin/pip ]] ;;
     "-c import ensurepip, venv") [[ -z "${BARE:-}" || -e installed ]] ;;
     *version_info*%d*) echo 3.11 ;;
@@ -38,6 +39,7 @@ esac
 # Keeps a torch that is there, unless another build is asked for; else takes that of this machine.
 UV = r"""
 [[ "$*" != --version ]] || { echo "uv 1.0"; exit; }
+env >uv-environment
 packages=.venv/lib/python3/site-packages
 case "$*" in
     *--no-deps*) ;;
@@ -61,7 +63,13 @@ touch installed
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Of what installs, with the programs that it calls in `bin`."""
-    for name in ("Makefile", ".ci/install.sh", "slurm/install_packages.sh", "slurm/install_apptainer.sh"):
+    for name in (
+        "Makefile",
+        ".ci/install.sh",
+        ".ci/registries.sh",
+        "slurm/install_packages.sh",
+        "slurm/install_apptainer.sh",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".ci/constraints.txt").write_text("trl==1.0\nuv==1.0\n")
@@ -132,6 +140,41 @@ def test_an_environment_of_uv_which_has_no_pip_is_kept_and_gets_one(checkout: Pa
     make(checkout, ".venv/.demo")
     assert packages.exists()
     assert not (checkout / "made").exists()
+
+
+MIRROR = {"index-url": "https://mirror.test/simple", "trusted-host": "mirror.test:8443", "cert": "/etc/mirror.pem"}
+MIRROR_OF_UV = {
+    "UV_DEFAULT_INDEX": "https://mirror.test/simple",
+    "UV_INSECURE_HOST": "mirror.test:8443",
+    "SSL_CERT_FILE": "/etc/mirror.pem",
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables", "told"),
+    [
+        ({}, {}, {}),
+        (MIRROR, {}, MIRROR_OF_UV),
+        (MIRROR, {"PIP_INDEX_URL": "https://b.test"}, MIRROR_OF_UV | {"UV_DEFAULT_INDEX": "https://b.test"}),
+        (
+            {"extra-index-url": "https://b.test\nhttps://c.test"},
+            {},
+            {"UV_INDEX": "https://b.test https://c.test", "UV_INDEX_STRATEGY": "unsafe-best-match"},
+        ),
+        (MIRROR, {"UV_INDEX": "https://own.test"}, {"UV_INDEX": "https://own.test"}),
+        (MIRROR, {"SSL_CERT_FILE": "/etc/own.pem"}, MIRROR_OF_UV | {"SSL_CERT_FILE": "/etc/own.pem"}),
+    ],
+    ids=["nothing", "mirror", "variable", "more", "uv's own", "certificates"],
+)
+def test_uv_takes_the_registries_that_pip_is_configured_for(
+    checkout: Path, settings: Mapping[str, str], variables: Mapping[str, str], told: Mapping[str, str]
+) -> None:
+    (checkout / "pip.conf").mkdir()
+    for key, value in settings.items():
+        (checkout / "pip.conf" / key).write_text(f"{value}\n")
+    make(checkout, ".venv/.demo", **variables)
+    seen = dict(line.split("=", 1) for line in (checkout / "uv-environment").read_text().splitlines())
+    assert {name: seen[name] for name in seen if name.startswith(("UV_", "SSL_CERT_FILE"))} == told
 
 
 @pytest.mark.parametrize(

@@ -42,17 +42,56 @@ def test_shellcheck_finds_nothing() -> None:
     assert found.stdout == ""
 
 
-def test_a_base_of_an_image_is_sought_in_the_callers_folder(tmp_path: Path) -> None:
-    (tmp_path / "work/rootfs/etc").mkdir(parents=True)
-    put_programs(tmp_path / "bin", {"apptainer": f'echo "$@" >{tmp_path}/called; touch "${{@: -2:1}}"'})
+def build_image(folder: Path, **variables: str) -> None:
+    """Run slurm/build_image.sh with a program of our own as Apptainer: notes how it is called, and what is lent."""
+    (folder / "work/rootfs/etc").mkdir(parents=True)
+    note = f'echo "$@" >{folder}/called; cat {folder}/*/lent/environment >{folder}/environment; touch "${{@: -2:1}}"'
+    put_programs(folder / "bin", {"apptainer": note})
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
     done = subprocess.run(
         ["bash", ROOT / "slurm/build_image.sh", "image.sif", "--base", "rootfs"],
-        cwd=tmp_path / "work",
-        env=os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TMPDIR": str(tmp_path)},
+        cwd=folder / "work",
+        env=clean | {"PATH": f"{folder}/bin:{os.environ['PATH']}", "TMPDIR": str(folder)} | variables,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_base_of_an_image_is_sought_in_the_callers_folder(tmp_path: Path) -> None:
+    build_image(tmp_path)
     assert f"BASE={tmp_path}/work/rootfs " in (tmp_path / "called").read_text()
     assert (tmp_path / "work/image.sif").exists()
+
+
+OF_PIP = {
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_INDEX_URL": "https://mirror.test/simple",
+    "PIP_EXTRA_INDEX_URL": "https://more.test/simple",
+}
+
+
+@pytest.mark.parametrize(
+    ("variables", "lent"),
+    [
+        ({"PIP_CONFIG_FILE": os.devnull}, []),
+        (
+            OF_PIP,
+            [
+                "UV_DEFAULT_INDEX=https://mirror.test/simple",
+                "UV_INDEX=https://more.test/simple",
+                "UV_INDEX_STRATEGY=unsafe-best-match",
+            ],
+        ),
+        (OF_PIP | {"UV_INDEX": "https://own.test/simple"}, ["UV_INDEX=https://own.test/simple"]),
+        ({"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "file:///not/in/the/build"}, []),
+    ],
+    ids=["nothing", "pip's", "uv's own", "folder"],
+)
+def test_the_registries_of_pip_are_those_of_uv_in_the_build(
+    variables: dict[str, str], lent: list[str], tmp_path: Path
+) -> None:
+    build_image(tmp_path, **variables)
+    lines = (tmp_path / "environment").read_text().splitlines()
+    assert [line.removeprefix("export ") for line in lines if "export UV_" in line] == lent
