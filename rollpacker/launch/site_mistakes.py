@@ -125,14 +125,16 @@ def _partition_mistakes(shape: JobShape, partition: Partition) -> Iterator[Confi
 
 
 def _qos_mistakes(shape: JobShape, partition: Partition, qos: str) -> Iterator[ConfigError]:
-    allowed, key = partition.allowed_qos, shape.key("qos")
+    allowed = partition.allowed_qos
     if allowed is None or qos.lower() in map(str.lower, allowed):
         return
     close = nearest(qos, allowed)
     yield ConfigError(
-        f"{key}={qos} may not use partition `{partition.name}`.",
+        f"{shape.key('qos')}={qos} may not use partition `{partition.name}`.",
         f"It is for {_listed(allowed)}.",
-        f"Write {key}={close[0]}" if close else f"Choose another {shape.section}.qos or {shape.section}.partition.",
+        f"Write {shape.section}.qos={close[0]}"
+        if close
+        else f"Choose another {shape.section}.qos or {shape.section}.partition.",
     )
 
 
@@ -150,9 +152,9 @@ def _node_mistakes(shape: JobShape, partition: Partition, nodes: Sequence[Node])
         yield ConfigError(
             f"{type_key}={cluster.gpu_type} is on no node of partition `{partition.name}`.",
             f"Slurm knows {_listed(gpu_types)} there." if gpu_types else "Slurm knows no types of GPUs there.",
-            f"Write {type_key}={close[0]}"
+            f"Write {section}.gpu_type={close[0]}"
             if close
-            else f"Leave {type_key} out, or choose another {section}.partition.",
+            else f"Leave {type_key} out, or choose another {section}.gpu_type or {section}.partition.",
         )
     for key, value, asked, unit, most in (
         ("gpus_per_node", cluster.gpus_per_node, cluster.gpus_per_node, "GPUs", _most(nodes, num_gpus)),

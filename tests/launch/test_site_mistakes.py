@@ -122,10 +122,11 @@ def test_each_mistake_says_what_is_there_and_what_to_do(words: str, problem: str
         (
             "elastic.job.gpu_type=tpu",
             "is on no node",
-            "Leave elastic.job.gpu_type out, or choose another elastic.job.p",
+            "Leave elastic.job.gpu_type out, or choose another elastic.job.gpu_type or elastic.job.p",
         ),
-        ("cluster.gpu_type=h80", "cluster.gpu_type=h80 is on no node", "Write cluster.gpu_type=h800"),
+        ("cluster.gpu_type=h80", "cluster.gpu_type=h80 is on no node", "Write elastic.job.gpu_type=h800"),
         ("elastic.job.qos=tial", "elastic.job.qos=tial may not", "Write elastic.job.qos=tail"),
+        ("cluster.qos=tial", "cluster.qos=tial may not", "Write elastic.job.qos=tail"),
         ("elastic.job.constraint=ibx", "elastic.job.constraint=ibx names", "Write ib instead."),
     ],
 )
