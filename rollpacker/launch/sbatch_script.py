@@ -55,7 +55,9 @@ def in_log_name(folder: Path) -> str:
 def memory_mb(cluster: ClusterSection) -> int | None:
     """As Slurm counts it; 0 asks for all of a node's, None leaves it to Slurm."""
     given = cluster.memory_gb_per_node
-    return None if given is None else int(given * _MEGABYTES_PER_GB)
+    if not given:
+        return None if given is None else 0
+    return max(1, int(given * _MEGABYTES_PER_GB))
 
 
 def gpus_in_gres(gres: str) -> list[str]:

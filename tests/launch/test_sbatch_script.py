@@ -55,6 +55,7 @@ def test_memory_is_asked_for_in_slurms_megabytes() -> None:
     assert memory_mb(cluster) == 1907
     assert "#SBATCH --mem=1907M\n" in _text(*MODELLED, "cluster.memory_gb_per_node=2")
     assert "#SBATCH --mem=0\n" in _text(*MODELLED, "cluster.memory_gb_per_node=0")
+    assert "#SBATCH --mem=1M\n" in _text(*MODELLED, "cluster.memory_gb_per_node=0.001"), "not all of a node's"
 
 
 def test_words_with_blanks_and_quotes_reach_the_ranks_whole(tmp_path: Path) -> None:
