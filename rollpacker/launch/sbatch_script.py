@@ -177,12 +177,13 @@ def job_environment(cluster: ClusterSection, job: str) -> list[str]:
     end, grace = END_TIME_VARIABLE, GRACE_VARIABLE
     return [
         "export SLURM_EXPORT_ENV=ALL # a job that got no environment (SBATCH_EXPORT=NONE) would pass none to its ranks",
+        "unset SRUN_EXPORT_ENV # srun would prefer it",
         f'export PATH="$PATH:{_USUAL_PATH}" # where it was submitted from, there may be no other command than sbatch',
         "unset SLURM_JWT # the login of sbatch, which would expire in the job; nodes have their own",
         *cluster.setup,
         "set +eu +o pipefail # whatever the setup has set: a failed srun does not end the script",
         *(f"export {name}={shlex.quote(value)}" for name, value in cluster.environment.items()),
-        'unset "${!SQUEUE_@}" # they would choose which jobs squeue tells of, and how',
+        'unset "${!SQUEUE_@}" "${!SCANCEL_@}" # they would choose what squeue shows and scancel ends',
         f'{end}="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="{job}" --format=%e | head -n 1)"',
         f'[[ "${end}" =~ ^[0-9]+$ ]] || {end}="" # no limit',
         *_grace_time(grace),

@@ -1,8 +1,8 @@
-"""Runs Slurm's own commands with the same output everywhere.
+"""Runs Slurm's own commands with the same output and effect everywhere.
 
-Invariant: every command has a deadline; what the user's environment says about formats (SQUEUE_FORMAT, SACCT_FORMAT,
-SLURM_TIME_FORMAT, ...) changes no output. Times are in seconds since the epoch. Asked is the cluster that
-`SLURM_CLUSTERS` names, or the one that the caller does.
+Invariant: every command has a deadline; what the user's environment says to commands (SQUEUE_FORMAT, SCANCEL_STATE,
+SLURM_TIME_FORMAT, ...) changes neither what they print nor what they do. Times are in seconds since the epoch. Asked is
+the cluster that `SLURM_CLUSTERS` names, or the one that the caller does.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def failure_of(command: tuple[str, ...], outcome: Outcome) -> WorldError:
 
 
 def _plain(environment: Mapping[str, str], clusters: str) -> dict[str, str]:
-    """Drop what would change a command's format, and set the formats that we parse and the cluster that is asked."""
-    dropped = ("SQUEUE_", "SACCT_", "SINFO_", "SLURM_CLUSTERS")
+    """Drop what stands for options of commands, and set the formats that we parse and the cluster that is asked."""
+    dropped = ("SCONTROL_", "SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_", "SLURM_CLUSTERS")
     kept = {name: value for name, value in environment.items() if not name.startswith(dropped)}
     where = {"SLURM_CLUSTERS": clusters} if clusters else {}
     return {**kept, **where, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}

@@ -195,18 +195,31 @@ def test_where_the_qos_decides_on_preemption_the_grace_time_is_that_of_the_qos(
 
 
 @pytest.mark.parametrize("name", ["one-node.sh", "elastic-workers.sh"])
-@pytest.mark.parametrize("variables", [{}, {"SQUEUE_STATES": "PENDING", "SQUEUE_FORMAT2": "JobID"}])
-def test_how_the_submitting_shell_would_have_squeue_answer_is_nothing_to_a_job(
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {
+            "SQUEUE_STATES": "PENDING",
+            "SQUEUE_FORMAT2": "JobID",
+            "SCANCEL_INTERACTIVE": "true",
+            "SRUN_EXPORT_ENV": "NONE",
+        },
+    ],
+)
+def test_what_the_submitting_shell_tells_slurms_commands_is_nothing_to_a_job(
     name: str, variables: dict[str, str], tmp_path: Path
 ) -> None:
-    put_programs(tmp_path, {"squeue": "env >seen", "scontrol": "true", "srun": "exit 1"})
+    put_programs(tmp_path, {"squeue": "env >>seen", "scontrol": "true", "srun": "env >>seen; exit 1"})
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_PARTITION": "main"}
     script = f"set -u; SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=1\n{SCRIPTS[name]}"
     done = subprocess.run(
         ["bash"], input=script, cwd=tmp_path, env=environment | variables, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (1, "")
-    assert "SQUEUE_" not in (tmp_path / "seen").read_text()
+    seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines())
+    assert seen.keys().isdisjoint(variables)
+    assert seen["SLURM_EXPORT_ENV"] == "ALL"
 
 
 @pytest.mark.parametrize("name", ["one-node.sh", "elastic-workers.sh"])

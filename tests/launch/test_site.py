@@ -172,10 +172,11 @@ def test_a_controller_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: 
         read_site()
 
 
-def test_the_users_own_formats_change_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = 'echo "A = ${SQUEUE_FORMAT-}${SACCT_FORMAT-}${SINFO_FORMAT-}"; echo "B = $SLURM_TIME_FORMAT"'
+def test_what_the_user_tells_slurms_commands_changes_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ("SQUEUE_FORMAT", "SACCT_FORMAT", "SINFO_FORMAT", "SCANCEL_INTERACTIVE", "SCONTROL_FUTURE")
+    script = f'echo "A = {"".join(f"${{{name}-}}" for name in told)}"; echo "B = $SLURM_TIME_FORMAT"'
     install_command(tmp_path, "scontrol", script, monkeypatch)
-    for name in ("SQUEUE_FORMAT", "SACCT_FORMAT", "SINFO_FORMAT"):
+    for name in told:
         monkeypatch.setenv(name, "%i")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
 

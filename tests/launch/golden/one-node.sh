@@ -12,10 +12,11 @@
 
 # setup
 export SLURM_EXPORT_ENV=ALL # a job that got no environment (SBATCH_EXPORT=NONE) would pass none to its ranks
+unset SRUN_EXPORT_ENV # srun would prefer it
 export PATH="$PATH:/usr/local/bin:/usr/bin:/bin" # where it was submitted from, there may be no other command than sbatch
 unset SLURM_JWT # the login of sbatch, which would expire in the job; nodes have their own
 set +eu +o pipefail # whatever the setup has set: a failed srun does not end the script
-unset "${!SQUEUE_@}" # they would choose which jobs squeue tells of, and how
+unset "${!SQUEUE_@}" "${!SCANCEL_@}" # they would choose what squeue shows and scancel ends
 ROLLPACKER_JOB_END="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e | head -n 1)"
 [[ "$ROLLPACKER_JOB_END" =~ ^[0-9]+$ ]] || ROLLPACKER_JOB_END="" # no limit
 if [[ "$(scontrol show config)" == *preempt/qos* ]]; then # the partition then says nothing of it
