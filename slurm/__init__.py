@@ -1,4 +1,6 @@
-"""Scripts that run on cluster nodes, and a mini cluster for tests. Standard library only, unlike the package.
+"""Scripts that run on cluster nodes, the package's launcher for Hydra, and a mini cluster for tests and the demo.
+
+The mini cluster (`mini_*.py`) needs the standard library only; `demo.py` and `hydra_plugins` import the package.
 
 **Launching.** `rollpacker train -m hydra/launcher=slurm cluster=NAME ...` makes a job of each point of a multirun. Each
 point asks for what its own section `cluster` says; points that ask for the same share a job array. Partitions, GPUs,
