@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollpacker.core.commands import DropPrompt
+from rollpacker.core.errors import CheckpointError
 from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.paths import read_bytes
@@ -49,20 +50,35 @@ def save_rollouts(folder: Path, book: RequestBook) -> None:
 
 
 def load_rollouts(folder: Path) -> RequestBook:
-    """Read what `save_rollouts` wrote; an empty book where it wrote nothing. The checkpoint is whole."""
-    book = RequestBook()
-    if not (folder / _ROWS).exists():
-        return book
+    """Read what `save_rollouts` wrote; an empty book where it wrote nothing. The checkpoint is whole.
+
+    Raises:
+        CheckpointError: Another version of rollpacker wrote it.
+    """
+    file = folder / _ROWS
+    if not file.exists():
+        return RequestBook()
     with np.load(folder / _ARRAYS) as arrays:
         token_ids, logprobs = arrays["token_ids"], arrays["logprobs"]
-    begin = 0
-    rows = json.loads(read_bytes(folder / _ROWS))
+    try:
+        return _book(json.loads(read_bytes(file)), token_ids, logprobs)
+    except KeyError as missing:
+        raise CheckpointError(
+            f"{file} has no {missing}: it is of another format.",
+            "It holds all that a run needs to go on with its responses.",
+            "Resume with the version of rollpacker that wrote the checkpoint, or choose a fresh run.dir.",
+        ) from missing
+
+
+def _book(rows: dict[str, Any], token_ids: np.ndarray[Any, Any], logprobs: np.ndarray[Any, Any]) -> RequestBook:
+    book = RequestBook()
     book.dropped = [DropPrompt(round=number, prompt=PromptId(*prompt)) for number, prompt in rows["dropped"]]
     book.episodes = {RequestId.from_list(request): _episode(row) for request, row in rows["episodes"]}
     book.stretches = [_stretch(row) for row in rows["stretches"]]
     book.stays = [_stay(row) for row in rows["stays"]]
     for name in COUNTERS:
         setattr(book, name, rows["counters"][name])
+    begin = 0
     for row in rows["requests"]:
         end = begin + (row["kept"]["num_tokens"] if row["kept"] else 0)
         record = _record(row, token_ids[begin:end], logprobs[begin:end])

@@ -1,8 +1,12 @@
 """What a checkpoint holds of responses under way comes back as it was."""
 
+import json
+
 import numpy as np
+import pytest
 
 from rollpacker.core.commands import DropPrompt
+from rollpacker.core.errors import CheckpointError
 from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.protocols.rollout import FinishReason, Response, Turn, Verdict
@@ -88,3 +92,17 @@ def test_tokens_that_were_kept_survive_the_loss_of_the_engine_that_went_on_with_
 
 def test_a_checkpoint_of_a_synchronous_run_has_none(tmp_path):
     assert load_rollouts(tmp_path).requests == {}
+
+
+@pytest.mark.parametrize("path", [("stretches",), ("counters", COUNTERS[0]), ("requests", 0, "race_rank")])
+def test_what_another_version_wrote_without_something_is_refused_in_words(path, tmp_path):
+    save_rollouts(tmp_path, book_of_everything())
+    file = tmp_path / "rollouts.json"
+    rows = json.loads(file.read_text())
+    part = rows
+    for key in path[:-1]:
+        part = part[key]
+    del part[path[-1]]
+    file.write_text(json.dumps(rows))
+    with pytest.raises(CheckpointError, match=f"has no '{path[-1]}'"):
+        load_rollouts(tmp_path)
