@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import site
 import sys
 from pathlib import Path
 
@@ -32,15 +33,21 @@ def environment_of_children() -> dict[str, str]:
 
 
 def path_of_package() -> str:
-    """PYTHONPATH, with this package before all else."""
-    inherited = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([*_package_roots(), *([inherited] if inherited else [])])
+    """PYTHONPATH, with this package before all else; last where it is installed, with other packages beside it."""
+    roots, inherited = _package_roots(), os.environ.get("PYTHONPATH")
+    parts = [*roots, *([inherited] if inherited else [])]
+    return os.pathsep.join(reversed(parts) if _installed_packages().issuperset(roots) else parts)
 
 
 def path_without_package() -> str:
     """PYTHONPATH, without what `path_of_package` added in an outer process: packages of another interpreter."""
     roots = _package_roots()
     return os.pathsep.join(each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each not in roots)
+
+
+def _installed_packages() -> set[str]:
+    """The folders of packages that this interpreter looks into after PYTHONPATH."""
+    return {str(Path(folder).resolve()) for folder in (*site.getsitepackages(), site.getusersitepackages())}
 
 
 def _package_roots() -> list[str]:
