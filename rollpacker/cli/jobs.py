@@ -69,15 +69,14 @@ def run(arguments: Arguments) -> None:
 
 
 def _refuse_unknown(folders: list[Path]) -> None:
-    for folder in folders:
-        if folder.is_dir():
-            continue
+    if absent := [folder for folder in folders if not folder.is_dir()]:
         from rollpacker.config.keys import nearest
 
-        beside = [str(each) for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
-        close = nearest(str(folder), [*beside, WATCH])
+        parent = absent[0].parent
+        beside = [str(each) for each in parent.iterdir() if each.is_dir()] if parent.is_dir() else []
+        close = nearest(str(absent[0]), [*beside, WATCH])
         raise ConfigError(
-            f"{folder} is not a folder.",
+            f"{' and '.join(map(str, absent))} {'is not a folder' if len(absent) == 1 else 'are not folders'}.",
             f"`rollpacker jobs` takes folders with runs, and the argument {WATCH}.",
             f"Write rollpacker jobs {shlex.quote(close[0])}" if close else "For example: rollpacker jobs runs",
         )
