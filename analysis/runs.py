@@ -339,7 +339,7 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
         try:
             steps = read_frame(folder, "steps").set_index("step", drop=False).rename_axis(None).sort_index()
         except DataError as error:
-            problems.append(f"{folder} is left out: {error.problem}")
+            problems.append(f"Left out: {error.problem}")  # which names the folder
             continue
         if steps.empty:
             problems.append(f"{folder} is left out: no step has finished yet")

@@ -364,7 +364,7 @@ def test_a_run_without_tables_is_named_and_the_rest_is_drawn(both, tmp_path, cap
     unreadable.mkdir()
     (unreadable / "run.json").write_text("{}")
     _, notes = printed(capsys, tmp_path, f"out={tmp_path / 'out'}")
-    assert notes.startswith(f"{unreadable} is left out: ")
+    assert notes.startswith(f"Left out: {unreadable} has no metrics\n")
 
 
 def test_a_path_that_does_not_exist_is_refused_and_nothing_is_drawn(both, tmp_path, capsys):
