@@ -282,7 +282,7 @@ def empty_parquet(path):
 
 
 MALFORMED = {
-    "no such file": (lambda tmp: tmp / "gsm8k.parquet", {}, ["gsm8k.parquet does not exist"]),
+    "no such file": (lambda tmp: tmp / "gsm8k.parquet", {}, ["gsm8k.parquet does not exist", "a folder of these"]),
     "text called Parquet": (
         lambda tmp: write_lines(tmp / "x.parquet", *OURS),
         {},
