@@ -197,8 +197,11 @@ def _check_mount(section: ContainerSection, signal: str) -> Iterator[Finding]:
 
 
 def _words(section: ContainerSection, environment: Mapping[str, str]) -> list[str]:
+    """Words that run Python in the image. Of `binds` those that are here: a login node may lack a folder of nodes."""
+    binds = (f"--bind={bind}" for bind in section.binds if os.access(bind.partition(":")[0], os.F_OK))
     variables = (f"{name}={value}" for name, value in environment.items())
-    return [section.runtime, "exec", *section.options, str(section.image), "env", *variables, section.python, "-P"]
+    image = str(section.image)
+    return [section.runtime, "exec", *binds, *section.options, image, "env", *variables, section.python, "-P"]
 
 
 def _allows_user_namespaces() -> bool:

@@ -126,17 +126,28 @@ def _sandbox(tmp_path: Path) -> Path:
     return tmp_path / "image"
 
 
-def test_an_image_that_runs_is_tried_with_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_runs_is_tried_with_its_options_and_the_folders_that_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image = _sandbox(tmp_path)
     install_command(tmp_path, "apptainer", f'echo "$*" > {tmp_path}/call; echo 0.1.0', monkeypatch)
     variables = {"LD_PRELOAD": "/x.so"}
-    section = ContainerSection(image=image, options=("--userns",), environment=variables, python="/venv/bin/python")
+    venv = f"{tmp_path}:/venv:ro"
+    section = ContainerSection(
+        image=image,
+        options=("--userns",),
+        binds=(venv, "/of/a/node"),
+        environment=variables,
+        python="/venv/bin/python",
+    )
 
     (found,) = check_image(ClusterSection(name="c", container=section))
 
     assert (found.level, found.text) == ("ok", f"apptainer runs {image} with RollPacker 0.1.0")
     assert (
-        (tmp_path / "call").read_text().startswith(f"exec --userns {image} env LD_PRELOAD=/x.so /venv/bin/python -P -c")
+        (tmp_path / "call")
+        .read_text()
+        .startswith(f"exec --bind={venv} --userns {image} env LD_PRELOAD=/x.so /venv/bin/python -P -c")
     )
 
 
