@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import sys
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,7 +127,8 @@ def run(arguments: Arguments) -> None:
         table = score_table(run_dirs, others_rewards, other=settings["against"])
         try:  # the table is printed also where the file cannot be written
             if out is not None:
-                write_responses(out, run_dirs)
+                with suppress(BrokenPipeError):  # as above, where `out` is what nobody reads
+                    write_responses(out, run_dirs)
         finally:
             output().print(*table.shown, sep="\n")
     _require(requirements, table.scores)
