@@ -28,6 +28,7 @@ from rollpacker.cli.settings import choice, parse_settings, whole_number
 from rollpacker.config.words import counted
 from rollpacker.core.errors import ConfigError, WorldError
 from rollpacker.runtime.run.folder_checks import check_folder
+from rollpacker.runtime.run.streams import keep_writing
 from rollpacker.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ def _console() -> Terminal:
 
 def _answer(question: _Question) -> None:
     """Make what is missing, draw what there is, and end with an error when a run failed or a claim is lost."""
+    keep_writing("stdout", is_result=True)  # without a reader all is drawn, and lost claims decide the exit code
     console = _console()
     exhibits = _of_scale(_exhibits_named(question.what), question.scale, question.what)
     if question.what != "verdicts":  # which are only shown

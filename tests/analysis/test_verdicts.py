@@ -1,6 +1,8 @@
 """The record of the claims that hold: what is lost against it, and what a new one keeps of the old."""
 
 import csv
+import subprocess
+import sys
 
 import pytest
 
@@ -114,3 +116,12 @@ def test_where_every_run_was_modelled_a_claim_without_one_is_lost(scale, tmp_pat
     first = verdicts.unchecked_claims({})[0]
     assert f"lost {first}" in out
     assert f"{len(verdicts.unchecked_claims({}))} claims lost against the record" in err
+
+
+def test_lost_claims_are_the_exit_code_though_the_reader_leaves(tmp_path):
+    for system in ("verl", "tail"):
+        write_run(tmp_path / system, system, [4.0], modelled=True)
+    line = f"{sys.executable} -m rollpacker.cli analysis verdicts runs={tmp_path} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "lost against the record" in done.stderr
