@@ -182,7 +182,7 @@ def _places_of(program: str, variables: Mapping[str, str]) -> list[Path]:
     """Folders in which an interpreter finds what it imports."""
     try:
         probe = run_program([program, "-P", "-c", _PLACES], deadline_s=_PROBE_LIMIT_S, environment=variables)
-        failure = "" if probe.is_success else probe.reason
+        failure = "" if probe.is_success else (probe.complaint or probe.reason).rstrip(".")
         places: list[str] = [] if failure else json.loads(probe.output)
     except (OSError, ValueError) as error:
         failure = str(error)

@@ -135,6 +135,7 @@ def test_another_interpreter_does_not_look_where_the_packages_of_this_one_are(mo
     ("script", "reason"),
     [
         ("echo 'no such encoding' >&2; exit 3", "no such encoding"),
+        ("echo 'Unknown option: -P\nTry -h for more information.' >&2; exit 2", "Unknown option: -P\nTry -h .*n\\.\n"),
         ("exit 3", "exit code 3"),
         ("echo 'no JSON'", "Expecting value"),
     ],
