@@ -40,7 +40,7 @@ _FORM = 'it is JSON: {"name": NAME, "arguments": {...}}'
 _XML_FORM = "it is <function=NAME><parameter=KEY>VALUE</parameter></function>"
 _FUNCTION = re.compile(r"\s*<function=([^>]+)>(.*?)</function>\s*", re.DOTALL)
 _UNTAGGED = re.compile(r"<function=.*?(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>]+)>((?:(?!<parameter=).)*?)</parameter>", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>]+)>(.*?)</parameter>", re.DOTALL)
 _PYTHONIC_FORM = "it is [NAME(KEY=CONSTANT, ...), ...]"
 _PYTHONIC = re.compile(r"(?:.*</think>)?\s*(?:<\|python_start\|>\s*)?(\[\s*[A-Za-z_]\w*\(.*)", re.DOTALL)
 _JSON_NAMES = {"true": True, "false": False, "null": None}
@@ -99,10 +99,9 @@ def parse_qwen3_coder(text: str) -> list[Call]:
     found, said = [], _said(text)
     for body in _TAGGED.findall(said) or _UNTAGGED.findall(said):
         function = _FUNCTION.fullmatch(body)
-        parameters = _PARAMETER.findall(function[2]) if function else []
-        if function is None or _PARAMETER.sub("", function[2]).strip():
+        arguments = _parameters_of(function[2]) if function else None
+        if function is None or arguments is None:
             raise MalformedCallError(f"a call cannot be read, {_XML_FORM}, not {body.strip():.200}")
-        arguments = {key.strip(): value.removeprefix("\n").removesuffix("\n") for key, value in parameters}
         found.append(Call(function[1].strip(), arguments, are_texts=True))
     return found
 
@@ -184,6 +183,15 @@ def _call_of(value: object) -> Call:
         case {"name": str(name), "arguments": dict(arguments)} | {"name": str(name), "parameters": dict(arguments)}:
             return Call(name, arguments)
     raise MalformedCallError(f"a call cannot be read, {_FORM}, not {json.dumps(value):.200}")
+
+
+def _parameters_of(body: str) -> dict[str, str] | None:
+    """Read what stands between the tags of a function; None where it is not parameters alone."""
+    found, end = {}, 0
+    while parameter := _PARAMETER.match(body, end):
+        found[parameter[1].strip()] = parameter[2].removeprefix("\n").removesuffix("\n")
+        end = parameter.end()
+    return None if body[end:].strip() else found
 
 
 def _calls_in_json(text: str) -> tuple[list[Call], str]:

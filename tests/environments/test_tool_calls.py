@@ -75,6 +75,11 @@ def test_what_qwen3_coder_writes_is_read_as_plain_texts_and_without_opening_tags
     assert parse_qwen3_coder(f"{text}<|im_end|>") == [call._replace(are_texts=True) for call in calls]
 
 
+def test_a_value_may_have_the_tag_that_begins_a_parameter():
+    text = "<function=f>\n<parameter=a>is <parameter=b> it</parameter>\n<parameter=c>1</parameter>\n</function>"
+    assert parse_qwen3_coder(text) == [Call("f", {"a": "is <parameter=b> it", "c": "1"}, are_texts=True)]
+
+
 @given(calls_of(KEYS, VALUES), st.sampled_from([("", "<|eot|>"), ("<|python_start|>", "<|python_end|><|eot|>")]))
 def test_what_llama_4_writes_is_read_as_python(calls: list[Call], around: tuple[str, str]):
     text = ", ".join(
@@ -187,6 +192,8 @@ def test_of_llama_json_that_names_no_function_and_braces_in_a_text_are_answers(t
         ("hermes", "<tool_call>" + "[" * 100_000),
         ("qwen3_coder", "<tool_call><function=f><parameter=a>1</function></tool_call>"),
         ("qwen3_coder", "<tool_call><function=f>a=1</function></tool_call>"),
+        ("qwen3_coder", "<function=f>a<parameter=a>1</parameter></function>"),
+        ("qwen3_coder", "<function=f><parameter=a>1</parameter>a<parameter=b>2</parameter></function>"),
         ("qwen3_coder", "I call <function=f><parameter=a>1</function></tool_call>"),
         ("qwen3_coder", "<function=f><parameter=a>1</parameter>"),
         ("qwen3_coder", '<tool_call>{"name": "f"}</tool_call>'),
@@ -213,7 +220,7 @@ def test_a_call_that_cannot_be_read_is_said_to_the_model(parser: str, text: str)
         PARSERS[parser](text)
 
 
-@pytest.mark.parametrize("repeated", ["\n", "<parameter=a>"])
+@pytest.mark.parametrize("repeated", ["\n", "<parameter=a>", "<parameter=", "<parameter=a></parameter>"])
 def test_four_times_what_is_repeated_without_end_does_not_take_eight_times_the_time(repeated: str):
     times_s = []
     for number in (1_000, 4_000):
