@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,8 +40,14 @@ OF_UNIONS = (
 UNREADABLE = (
     'a call cannot be read, it is JSON: {"name": NAME, "arguments": {...}}: Expecting value: line 1 column 1 (char 0)'
 )
-NO_JSON = "a call cannot be read, its arguments are no JSON:"
 CALLING = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "add"}}]}
+
+
+def no_json(first: object) -> str:
+    """What is wrong with an argument `first`; Python's own words differ between its versions."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        json.dumps({"first": first}, allow_nan=False)
+    return f"a call cannot be read, its arguments are no JSON: {caught.value}"
 
 
 def said(text: str) -> dict[str, Any]:
@@ -205,18 +212,10 @@ async def test_a_turn_comes_back_as_an_openai_client_reads_it_and_past_the_last_
         (
             "qwen3_coder",
             "<tool_call><function=add><parameter=first>{1, 2}</parameter></function></tool_call>",
-            [("malformed_call", {"problem": f"{NO_JSON} Object of type set is not JSON serializable"})],
+            [("malformed_call", {"problem": no_json({1, 2})})],
         ),
-        (
-            "pythonic",
-            "[add(first={(1, 2): 3})]",
-            [("malformed_call", {"problem": f"{NO_JSON} keys must be str, int, float, bool or None, not tuple"})],
-        ),
-        (
-            "pythonic",
-            "[add(first=1e999)]",
-            [("malformed_call", {"problem": f"{NO_JSON} Out of range float values are not JSON compliant"})],
-        ),
+        ("pythonic", "[add(first={(1, 2): 3})]", [("malformed_call", {"problem": no_json({(1, 2): 3})})]),
+        ("pythonic", "[add(first=1e999)]", [("malformed_call", {"problem": no_json(math.inf)})]),
         ("hermes", "three", []),
     ],
 )
