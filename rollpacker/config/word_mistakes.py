@@ -240,16 +240,17 @@ def grammar_mistake(root: Root[BaseModel], text: str) -> ConfigError:
             f"Write {name}=$HOME{value[1:]}",
         )
     key = legal_keys(root.schema).get(key_of(name))
+    said, example = (name, "VALUE") if "@" in value else (text, value)  # it may have a password
     if value.startswith(("[", "{")) and (key is None or re.search("list|mapping", key.kind)):
         return ConfigError(
-            f"`{text}` cannot be read: texts in it that have blanks, quotes or other special characters are quoted.",
+            f"`{said}` cannot be read: texts in it that have blanks, quotes or other special characters are quoted.",
             'A list is [a,"b c"], a mapping {name: "b c"} with names of ASCII letters, digits and _.',
             "Quote the texts in it, and the whole word for the shell.",
         )
     return ConfigError(
-        f"`{text}` cannot be read: a value with blanks, quotes, brackets or other special characters is quoted.",
+        f"`{said}` cannot be read: a value with blanks, quotes, brackets or other special characters is quoted.",
         "The shell removes the outer quotes; the inner ones belong to the value.",
-        f"Write {shlex.quote(f'{name}={in_quotes(value)}')}",
+        f"Write {shlex.quote(f'{name}={in_quotes(example)}')}",
     )
 
 

@@ -121,6 +121,26 @@ BAD_WORDS: dict[str, tuple[list[str], list[str]]] = {
         ["reward.url has a user or a password"],
     ),
     "a password in what cannot be split": (["reward.url='http://me:secret@[::1/x'"], ["reward.url is no URL"]),
+    "a password in what cannot be read": (
+        ["reward.url=http://me:secret@[::1/x"],
+        ["`reward.url` cannot be read", """Write 'reward.url="VALUE"'"""],
+    ),
+    "a password in a mapping that cannot be read": (
+        ["reward.domains={math: http://me:secret@[::1/x}"],
+        ["`reward.domains` cannot be read"],
+    ),
+    "a password with a slash too few": (
+        ["reward.domains={math: 'http:/me:secret@localhost:5000'}"],
+        ["reward.domains.math is no URL"],
+    ),
+    "a password without a slash": (
+        ["reward.domains={math: 'http:me:secret@localhost:5000'}"],
+        ["reward.domains.math names no function"],
+    ),
+    "a password in what is to be a function": (
+        ["reward.function='http://me:secret@localhost:5000/score.py'"],
+        ["reward.function names no function", "PACKAGE.MODULE:NAME. Correct it."],
+    ),
     "a port that is none": (["reward.url=http://localhost:70000/x"], ["is no URL", "below 65536"]),
     "a host that is none": (["reward.url=http://local..host/x"], ["reward.url=http://local..host/x is no URL"]),
     "a path of other letters": (["reward.url='http://localhost/ü'"], ["is no URL", "a path in ASCII"]),

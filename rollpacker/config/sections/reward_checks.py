@@ -77,9 +77,9 @@ def function_check(key: str, source: str) -> Check:
     """Read a function's name; raises `ValueError` where it is none."""
     if not re.fullmatch(NAMED_IN_PYTHON, source):
         raise ValueError(
-            f"{key}={source} names no function.\n"
+            f"{_shown(key, source)} names no function.\n"
             "A function is named FILE.py:NAME or PACKAGE.MODULE:NAME.\n"
-            + (f"Write {key}={source}:score, for example." if source.endswith(".py") else "Correct it.")
+            + (f"Write {key}={source}:score, for example." if re.fullmatch(r"[^@]+\.py", source) else "Correct it.")
         )
     return Check(kind="function", source=source, key=key)
 
@@ -102,9 +102,8 @@ def url_check(key: str, url: str) -> Check:
             "Write http://HOST:PORT/PATH, and have the server answer without them."
         )
     if not is_whole or re.search(r"\s", url):
-        shown = key if "@" in url else f"{key}={url}"  # it may have a password
         raise ValueError(
-            f"{shown} is no URL.\n"
+            f"{_shown(key, url)} is no URL.\n"
             "It is http://HOST:PORT/PATH, or https://..., with a port below 65536 and a path in ASCII.\n"
             "Correct it."
         )
@@ -115,7 +114,7 @@ def domain_check(key: str, text: str) -> Check:
     """Read a check of any kind; raises `ValueError` where it is none."""
     if own := next((each for each in _OWN_CHECKS if each == text), None):
         return Check(kind=own, key=key)
-    if "://" in text:
+    if ":/" in text:
         return url_check(key, text)
     if ":" in text:
         return function_check(key, text)
@@ -125,3 +124,8 @@ def domain_check(key: str, text: str) -> Check:
         f"It is one of {', '.join(_OWN_CHECKS)}, or a function as FILE.py:NAME or PACKAGE.MODULE:NAME, or a URL.\n"
         + (f"Write {key}={close[0]}." if close else "Choose one of them.")
     )
+
+
+def _shown(key: str, text: str) -> str:
+    """A key and its value, unless that may have a password."""
+    return key if "@" in text else f"{key}={text}"
