@@ -49,10 +49,12 @@ class Delayed:
         p_crash_at_reset: float = 0.0,
     ) -> None:
         if not (0 <= median_s < math.inf and (p99_s == 0 or 0 < median_s <= p99_s < math.inf)):
-            raise ValueError(f"median_s={median_s} and p99_s={p99_s}; p99_s is 0, or at least a median above 0")
+            raise ValueError(
+                f"{median_s=} and {p99_s=}; both are finite and at least 0; p99_s is 0, or at least a median above 0"
+            )
         if not (p_hang >= 0 and p_crash >= 0 and p_hang + p_crash <= 1 and 0 <= p_crash_at_reset <= 1):
             raise ValueError(
-                f"{p_hang=}, {p_crash=} and {p_crash_at_reset=}; probabilities are from 0 to 1, also in sum"
+                f"{p_hang=}, {p_crash=} and {p_crash_at_reset=}; each, and p_hang + p_crash, is from 0 to 1"
             )
         delayed = load_named(env)(**(arguments or {}))
         self._env = InTexts(delayed) if is_played_in_numbers(delayed) else delayed

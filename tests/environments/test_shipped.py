@@ -39,18 +39,21 @@ def test_a_walk_needs_a_task():
 
 
 @pytest.mark.parametrize(
-    "odd",
+    ("odd", "rule"),
     [
-        {"median_s": -1.0},
-        {"p99_s": 30.0},
-        {"median_s": 2.0, "p99_s": 1.0},
-        {"p_hang": 0.6, "p_crash": 0.6},
-        {"p_crash": -1},
-        {"p_crash": math.nan},
+        ({"median_s": -1.0}, "both are finite and at least 0"),
+        ({"median_s": math.nan}, "both are finite and at least 0"),
+        ({"median_s": 1.0, "p99_s": math.inf}, "both are finite and at least 0"),
+        ({"p99_s": 30.0}, "p99_s is 0, or at least a median above 0"),
+        ({"median_s": 2.0, "p99_s": 1.0}, "p99_s is 0, or at least a median above 0"),
+        ({"p_hang": 0.6, "p_crash": 0.6}, r"p_hang \+ p_crash, is from 0 to 1"),
+        ({"p_crash": -1}, "each, .*is from 0 to 1"),
+        ({"p_crash": math.nan}, "each, .*is from 0 to 1"),
+        ({"p_crash_at_reset": 1.5}, "each, .*is from 0 to 1"),
     ],
 )
-def test_latencies_and_probabilities_that_are_none_are_refused(odd: dict[str, float]):
-    with pytest.raises(ValueError, match=f"{next(iter(odd))}=.*;"):
+def test_latencies_and_probabilities_that_are_none_are_refused_with_their_rule(odd: dict[str, float], rule: str):
+    with pytest.raises(ValueError, match=f"{next(iter(odd))}=.*;.*{rule}"):
         Delayed("rollpacker.environments.walk_turns:WalkTurns", **odd)
 
 
