@@ -67,26 +67,26 @@ def _reset(config: RunConfig, process: ServerProcess, prompt: Prompt) -> dict[st
     section = config.environment
     assert section is not None
     line = json.dumps({"reset": dataclasses.asdict(_as_in_a_run(config, prompt))})
-    problem, remedy = "its process died", "Correct the class."
+    problem, or_longer = "its process died", ""
     for _ in range(section.max_restarts + 1):
         try:
             answer: dict[str, Any] = process.ask(line, section.reset_timeout_s)
         except EngineFailed as error:
             if isinstance(error.__cause__, TimeoutError):
                 problem = f"there was none after {section.reset_timeout_s:g} s"
-                remedy = "Correct the class, or raise environment.reset_timeout_s."
+                or_longer = ", or raise environment.reset_timeout_s"
             process.restart()
             if process.start_failure():
                 break
             continue
         if "failure" not in answer:
             return answer
-        problem, remedy = str(answer["failure"]), "Correct the class."
+        problem, or_longer = str(answer["failure"]), ""
     raise ConfigError(
         f"environment={section.name}: on the first prompt, {prompt.key!r}, the reset gave no observation: {problem}.",
         "A reset returns an observation, a text, and a dict; a loop begins with a call of `generate`. Both get the "
         "other fields of the prompt's line.",
-        remedy,
+        f"Correct the environment, or the prompt's line{or_longer}.",
     )
 
 

@@ -19,6 +19,7 @@ from tests.sim.composed import composed
 WALK = "rollpacker.environments.walk_turns:WalkTurns"
 LAKE = "rollpacker.environments.frozen_lake:FrozenLake"
 DELAYED = "rollpacker.environments.delayed:Delayed"
+REMEDY = "Correct the environment, or the prompt's line"
 CALCULATE = "rollpacker.environments.calculator:calculate"
 
 
@@ -76,7 +77,9 @@ def test_a_reset_that_hangs_is_told_from_one_that_dies():
     sleeping = config_of(
         *words, f"environment.arguments={{env: '{WALK}', median_s: 100}}", "environment.reset_timeout_s=1"
     )
-    with pytest.raises(ConfigError, match=r"(?s)there was none after 1 s.*, or raise environment\.reset_timeout_s\."):
+    with pytest.raises(
+        ConfigError, match=rf"(?s)there was none after 1 s.*\n{REMEDY}, or raise environment\.reset_timeout_s\.$"
+    ):
         try_environment(sleeping, prompt())
 
 
@@ -119,7 +122,7 @@ def test_a_process_may_start_as_slowly_as_a_reset_may_be(monkeypatch: pytest.Mon
 
 
 def test_a_prompt_that_it_does_not_take_is_named():
-    with pytest.raises(ConfigError, match=r"(?s)the first prompt, 'p'.*start and target.*\nCorrect the class\.$"):
+    with pytest.raises(ConfigError, match=rf"(?s)the first prompt, 'p'.*start and target.*\n{REMEDY}\.$"):
         try_it(WALK, {}, answer="no walk")
 
 
