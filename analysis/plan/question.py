@@ -233,10 +233,12 @@ def _gpus_of_experiment(words: Sequence[str]) -> int:
 def _many_engines(num_gpus: int) -> int:
     num_engines = math.lcm(num_gpus, MANY_ENGINES)
     if num_engines > MOST_WORKERS:
+        fewer = range(min(num_gpus, MOST_WORKERS), 0, -1)
+        nearest = next(each for each in fewer if math.lcm(each, MANY_ENGINES) <= MOST_WORKERS)
         raise ConfigError(
             f"gpus={num_gpus}.",
             f"A plan takes a number whose least common multiple with {MANY_ENGINES} is at most {MOST_WORKERS}.",
-            "Take a number near it, as 640 for 631.",
+            f"Write gpus={nearest}.",
         )
     return num_engines
 

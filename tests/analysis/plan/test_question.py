@@ -96,7 +96,9 @@ def test_a_limit_that_nobody_chose_is_replaced_by_the_longest_of_log_normal_leng
     assert caught.value.remedy.startswith(f"Add rollout.max_response_tokens={math.ceil(900 * math.exp(4.5))},")
 
 
-@pytest.mark.parametrize("num_gpus", [631, 200_000_000])
-def test_gpus_for_which_no_number_of_engines_can_be_tried_are_refused_by_their_own_name(tmp_path, num_gpus):
-    with pytest.raises(ConfigError, match=f"gpus={num_gpus}"):
+@pytest.mark.parametrize(("num_gpus", "fewer"), [(631, 630), (200_000_000, 620 * 161_280)])
+def test_gpus_for_which_no_number_of_engines_can_be_tried_are_refused_with_the_next_smaller_one(
+    tmp_path, num_gpus, fewer
+):
+    with pytest.raises(ConfigError, match=rf"(?s)gpus={num_gpus}\..*Write gpus={fewer}\."):
         space(tmp_path, f"gpus={num_gpus}", "rollout.max_response_tokens=4096")
