@@ -185,7 +185,7 @@ def test_a_script_that_trains_while_it_is_imported_for_its_reward_is_refused(tmp
     (tmp_path / "script.py").write_text(
         "import rollpacker\ndef mine(response): return 1.0\nrollpacker.train('reward=math', reward=mine)\n"
     )
-    process = ServerProcess("rollpacker.rewards.scoring_process", [f"{tmp_path}/script.py:mine", "1"])
+    process = ServerProcess("rollpacker.rewards.scoring_process", [f"{tmp_path}/script.py:mine", "1"], "reward process")
     failure = process.start_failure()
     process.close()
     assert failure is not None

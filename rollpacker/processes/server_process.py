@@ -20,7 +20,7 @@ from rollpacker.core.errors import EngineFailed
 from rollpacker.processes.package_modules import environment_of_children, words_that_run
 
 _LINE_BYTES = 1 << 24
-"""The longest response: of a sandbox with a hundred thousand test cases."""
+"""The longest response, such as the results of a hundred thousand test cases."""
 
 STOP_LIMIT_S = 2.0
 """For a process to exit when its socket is closed, and again at SIGTERM, before it is killed."""
@@ -54,7 +54,7 @@ class ServerProcess:
         self,
         module_name: str,
         arguments: Sequence[str],
-        role: str = "reward process",
+        role: str,
         python: str | None = None,
         variables: Mapping[str, str] | None = None,
         *,

@@ -121,7 +121,9 @@ def _try_function(check: Check, prompts: Sequence[Prompt], timeout_s: float) -> 
 
 def _process_of(check: Check, timeout_s: float) -> ServerProcess:
     """Start the process that calls a function, and wait until it has imported it."""
-    process = ServerProcess(SCORING_PROCESS, [check.source, str(timeout_s)], start_limit_s=START_LIMIT_S)
+    process = ServerProcess(
+        SCORING_PROCESS, [check.source, str(timeout_s)], "reward process", start_limit_s=START_LIMIT_S
+    )
     if failure := process.start_failure():
         process.close()
         raise _unusable(f"{check.key}={check} cannot be used: {failure}", process.greeting)

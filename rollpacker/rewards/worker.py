@@ -171,7 +171,9 @@ class KillableRewardWorker(PooledRewardWorker):
     """For rewards that may hang or crash: calls a function with a time limit (see `functions`, `scoring_process`)."""
 
     def __init__(self, source: str, num_workers: int, timeout_s: float) -> None:
-        super().__init__([ServerProcess(SCORING_PROCESS, [source, str(timeout_s)]) for _ in range(num_workers)])
+        super().__init__(
+            [ServerProcess(SCORING_PROCESS, [source, str(timeout_s)], "reward process") for _ in range(num_workers)]
+        )
         self._limit_s = timeout_s + SUPERVISOR_GRACE_S
         self._problems: set[str] = set()
         """Those that the log has."""

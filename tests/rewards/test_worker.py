@@ -92,7 +92,7 @@ async def test_what_the_import_of_a_reward_started_serves_all_checks_and_ends_wi
 def test_what_the_import_of_a_reward_started_ends_with_a_process_that_was_never_asked(monkeypatch, tmp_path):
     monkeypatch.setenv("HOSTILE_PREPARE", "serve")
     monkeypatch.setenv("HOSTILE_SERVER_FILE", str(tmp_path / "pid"))
-    process = ServerProcess(SCORING_PROCESS, ["hostile_module:score", "2.0"])
+    process = ServerProcess(SCORING_PROCESS, ["hostile_module:score", "2.0"], "reward process")
     while not (tmp_path / "pid").exists():
         time.sleep(0.05)
     process.close()

@@ -40,7 +40,7 @@ def check_sandbox(section: SandboxSection) -> str:
             f"The filter of system calls supports {' and '.join(MACHINES)}. {without_it(_SETTING, _PROGRAMS)}",
             f"Run elsewhere, or {where_trusted(_SETTING, _PROGRAMS)}",
         )
-    with closing(ServerProcess(SUPERVISOR, [section.bounds_json()])) as process:
+    with closing(ServerProcess(SUPERVISOR, [section.bounds_json()], "reward process")) as process:
         failure = process.start_failure()
     if failure is not None and is_isolated:
         raise no_start(_SETTING, _PROGRAMS, failure)

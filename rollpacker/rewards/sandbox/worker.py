@@ -53,7 +53,9 @@ class SandboxRewardWorker(PooledRewardWorker):
 
     def __init__(self, section: SandboxSection) -> None:
         """Start the supervisors at once; they test a sandbox while the caller goes on."""
-        super().__init__([ServerProcess(SUPERVISOR, [section.bounds_json()]) for _ in range(pool_size(section))])
+        super().__init__(
+            [ServerProcess(SUPERVISOR, [section.bounds_json()], "reward process") for _ in range(pool_size(section))]
+        )
         self._section = section
         self._busy: set[ServerProcess] = set()
         self._load = functools.lru_cache(maxsize=_CACHED_PROMPTS)(load_test_cases)
