@@ -110,7 +110,6 @@ class _Channel:
 
     def __init__(self, requests: socket.socket) -> None:
         self._socket = requests
-        self._received = bytearray()
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -119,18 +118,17 @@ class _Channel:
         send_line(self._socket, message)
 
     def receive(self) -> dict[str, Any]:
-        """Wait for a line.
+        """Wait for a line. What is behind it stays in the socket, where a poll sees it.
 
         Raises:
             WorkerGone: The socket is closed.
         """
-        while (end := self._received.find(b"\n")) < 0:
-            part = self._socket.recv(_RECEIVE_BYTES)
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            part = self._socket.recv(_RECEIVE_BYTES, socket.MSG_PEEK)
             if not part:
                 raise WorkerGone
-            self._received += part
-        line = bytes(self._received[:end])
-        del self._received[: end + 1]
+            line += self._socket.recv(part.find(b"\n") + 1 or len(part))
         message: dict[str, Any] = json.loads(line)
         return message
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import EngineFailed, UserError
 from rollpacker.launch.doctor.node import check_code_sandbox
 from rollpacker.processes.lifetimes import children_of, tree_of
+from rollpacker.processes.server_process import ServerProcess
 from rollpacker.rewards.sandbox import supervisor as supervision
 from rollpacker.rewards.sandbox import worker
 from rollpacker.rewards.sandbox.bubblewrap import Bounds
@@ -62,6 +64,17 @@ async def test_what_is_forgotten_before_its_supervisor_has_it_never_runs(tmp_pat
             await pool.worker.forget()
             (verdict,) = await pool.score(request_of(7, one, "print(1)"))
             assert (verdict.request.sample, verdict.reason) == (7, "correct")
+
+
+def test_what_is_stopped_before_its_supervisor_has_read_it_is_stopped():
+    """A busy supervisor finds the request and the order to stop it together."""
+    case = {"kind": "stdin", "input": "", "output": "1", "time_limit_s": None, "memory_limit_mb": None}
+    program = {"source": ENDLESS, "entry_point": None, "has_prelude": False, "cases": [case], "limits_s": [LONG_S]}
+    lines = "\n".join(map(json.dumps, (program, {"stop": True})))
+    with closing(ServerProcess(worker.SUPERVISOR, [SandboxSection().bounds_json()], "supervisor")) as supervisor:
+        assert supervisor.start_failure() is None
+        assert supervisor.ask(lines, LONG_S / 2)["reason"] == "stopped"
+        assert supervisor.ask(json.dumps(program | {"source": "print(1)"}), LONG_S)["reason"] == "correct"
 
 
 async def test_closing_ends_what_runs_and_wakes_who_waits(tmp_path):
