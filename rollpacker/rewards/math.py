@@ -2,8 +2,9 @@ r"""Scores math answers with math-verify: LaTeX, numbers, sets, intervals, and w
 
 The answer is what the last `\boxed{}` (or several, joined by commas or `and`) or `<answer></answer>` holds, else an
 announced one ("the answer is 3"), else the last formula or number of the text; of a truncated response the latter does
-not count, and of thoughts nothing does (`thoughts`). The ground truth may come bare, in `$...$` or in `\boxed{}`. A
-sign of per cent at its end, or at that of an answer, may be left out.
+not count, and of thoughts nothing does (`thoughts`). The ground truth may come bare, in `$...$` or in `\boxed{}`,
+and be a choice with what it says (`(C) 12`). A sign of per cent or the half of the day at its end, or at that of an
+answer, may be left out.
 
 * `correct`, `wrong_answer`;
 * `no_answer`: nothing in the response can be read as one; `truncated` when it also ended at the length limit;
@@ -13,6 +14,7 @@ What math-verify misreads is rewritten first, or compared as text (`math_notatio
 
 An answer must claim one thing: of `5=6=7`, `8 \to 7`, "7 or 8" and "not 7" math-verify alone would accept a part
 (`math_claims`). Small numbers must agree to one part in a thousand. `\{1, 2\}` is not `(1, 2)`; `1, 2` may be either.
+Of `1, 1, 2` all three count.
 An interval may be given by its bounds (`3 < x < 5`), but not by an inequality to solve (`2x < 6`), nor a union at all.
 
 What is nested more than ten deep is not read, for which math-verify would take seconds to minutes.
@@ -34,7 +36,7 @@ from sympy import FiniteSet
 from rollpacker.data.math_boxes import BOX_BEGINS, final_boxes
 from rollpacker.rewards import math_notation, math_truths
 from rollpacker.rewards.math_claims import are_close, gives_bounds, is_number, is_one_claim
-from rollpacker.rewards.math_explanations import EXPLAINED, HALF_OF_THE_DAY, without_explanation
+from rollpacker.rewards.math_explanations import EXPLAINED, without_explanation
 from rollpacker.rewards.scores import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score
 from rollpacker.rewards.thoughts import without_thoughts
 
@@ -95,7 +97,10 @@ _MARKS = (
     (re.compile(rf"(?<![\w*_])[*_]({_NUMBER})[*_](?![\w*_])"), r" \1 "),
     (re.compile(r"(?<=##)(?=[-$]?\d)|(?<=[A-Za-z]:)(?=[-$]?\d)"), r" "),
     (re.compile(rf"(answer\s*(?:is|:)+\s*){_TEXT_COMMAND.pattern}", re.IGNORECASE), r"\1\2 "),
-    (HALF_OF_THE_DAY, r"\1\2\3 "),
+    (
+        re.compile(r"(answer\s*(?:is|:)+\s*(?:[a-z][\w'()]{0,19}\s*=\s*)?)(\d[\d:]*_\{[ap]m\})", re.IGNORECASE),
+        r"\1\\(\2\\) ",
+    ),
     (EXPLAINED, without_explanation),
     (
         re.compile(
@@ -120,10 +125,14 @@ _MARKS_AT_THE_END = (
     (re.compile(rf"(?:^[ \t]*|[=:][ \t]*|\bis[ \t]+)\(({_NUMBER})\)[.!\s]*\Z", re.MULTILINE), r" \1"),
 )
 """The same of what ends a text without an announced answer. A number may also be that of a formula: "by (3)."."""
+_SEPARATE_FORMULAS = re.compile(r"(?:\$[^$;]+\$|[-\d.]+)(?:\s*;\s*(?:\$[^$;]+\$|[-\d.]+))+")
+"""Each with its own delimiters, of which math-verify would read the last alone."""
 _CHOICE_IN_BRACKETS = re.compile(r"(?<!\w)\(([A-J])\)")
+_BLANK = r"(?:\\[ ,;:]|\\q?quad|~|\s)"
 _OPTION = re.compile(
-    r"(\\boxed\s*\{\s*|answer\s*(?:is|:)+\s*)(?:\\text\w*\s*\{\s*\(?([A-J])\)\s*\}|\(?([A-J])\))"
-    r"(?:\\[ ,;:]|\\q?quad|~|\s)++(?!or\b|and\b|[^\n]*?\b[A-J]\))(?=[-\d$]|\\(?:d?frac|sqrt|pi|text)|[a-z]{2})([^\n]*)",
+    r"(\\boxed\s*\{\s*|answer\s*(?:is|:)+\s*)"
+    rf"(?:\\(?:text\w*|math(?:rm|bf))\s*\{{\s*\(?([A-J])\){_BLANK}*\}}|\(?([A-J])\)(?={_BLANK})){_BLANK}*"
+    r"(?=[-\d$]|\\(?:\$|d?frac|sqrt|pi|text)|[a-z]{2})(?!or\b|and\b|[^\n]*?\b[A-J]\))([^\n]*)",
     re.IGNORECASE,
 )
 """A choice with what it says: `(C) 12`."""
@@ -222,6 +231,9 @@ def _shortened(blanks: re.Match[str]) -> str:
 def _parse_truth(ground_truth: str) -> list[Any]:
     """Give formulas and texts that stand for the ground truth, none when it cannot be read."""
     bare = ground_truth.replace("\\$", "").strip()
+    option = _OPTION.fullmatch(bare if BOX_BEGINS.match(bare) else f"\\boxed{{{bare.strip('$')}}}")
+    if option:
+        return [*_parse_bare(option[4].removesuffix("}")), option[2] or option[3]]
     return _parse_bare(bare) if bare else []
 
 
@@ -288,6 +300,8 @@ def _without_denials(text: str) -> str:
 
 def _parse_bare(text: str) -> list[Any]:
     """Read a formula that may come without delimiters."""
+    if _SEPARATE_FORMULAS.fullmatch(text):
+        text = text.replace("$", "")
     if any(delimiter in text for delimiter in _DELIMITERS):
         return _parse_formula(text, _ANYWHERE)
     return _parse_formula(f"${text}$", _ANYWHERE) or _parse_formula(text, _ANYWHERE)
@@ -307,7 +321,8 @@ def _parse_formula(text: str, configs: tuple[Any, ...]) -> list[Any]:
 
 def _parse(text: str, configs: tuple[Any, ...]) -> list[Any]:
     """An escaped dollar is money; math-verify would take it for the beginning of a formula."""
-    return math_notation.without_misreading(parse(text.replace("\\$", ""), configs, parsing_timeout=None))
+    text = math_notation.with_units_alone_at_the_end(text.replace("\\$", ""))
+    return math_notation.without_misreading(parse(text, configs, parsing_timeout=None))
 
 
 def _has_long_word(words: set[str]) -> bool:

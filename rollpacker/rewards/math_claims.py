@@ -10,7 +10,23 @@ import re
 from typing import Any
 
 from math_verify import verify
-from sympy import And, Eq, Expr, FiniteSet, Ge, Gt, Interval, Le, Lt, Number, Symbol, Tuple, expand, preorder_traversal
+from sympy import (
+    And,
+    Eq,
+    Expr,
+    FiniteSet,
+    Ge,
+    Gt,
+    Interval,
+    Le,
+    Lt,
+    Number,
+    Symbol,
+    Tuple,
+    cancel,
+    expand,
+    preorder_traversal,
+)
 from sympy.core.function import AppliedUndef
 
 from rollpacker.data.math_boxes import closings
@@ -20,9 +36,12 @@ _ARROW = re.compile(r"\\(?:long)?(?:left)?(?:right)?arrow\b|\\(?:to|mapsto|impli
 _SUBSCRIPT_BEGINS = re.compile(r"(?:[A-Za-z}]\s*_|\\underset)\s*\{")
 """Of a letter or a command; the arrow in it says where a variable goes, as in that of a limit."""
 
-_BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
+_BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+|[ap]m)")
+"""Or the half of the day of a time."""
 _STARTS_A_SET = re.compile(r"(?:^|=|\\in)\s*\\\{")
 
+_WITHOUT_ROOTS = Eq(Symbol("x", real=True) ** 2, -1, evaluate=False)
+"""For math-verify equal to any other equation without real ones."""
 _LEAST_AGREEMENT = 1e-3
 """Of two numbers, relative."""
 
@@ -45,9 +64,11 @@ def is_one_claim(truth: list[Any], answer: list[Any]) -> bool:
     """Whether an answer that math-verify finds right claims nothing else."""
     if _has_arrow(answer):
         return _has_arrow(truth)
-    if _takes_set_for_point(truth, answer) or _are_in_other_bases(truth, answer):
+    if _takes_set_for_point(truth, answer) or _drops_repeated(truth, answer[0]) or _are_in_other_bases(truth, answer):
         return False
     formula = answer[0]
+    if isinstance(truth[0], Eq) and isinstance(formula, Eq) and not _share_roots(truth[0], formula):
+        return False
     if isinstance(truth[0], Eq | And) or not isinstance(formula, Eq | And) or gives_bounds(truth, answer):
         return True
     return all(isinstance(each, Eq) and _is_sound(each, truth) for each in _relations(formula))
@@ -58,7 +79,8 @@ def gives_bounds(truth: list[Any], answer: list[Any]) -> bool:
 
     math-verify would solve any other inequality, too, so that one copied from the prompt would be right.
     """
-    return isinstance(truth[0], Interval) and all(_is_bound(each) for each in _relations(answer[0]))
+    bounded = truth[0].rhs if isinstance(truth[0], Eq) else truth[0]
+    return isinstance(bounded, Interval) and all(_is_bound(each) for each in _relations(answer[0]))
 
 
 def _relations(formula: Any) -> tuple[Any, ...]:
@@ -70,6 +92,19 @@ def _is_bound(relation: Any) -> bool:
         return False
     pairs = (relation.args, relation.args[::-1])
     return any(isinstance(one, Symbol | AppliedUndef) and other.is_number for one, other in pairs)
+
+
+def _share_roots(truth: Eq, answer: Eq) -> bool:
+    """Whether equations that have the same roots have any, or are multiples of each other."""
+    if truth == answer or not (_is_of_expressions(truth) and _is_of_expressions(answer)):
+        return True
+    factor = cancel((truth.lhs - truth.rhs) / (answer.lhs - answer.rhs))
+    is_multiple = is_number(factor) and factor != 0
+    return is_multiple or not verify(truth, _WITHOUT_ROOTS, timeout_seconds=None)
+
+
+def _is_of_expressions(equation: Eq) -> bool:
+    return all(isinstance(side, Expr) and not side.is_Matrix for side in equation.args)
 
 
 def _takes_set_for_point(truth: list[Any], answer: list[Any]) -> bool:
@@ -86,6 +121,20 @@ def _takes_set_for_point(truth: list[Any], answer: list[Any]) -> bool:
         isinstance(formula, FiniteSet) and isinstance(instead, Interval | Tuple) and _is_in_braces(parsed)
         for formula, parsed, instead in pairs
     )
+
+
+def _drops_repeated(truth: list[Any], answer: Any) -> bool:
+    """Whether a value that the truth lists several times, not in braces, is not listed as often."""
+    numbers = _numbers_listed(truth[0])
+    return max(numbers) > 1 and not _is_in_braces(truth) and numbers != _numbers_listed(answer)
+
+
+def _numbers_listed(values: Any) -> list[int]:
+    """How often each value of a list stands there, in the order of the values."""
+    values = values.rhs if isinstance(values, Eq) else values
+    if not isinstance(values, FiniteSet):
+        return [1]
+    return [values._unsorted_args.count(each) for each in values.args]  # noqa: SLF001 math-verify's own set
 
 
 def _are_in_other_bases(truth: list[Any], answer: list[Any]) -> bool:
@@ -127,8 +176,7 @@ def _is_sound(equation: Eq, truth: list[Any]) -> bool:
         is_named = bool(side.free_symbols or side.atoms(AppliedUndef)) or not isinstance(side, Expr)
         if not is_named and not verify(truth, [side], timeout_seconds=None):
             return False
-    one, other = equation.args
-    if not all(isinstance(side, Expr) and not side.is_Matrix for side in equation.args):
+    if not _is_of_expressions(equation):
         return True
-    difference = expand(one - other)
+    difference = expand(equation.lhs - equation.rhs)
     return difference == 0 or not isinstance(difference, Number)

@@ -1,6 +1,6 @@
 """What stands behind a number that is announced as an answer and is no part of it.
 
-"15 (3*5)" says 15, and "12 a.m." says 12; but "2 (3+4)" says 14.
+"15 (3*5)" says 15; but "2 (3+4)" says 14.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ _CALCULATION = rf"{_TERM}(?:\s*(?:[-+*/^x\u00d7\u00b7\u00f7]|\\(?:times|cdot|div
 _ANNOUNCED = (
     rf"(answer\s*(?:is|:)+\s*(?:[a-z][\w'()]{{0,19}}\s*=\s*)?)({_NUMBER})((?:\s?(?:\\?%|\^\\circ|[a-z](?![\w.])))?)"
 )
-HALF_OF_THE_DAY = re.compile(rf"{_ANNOUNCED}\s?[ap]\.m\b\.?", re.IGNORECASE)
 """An announcement, its number, and the number's unit."""
 EXPLAINED = re.compile(
     rf"{_ANNOUNCED}(\s+[(\[](?:i\.e\.,?\s+)?(?:{_CALCULATION}|\d[\d.,]*[!km])\s*[)\]]"
     rf"|(?:\s?:|\s*[-=]>|\s*\u2192|\s+i\.e\.,?)\s+{_CALCULATION})",
     re.IGNORECASE,
 )
-"""The same, and the calculation that explains it."""
+"""An announced number, and the calculation that explains it."""
 _MAY_HAVE_A_LARGER_TERM = re.compile(r"[-/.%\u00f7]|\\div|\d[km]")
 """A difference, a quotient, a decimal, a percentage, a unit, or `i.e.`."""
 

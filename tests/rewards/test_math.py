@@ -235,6 +235,8 @@ def test_choices_go_to_j(letter):
     [
         r"\boxed{\textbf{(C)}\ 12}",
         r"\boxed{\text{(C) } 12}",
+        r"\boxed{\textbf{(C) }12}",
+        r"\boxed{\mathrm{(C)}\ 12}",
         r"\boxed{(C) 12}",
         r"\boxed{C) 12}",
         "Answer: C) 12",
@@ -244,6 +246,21 @@ def test_choices_go_to_j(letter):
 def test_of_an_option_its_letter_or_what_it_says_is_the_answer(response):
     assert reason_of(response, "C") == reason_of(response, "12") == "correct"
     assert reason_of(response, "D") == reason_of(response, "13") == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    "truth", [r"\textbf{(C)}\ 12", r"\textbf{(C) }12", "(C) 12", r"$\mathrm{(C)}\ 12$", r"\boxed{\text{(C)} 12}"]
+)
+def test_a_truth_may_be_an_option_with_what_it_says(truth):
+    for response in (r"\boxed{\textbf{(C)}\ 12}", r"\boxed{C}", r"\boxed{12}", "The answer is (C)."):
+        assert reason_of(response, truth) == "correct"
+    for response in (r"\boxed{\textbf{(D)}\ 12}", r"\boxed{D}", r"\boxed{13}", "The answer is (D)."):
+        assert reason_of(response, truth) == "wrong_answer"
+
+
+@pytest.mark.parametrize("truth", ["$5$;$10$", "5;$10$"])
+def test_of_several_formulas_one_alone_is_not_the_answer(truth):
+    assert reason_of(r"\boxed{5}", truth) == reason_of(r"\boxed{10}", truth) == "wrong_answer"
 
 
 @pytest.mark.parametrize("response", [r"\boxed{(C) 12 or (D) 13}", "Answer: (C) 12 or (D) 13"])

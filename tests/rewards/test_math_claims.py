@@ -70,6 +70,8 @@ def test_an_answer_that_claims_more_than_the_truth_or_no_number_is_wrong(respons
         ("x = 7", r"\boxed{x = 7}"),
         ("2, 16", r"\boxed{x = 2 \text{ or } x = 16}"),
         ("2, 16", "The answer is $2$ or $16$."),
+        ("$2$;$16$", r"\boxed{2; 16}"),
+        (r"1.5; $\frac{8}{9}$", r"\boxed{\frac{3}{2}, \frac{8}{9}}"),
         (r"\sqrt{2}", r"\boxed{\sqrt{2} \approx 1.414}"),
         (r"\begin{pmatrix} 7 \\ -2 \end{pmatrix}", r"\boxed{x = \begin{pmatrix} 7 \\ -2 \end{pmatrix}}"),
     ],
@@ -104,6 +106,7 @@ def test_without_braces_a_list_may_be_a_point(truth, response):
         (r"(-\infty, 3]", r"x \le 3"),
         ("1 < f(x) < 3", "(1, 3)"),
         (r"f(x) \ge -4", r"[-4, \infty)"),
+        (r"-3 \le x < 7", r"x \in [-3, 7)"),
     ],
 )
 @pytest.mark.parametrize("words", [r"\boxed{%s}", "The answer is $%s$.", "<answer>%s</answer>"])
@@ -137,6 +140,32 @@ def test_an_inequality_is_not_solved_for_the_response(unsolved, truth, words, mo
     )
     assert reason_of(words.replace("%s", unsolved), truth) == "wrong_answer"
     assert not solved
+
+
+@pytest.mark.parametrize(
+    ("truth", "others"),
+    [
+        (r"x^2-4x+13=0", ("x^2-4x+14=0", r"\sin x=5", "x^2+y^2+1=0", "5=5")),
+        (r"\log_6 36 = 2", (r"\log_6 36 = 3", "5=5")),
+        ("x^2+y^2=1", ("x^2+y^2=2", "x^2+1=0")),
+    ],
+)
+def test_equations_without_roots_are_not_all_the_same(truth, others):
+    assert reason_of(rf"\boxed{{{truth}}}", truth) == "correct"
+    for other in others:
+        assert reason_of(rf"\boxed{{{other}}}", truth) == "wrong_answer"
+
+
+def test_an_equation_may_be_multiplied():
+    assert reason_of(r"\boxed{-2x^2-2=0}", "x^2+1=0") == reason_of(r"\boxed{2x^2+2y^2=2}", "x^2+y^2=1") == "correct"
+
+
+@pytest.mark.parametrize("dropped", ["1, 2", "1, 2, 2", "2", r"\{1, 2\}", r"1 \text{ and } 2"])
+def test_a_value_that_the_truth_lists_twice_is_listed_twice(dropped):
+    for right in ("1, 1, 2", "1, 2, 1", "x = 2, 1, 1"):
+        assert reason_of(rf"\boxed{{{right}}}", "1, 1, 2") == "correct"
+    assert reason_of(rf"\boxed{{{dropped}}}", "1, 1, 2") == "wrong_answer"
+    assert reason_of(r"\boxed{1, 2}", r"\{1, 1, 2\}") == "correct"
 
 
 def test_announced_bounds_need_no_delimiters():

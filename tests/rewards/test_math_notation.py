@@ -31,6 +31,32 @@ def test_what_math_verify_would_read_a_part_of_is_compared_whole(truth, right, w
     assert reason_of(rf"\boxed{{{truth}}}", wrong) != "correct"
 
 
+@pytest.mark.parametrize(
+    "bounded",
+    [
+        r"\{x|-1 < x \le 2\}",
+        r"\{ x \mid -1<x\leq 2 \}",
+        r"\{x : -1 < x \leqslant \frac{4}{2}\}",
+        r"\left\{x\middle|-1 < x \le 2\right\}",
+        r"\left\{ x\left| -1 < x \le 2 \right. \right\}",
+        r"\{x \in \mathbb{R} \mid -1 < x \le 2\}",
+        r"A \cap B = \{x|-1 < x \le 2\}",
+    ],
+)
+def test_a_set_may_be_given_by_the_bounds_of_its_elements(bounded):
+    for other in ("(-1, 2]", r"-1 < x \le 2", r"\{x|-1<x\leq2\}"):
+        assert reason_of(rf"\boxed{{{bounded}}}", other) == reason_of(rf"\boxed{{{other}}}", bounded) == "correct"
+    for other in ("[-1, 2]", "-1 < x < 2", r"\{x|-1<x\le 3\}", "2", r"\{-1, 2\}"):
+        assert reason_of(rf"\boxed{{{bounded}}}", other) == reason_of(rf"\boxed{{{other}}}", bounded) == "wrong_answer"
+
+
+def test_a_set_of_another_condition_equals_itself_alone():
+    truth = r"\{x|x=3k,k\in \mathbb{Z}\}"
+    assert reason_of(r"\boxed{\{x \mid x=3k, k \in \mathbb{Z}\}}", truth) == "correct"
+    for other in ("3", r"\{x|x=3k,k\in \mathbb{N}\}", r"\{x|x=2k,k\in \mathbb{Z}\}"):
+        assert reason_of(rf"\boxed{{{other}}}", truth) == "wrong_answer"
+
+
 @pytest.mark.parametrize("answer", ["f'(2) = 5", r"\gcd(10, 15) = 5", r"x \approx 5"])
 def test_what_stands_beside_a_value_is_no_part_of_it(answer):
     assert reason_of(rf"\boxed{{{answer}}}", "5") == "correct"
@@ -72,6 +98,9 @@ def test_what_stands_beside_a_value_is_no_part_of_it(answer):
         (r"0.123\,456", "0.123456", "0.123"),
         (r"3\,141\,592.653\,589", "3141592.653589", "3"),
         ("0.(3)", "1/3", "0"),
+        (r"90\degree", "90", "9"),
+        (r"90^{\degree}", r"90^\degree", "9"),
+        ("(2516)_8", "2516_8", "2516_9"),
     ],
 )
 def test_numbers_are_read_as_they_are_printed(answer, truth, other):
