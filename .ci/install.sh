@@ -58,7 +58,7 @@ require_venv() {
 # torch of processors, whatever GPUs are here.
 torch_source() {
     local folder
-    for folder in $(.venv/bin/pip config get global.find-links 2>/dev/null || true) ${PIP_FIND_LINKS:-}; do
+    for folder in $(pip_setting .venv/bin/python find-links); do
         if compgen -G "$folder/torch-*.whl" >/dev/null; then
             printf '%s\n' --find-links "$folder"
             return

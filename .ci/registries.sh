@@ -3,13 +3,17 @@
 
 # Prints what pip would use, here and now: `pip_setting PYTHON KEY`.
 pip_setting() {
-    local variable="PIP_${2^^}" value
-    variable="${variable//-/_}"
-    value="${!variable:-$("$1" -m pip config get "global.$2" 2>/dev/null || true)}"
-    printf '%s' "${value//$'\n'/ }"
+    local listed from value words
+    listed="$("$1" -m pip config list 2>/dev/null || true)"
+    for from in :env: install global; do
+        value="$(sed -n "s/^$from\.$2='\(.*\)'\$/\1/p" <<<"$listed")"
+        if [[ -n "$value" ]]; then break; fi
+    done
+    read -ra words <<<"${value//\\n/ }"
+    printf '%s' "${words[*]}"
 }
 
-# Exports what pip is told as uv names it, unless uv is told itself: `use_registries_of_pip PYTHON`.
+# Exports what pip is told as uv names it, unless variables tell uv itself: `use_registries_of_pip PYTHON`.
 use_registries_of_pip() {
     [[ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX:-}${UV_INDEX_URL:-}${UV_EXTRA_INDEX_URL:-}" ]] || return 0
     local pair variable value

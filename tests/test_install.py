@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,7 +31,7 @@ case "$*" in
         ;;
     *"-m ensurepip"*) touch .venv/bin/pip ;;
     *"-m pip install"*) [[ -e .venv/bin/pip ]] && cp "$(command -v a-uv)" .venv/bin/uv ;;
-    "-m pip config get global."*) cat "pip.conf/${5#global.}" ;;
+    "-m pip config list") [[ ! -f pip-settings ]] || cat pip-settings ;;
     *"-m pip"*) [[ -e .venv/bin/pip ]] ;;
     "-c import ensurepip, venv") [[ -z "${BARE:-}" || -e installed ]] ;;
     *version_info*%d*) echo 3.11 ;;
@@ -142,7 +144,11 @@ def test_an_environment_of_uv_which_has_no_pip_is_kept_and_gets_one(checkout: Pa
     assert not (checkout / "made").exists()
 
 
-MIRROR = {"index-url": "https://mirror.test/simple", "trusted-host": "mirror.test:8443", "cert": "/etc/mirror.pem"}
+MIRROR = {
+    "global.cert": "/etc/mirror.pem",
+    "global.index-url": "https://mirror.test/simple",
+    "global.trusted-host": "mirror.test:8443",
+}
 MIRROR_OF_UV = {
     "UV_DEFAULT_INDEX": "https://mirror.test/simple",
     "UV_INSECURE_HOST": "mirror.test:8443",
@@ -155,26 +161,46 @@ MIRROR_OF_UV = {
     [
         ({}, {}, {}),
         (MIRROR, {}, MIRROR_OF_UV),
-        (MIRROR, {"PIP_INDEX_URL": "https://b.test"}, MIRROR_OF_UV | {"UV_DEFAULT_INDEX": "https://b.test"}),
         (
-            {"extra-index-url": "https://b.test\nhttps://c.test"},
+            {"global.extra-index-url": r"\nhttps://b.test\nhttps://c.test"},
             {},
             {"UV_INDEX": "https://b.test https://c.test", "UV_INDEX_STRATEGY": "unsafe-best-match"},
         ),
         (MIRROR, {"UV_INDEX": "https://own.test"}, {"UV_INDEX": "https://own.test"}),
         (MIRROR, {"SSL_CERT_FILE": "/etc/own.pem"}, MIRROR_OF_UV | {"SSL_CERT_FILE": "/etc/own.pem"}),
     ],
-    ids=["nothing", "mirror", "variable", "more", "uv's own", "certificates"],
+    ids=["nothing", "mirror", "more", "uv's own", "certificates"],
 )
 def test_uv_takes_the_registries_that_pip_is_configured_for(
     checkout: Path, settings: Mapping[str, str], variables: Mapping[str, str], told: Mapping[str, str]
 ) -> None:
-    (checkout / "pip.conf").mkdir()
-    for key, value in settings.items():
-        (checkout / "pip.conf" / key).write_text(f"{value}\n")
+    (checkout / "pip-settings").write_text("".join(f"{key}='{value}'\n" for key, value in settings.items()))
     make(checkout, ".venv/.demo", **variables)
     seen = dict(line.split("=", 1) for line in (checkout / "uv-environment").read_text().splitlines())
     assert {name: seen[name] for name in seen if name.startswith(("UV_", "SSL_CERT_FILE"))} == told
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("index-url", "https://variable.test"),
+        ("trusted-host", "install.test"),
+        ("extra-index-url", "https://b.test https://c.test"),
+        ("find-links", "/wheels"),
+        ("no-such-key", ""),
+    ],
+)
+def test_of_pips_settings_variables_win_and_then_those_of_its_command_install(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nindex-url = https://global.test\ntrusted-host = global.test\nfind-links = /wheels\n"
+        "[install]\ntrusted-host = install.test\nextra-index-url =\n  https://b.test\n  https://c.test\n"
+    )
+    own = {name: text for name, text in os.environ.items() if not name.startswith("PIP_")}
+    environment = own | {"PIP_CONFIG_FILE": f"{tmp_path}/pip.conf", "PIP_INDEX_URL": "https://variable.test"}
+    script = f". {ROOT}/.ci/registries.sh; pip_setting {shlex.quote(sys.executable)} {key}"
+    assert subprocess.check_output(["bash", "-euo", "pipefail", "-c", script], env=environment, text=True) == value
 
 
 @pytest.mark.parametrize(
