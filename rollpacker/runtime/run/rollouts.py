@@ -58,16 +58,15 @@ def load_rollouts(folder: Path) -> RequestBook:
     file = folder / _ROWS
     if not file.exists():
         return RequestBook()
-    with np.load(folder / _ARRAYS) as arrays:
-        token_ids, logprobs = arrays["token_ids"], arrays["logprobs"]
     try:
-        return _book(json.loads(read_bytes(file)), token_ids, logprobs)
-    except KeyError as missing:
+        with np.load(folder / _ARRAYS) as arrays:
+            return _book(json.loads(read_bytes(file)), arrays["token_ids"], arrays["logprobs"])
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{file} has no {missing}: it is of another format.",
+            f"{file} is of another format: {type(error).__name__}: {error}.",
             "It holds all that a run needs to go on with its responses.",
             "Resume with the version of rollpacker that wrote the checkpoint, or choose a fresh run.dir.",
-        ) from missing
+        ) from error
 
 
 def _book(rows: dict[str, Any], token_ids: np.ndarray[Any, Any], logprobs: np.ndarray[Any, Any]) -> RequestBook:

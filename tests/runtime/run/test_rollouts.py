@@ -94,7 +94,9 @@ def test_a_checkpoint_of_a_synchronous_run_has_none(tmp_path):
     assert load_rollouts(tmp_path).requests == {}
 
 
-@pytest.mark.parametrize("path", [("stretches",), ("counters", COUNTERS[0]), ("requests", 0, "race_rank")])
+@pytest.mark.parametrize(
+    "path", [("stretches",), ("counters", COUNTERS[0]), ("requests", 0, "race_rank"), ("stretches", 0, "engine")]
+)
 def test_what_another_version_wrote_without_something_is_refused_in_words(path, tmp_path):
     save_rollouts(tmp_path, book_of_everything())
     file = tmp_path / "rollouts.json"
@@ -104,5 +106,5 @@ def test_what_another_version_wrote_without_something_is_refused_in_words(path, 
         part = part[key]
     del part[path[-1]]
     file.write_text(json.dumps(rows))
-    with pytest.raises(CheckpointError, match=f"has no '{path[-1]}'"):
+    with pytest.raises(CheckpointError, match=f"is of another format: .*'{path[-1]}'"):
         load_rollouts(tmp_path)
