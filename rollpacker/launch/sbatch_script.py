@@ -177,7 +177,7 @@ def job_environment(cluster: ClusterSection, job: str) -> list[str]:
     end, grace = END_TIME_VARIABLE, GRACE_VARIABLE
     return [
         "export SLURM_EXPORT_ENV=ALL # a job that got no environment (SBATCH_EXPORT=NONE) would pass none to its ranks",
-        "unset SRUN_EXPORT_ENV # srun would prefer it",
+        'unset "${!SRUN_@}" # srun would prefer them, SRUN_EXPORT_ENV to the line above',
         f'export PATH="$PATH:{_USUAL_PATH}" # where it was submitted from, there may be no other command than sbatch',
         "unset SLURM_JWT # the login of sbatch, which would expire in the job; nodes have their own",
         *cluster.setup,

@@ -204,6 +204,7 @@ def test_where_the_qos_decides_on_preemption_the_grace_time_is_that_of_the_qos(
             "SQUEUE_FORMAT2": "JobID",
             "SCANCEL_INTERACTIVE": "true",
             "SRUN_EXPORT_ENV": "NONE",
+            "SRUN_CONTAINER": "bundle",
         },
     ],
 )

@@ -31,7 +31,7 @@
 #SBATCH --time=1440
 
 export SLURM_EXPORT_ENV=ALL # a job that got no environment (SBATCH_EXPORT=NONE) would pass none to its ranks
-unset SRUN_EXPORT_ENV # srun would prefer it
+unset "${!SRUN_@}" # srun would prefer them, SRUN_EXPORT_ENV to the line above
 export PATH="$PATH:/usr/local/bin:/usr/bin:/bin" # where it was submitted from, there may be no other command than sbatch
 unset SLURM_JWT # the login of sbatch, which would expire in the job; nodes have their own
 set +eu +o pipefail # whatever the setup has set: a failed srun does not end the script
