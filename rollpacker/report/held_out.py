@@ -100,7 +100,9 @@ def section(runs: Sequence[ShownRun]) -> dict[str, Any]:
     return {
         "held_out": curves(panels, "held-out scores") if panels else "",
         "held_out_rows": [row for run in evaluated for row in _rows(run)],
-        "texts": [(run, list(_texts(run))) for run in runs],
+        "texts": [
+            (run, list(_texts(run))) for run in runs if len(run.story.held_out.texts) or not run.story.held_out.problem
+        ],
     }
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rollpacker.report.presence import Presence, Spans
+    from rollpacker.timeline.moments import Moment
     from rollpacker.timeline.run_tables import RunTables, StepTables
 
     Row = dict[Any, Any]
@@ -162,18 +163,15 @@ class Waits:
             if worker_of(EngineId(moment.engine)) is not None:
                 continue
             slot = moment.engine.partition("-r")[0]
-            successors = [
-                other
-                for other in tables.logged.moments
-                if other.what == "joined" and other.at_s >= moment.at_s and str(other.engine).partition("-r")[0] == slot
-            ]
-            until_s = successors[0].at_s if successors else float(ends[-1])
-            duration_s = until_s - moment.at_s
-            came = (
-                f"{successors[0].engine} took its place after {seconds(duration_s)}"
-                if successors
-                else f"nothing took its place in the {seconds(duration_s)} until the last step's end"
-            )
+            later = (other for other in tables.logged.moments if other.at_s >= moment.at_s)
+            end = next((other for other in later if _replaces(other, slot)), None)
+            duration_s = (float(ends[-1]) if end is None else end.at_s) - moment.at_s
+            if end is None:
+                came = f"nothing took its place in the {seconds(duration_s)} until the last step's end"
+            elif end.what == "joined":
+                came = f"{end.engine} took its place after {seconds(duration_s)}"
+            else:
+                came = f"other engines took the place of all after {seconds(duration_s)}"
             wait = Wait(
                 kind="lost_engine",
                 step=int(numbers[np.searchsorted(ends, moment.at_s)]),
@@ -201,6 +199,13 @@ class Waits:
         chosen = sorted(first, key=_worst_first)[:NUM_WAITS]
         chosen += sorted(more, key=_worst_first)[: NUM_WAITS - len(chosen)]
         return tuple(sorted(chosen, key=_worst_first))
+
+
+def _replaces(moment: Moment, slot: str) -> bool:
+    """Whether an engine begins to serve in this place, or others in place of all."""
+    if moment.what == "joined":
+        return str(moment.engine).partition("-r")[0] == slot
+    return moment.what in {"fleet_change", "tail_change"}
 
 
 def _worst_first(wait: Wait) -> tuple[float, int, str]:
