@@ -27,7 +27,7 @@ _ALLOWED = "trainer=megatron knows dense Qwen2, Qwen2.5, Qwen3 and Llama models 
 _SHORT_UP_TO = "original_max_position_embeddings"
 """What a longrope's limit is called, in tokens: beside the rotary embedding (Phi-3, Phi-4-mini) or in it."""
 _POSITIONS = "max_position_embeddings"
-_LONGROPES_OF_PHI3 = {"longrope", "su", "yarn"}
+_LONGROPES_OF_PHI = {"longrope", "su", "yarn"}
 """transformers takes all three for longrope, the last two of older files."""
 _REMEDY = "Use trainer=fsdp, which trains any dense Hugging Face causal language model"
 
@@ -75,7 +75,7 @@ def _refuse_mixed_lengths(config: RunConfig, description: Mapping[str, Any]) -> 
     ones among them; so these count, too.
     """
     sizes = decoder_of(description)
-    longropes = _LONGROPES_OF_PHI3 if sizes.get("model_type") == "phi3" else {"longrope"}
+    longropes = _LONGROPES_OF_PHI if sizes.get("model_type") in {"phi3", "phi4_multimodal"} else {"longrope"}
     prompt, response = config.data.max_prompt_tokens, config.longest_response_tokens
     for kind, rope in _ropes(sizes):
         if kind == "dynamic" and type(sizes.get(_POSITIONS)) is not int:
