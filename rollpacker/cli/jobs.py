@@ -72,11 +72,11 @@ def _refuse_unknown(folders: list[Path]) -> None:
     if absent := [folder for folder in folders if not folder.is_dir()]:
         from rollpacker.config.keys import nearest
 
-        parent = absent[0].parent
+        is_one, parent = len(absent) == 1, absent[0].parent
         beside = [str(each) for each in parent.iterdir() if each.is_dir()] if parent.is_dir() else []
-        close = nearest(str(absent[0]), [*beside, WATCH])
+        close = nearest(str(absent[0]), [*beside, WATCH]) if is_one else []
         raise ConfigError(
-            f"{' and '.join(map(str, absent))} {'is not a folder' if len(absent) == 1 else 'are not folders'}.",
+            f"{', '.join(map(str, absent))} {'is not a folder' if is_one else 'are not folders'}.",
             f"`rollpacker jobs` takes folders with runs, and the argument {WATCH}.",
             f"Write rollpacker jobs {shlex.quote(close[0])}" if close else "For example: rollpacker jobs runs",
         )

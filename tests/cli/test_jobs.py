@@ -159,7 +159,7 @@ def test_where_there_are_no_runs_it_says_so(workdir: Path, capsys: pytest.Captur
         (["rums"], "rums is not a folder.", "Write rollpacker jobs runs"),
         (["my rums"], "my rums is not a folder.", "Write rollpacker jobs 'my runs'"),
         (["wach"], "wach is not a folder.", "Write rollpacker jobs watch"),
-        (["rums", "runs", "nowhere"], "rums and nowhere are not folders.", "Write rollpacker jobs runs"),
+        (["rums", "runs", "nowhere"], "rums, nowhere are not folders.", "For example: rollpacker jobs runs"),
         (["runs/nowhere/x"], "runs/nowhere/x is not a folder.", "For example: rollpacker jobs runs"),
         (["watch"], "`watch` was given, and the output is not a terminal.", "Leave `watch` out"),
         (["--wach"], "`--wach` is not an option.", "Arguments have no dashes: write watch"),

@@ -149,6 +149,13 @@ def check_image(cluster: ClusterSection) -> Iterator[Finding]:
             "cluster.setup may load it on the nodes: run `rollpacker doctor` in a job after these lines.",
         )
     else:
+        for bind in section.binds:
+            if not _is_here(bind):
+                yield warning(
+                    "runtime",
+                    f"{bind} of cluster.container.binds is not here: the image is tried without it",
+                    "A job fails on a node that lacks it.",
+                )
         outcome = run_program([*_words(section, section.environment), "-c", _ASK_VERSION], deadline_s=_DEADLINE_S)
         yield check_trial(section, outcome, has_user_namespaces=_allows_user_namespaces())
 
@@ -198,10 +205,14 @@ def _check_mount(section: ContainerSection, signal: str) -> Iterator[Finding]:
 
 def _words(section: ContainerSection, environment: Mapping[str, str]) -> list[str]:
     """Words that run Python in the image. Of `binds` those that are here: a login node may lack a folder of nodes."""
-    binds = (f"--bind={bind}" for bind in section.binds if os.access(bind.partition(":")[0], os.F_OK))
+    binds = (f"--bind={bind}" for bind in section.binds if _is_here(bind))
     variables = (f"{name}={value}" for name, value in environment.items())
     image = str(section.image)
     return [section.runtime, "exec", *binds, *section.options, image, "env", *variables, section.python, "-P"]
+
+
+def _is_here(bind: str) -> bool:
+    return os.access(bind.partition(":")[0], os.F_OK)
 
 
 def _allows_user_namespaces() -> bool:

@@ -141,8 +141,12 @@ def test_an_image_that_runs_is_tried_with_its_options_and_the_folders_that_are_h
         python="/venv/bin/python",
     )
 
-    (found,) = check_image(ClusterSection(name="c", container=section))
+    absent, found = check_image(ClusterSection(name="c", container=section))
 
+    assert (absent.level, absent.text) == (
+        "warning",
+        "/of/a/node of cluster.container.binds is not here: the image is tried without it",
+    )
     assert (found.level, found.text) == ("ok", f"apptainer runs {image} with RollPacker 0.1.0")
     assert (
         (tmp_path / "call")
