@@ -10,10 +10,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from rollpacker.config.words import quoted
 from rollpacker.gpu_check.outcomes import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from rollpacker.demo.inputs import Inputs
     from rollpacker.gpu_check.inputs import Bench
@@ -35,9 +37,9 @@ async def learns(bench: Bench) -> Mapping[str, float]:
     run_dir = bench.folder / "runs" / f"learns-{time.time():.0f}"
     _run(
         inputs,
-        f"run.dir={run_dir}",
+        run_dir,
         f"run.num_steps={NUM_STEPS}",
-        f"evaluation.path={inputs.unseen}",
+        f"evaluation.path={quoted(inputs.unseen)}",
         f"evaluation.every_steps={NUM_STEPS}",
     ).finish()
     evaluations = read_frame(run_dir, "evaluations").sort_values("policy_version")
@@ -62,7 +64,7 @@ async def lost_engine(bench: Bench) -> Mapping[str, float]:
     from rollpacker.metrics.tables import METRICS_FOLDER, load_manifest, read_frame
 
     run_dir = bench.folder / "runs" / f"lost-engine-{time.time():.0f}"
-    run = _run(_demo(bench), f"run.dir={run_dir}", "run.num_steps=8", "engine.restart_pause_s=0")
+    run = _run(_demo(bench), run_dir, "run.num_steps=8", "engine.restart_pause_s=0")
     run.wait_until(lambda: load_manifest(run_dir / METRICS_FOLDER) is not None)
     log = (run_dir / "logs" / "attempt-000" / "engine-0.log").read_text(errors="replace")
     found = re.search(r"^Process (\d+) on ", log, re.MULTILINE)
@@ -94,11 +96,12 @@ class _Run:
         require(code == 0, f"the run ended with exit code {code}")
 
 
-def _run(inputs: Inputs, *words: str) -> _Run:
+def _run(inputs: Inputs, run_dir: Path, *words: str) -> _Run:
     """Start a run on all GPUs, in turns, as `placement=auto` chooses."""
     own = [
-        f"model.path={inputs.model}",
-        f"data.path={inputs.prompts}",
+        f"model.path={quoted(inputs.model)}",
+        f"data.path={quoted(inputs.prompts)}",
+        f"run.dir={quoted(run_dir)}",
         "data.max_prompt_tokens=16",
         "reward=walk",
         "rollout.num_prompts=16",
