@@ -55,7 +55,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.settings import choice, parse_settings
     from rollpacker.gpu_check.checking import Checking, this_machine
     from rollpacker.runtime.job.signals import signals_handled
-    from rollpacker.runtime.run.folder_checks import check_creatable
+    from rollpacker.runtime.run.folder_checks import check_folder
     from rollpacker.runtime.run.streams import keep_writing
 
     keep_writing("stdout", is_result=True)  # without a reader all rows are run and decide the exit code
@@ -66,7 +66,7 @@ def run(arguments: Arguments) -> None:
         )
     model, rows, out = _model(settings[_MODEL]), _rows(settings["rows"]), Path(settings["out"])
     again = choice(settings, "again", ("true", "false")) == "true"
-    check_creatable("out", out)
+    check_folder("out", out)
     checking = Checking(folder=out, machine=this_machine(), model=model, again=again)
     console = output()
     console.print(Text(checking.key, style="dim"))

@@ -126,7 +126,7 @@ class Checking:
         sources = hashlib.sha256()
         for file in (*sorted(Path(__file__).parents[1].rglob("*.py")), *sorted(conf_dir().rglob("*.yaml"))):
             sources.update(file.read_bytes())
-        named = self.model.resolve() if self.model else "made on the spot"
+        named = f"{self.model.resolve()} {_state_of(self.model)}" if self.model else "made on the spot"
         gpus = f"{self.machine.num_gpus} GPUs of {self.machine.hardware}"
         return f"{gpus}; model {named}; {', '.join(_versions())}; source code {sources.hexdigest()[:12]}"
 
@@ -225,6 +225,15 @@ class Checking:
         if has_hung:
             return Outcome(status="failed", why=f"no result within {row.deadline_s:g} s", seconds=seconds)
         return _answered(answer, process.returncode, self.log(row), seconds)
+
+
+def _state_of(model: Path) -> str:
+    """A hash that changes with the files of a model: their names, sizes and times; weights are not read."""
+    files = hashlib.sha256()
+    for file in sorted(filter(Path.is_file, model.glob("*"))):
+        status = file.stat()
+        files.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return files.hexdigest()[:12]
 
 
 def _answered(answer: Path, code: int, log: Path, seconds: float) -> Outcome:

@@ -93,6 +93,19 @@ def test_a_result_is_of_the_packages_the_driver_and_the_configuration_files(tmp_
     assert len(set(keys)) == len(keys)
 
 
+def test_a_result_is_of_the_files_of_the_model_and_not_of_its_path_alone(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    machine = Machine(hardware="", num_gpus=1, has_gpus=False)
+    checking = Checking(folder=tmp_path, machine=machine, model=model)
+    keys = [checking.key]
+    for content in ("weights", "other weights"):
+        (model / "model.safetensors").write_text(content)
+        keys.append(checking.key)
+    assert len(set(keys)) == 3
+    assert checking.key == keys[-1]
+
+
 def test_a_row_that_hangs_ends_at_its_deadline_with_all_that_it_started(tmp_path):
     # as long as Python may take to start here
     deadline_s = 5.0
@@ -241,11 +254,14 @@ def test_a_machine_without_a_gpu_says_so_for_every_row_and_exits_with_1(tmp_path
         (["engine=vllm"], "It takes model.path=..., rows=..., out=..., again=...."),
         (["decode"], "Leave out decode."),
         (["again=maybe"], "again=maybe is not legal"),
+        (["out=notes.txt"], "out=notes.txt is a file. It is a folder, which is made if need be. Choose another out."),
     ],
 )
-def test_a_mistake_is_answered_before_any_row_runs(words, said, tmp_path, capsys):
-    assert main(["gpu-check", f"out={tmp_path}", *words]) == 2
-    assert said in capsys.readouterr().err
+def test_a_mistake_is_answered_before_any_row_runs(words, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("mine")
+    assert main(["gpu-check", *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_results_that_this_command_did_not_write_are_refused(tmp_path, monkeypatch, capsys):
