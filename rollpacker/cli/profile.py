@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rollpacker.cli.arguments import OVERWRITE, Arguments, is_overwriting
 from rollpacker.cli.command_help import INPUTS, KEYS_OF_TRAIN, CommandHelp
 from rollpacker.cli.temporary_folder import temporary_folder
-from rollpacker.core.errors import ConfigError
+from rollpacker.core.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,6 +48,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.cli.settings import parse_settings
     from rollpacker.config.compose import compose
+    from rollpacker.profiling.workload import LEAST_TOKENS
     from rollpacker.runtime.placing.automatic import complete
     from rollpacker.runtime.run.preflight import validate
 
@@ -68,6 +69,13 @@ def run(arguments: Arguments) -> None:
             f"engine.max_num_seqs={config.engine.max_num_seqs} with `rollpacker profile`.",
             "Decoding is timed of a sequence between two short ones.",
             f"Set engine.max_num_seqs={LEAST_SLOTS} or more.",
+        )
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
+    if prompt + response < LEAST_TOKENS:
+        raise ConfigError(
+            f"data.max_prompt_tokens={prompt} and rollout.max_response_tokens={response} with `rollpacker profile`.",
+            f"Decoding is timed over a window of passes: together they are at least {LEAST_TOKENS}.",
+            f"Set rollout.max_response_tokens={LEAST_TOKENS - prompt} or more.",
         )
     _check_out(out, can_replace=can_replace)
     validate(config, run_facts_of)
@@ -113,8 +121,17 @@ def _measure(config: RunConfig) -> Profile:
 
     facts = _facts(config)
 
+    heard: list[signal.Signals] = []
+
+    def leave(number: signal.Signals) -> None:
+        """End as after Ctrl-C, which `asyncio.run` handles."""
+        heard.append(number)
+        signal.raise_signal(signal.SIGINT)
+
     async def measured(logs: Path) -> Profile:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
+                asyncio.get_running_loop().add_signal_handler(number, leave, number)
         with profile_progress() as progress:
             return await measure(
                 config,
@@ -126,7 +143,13 @@ def _measure(config: RunConfig) -> Profile:
             )
 
     with temporary_folder("profile") as logs:
-        return asyncio.run(measured(logs))
+        try:
+            return asyncio.run(measured(logs))
+        except KeyboardInterrupt:
+            if not heard:
+                raise
+            name, number = heard[0].name, heard[0].value
+            raise Interrupted(f"{name} ended the measurement.", "Nothing is kept.", "Give it again.", number) from None
 
 
 def _facts(config: RunConfig) -> ProfileFacts:

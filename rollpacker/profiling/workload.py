@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 WINDOW_PASSES = 24
 """Decoding passes that one probe times: 50 ms of the fastest engines, so clock and wake-up times are negligible."""
 
+LEAST_TOKENS = 1 + WINDOW_PASSES + 2
+"""Of the longest sequence: a prompt of one token, and passes of which the first and the last are not timed."""
+
 HIGHEST_TEMPERATURE = {"torch": 10.0, "vllm": 2.0}
 """Of the probes: nearly every token is as likely as any other, so few responses end early. vLLM allows at most 2."""
 

@@ -42,6 +42,11 @@ BAD = {
     "no model": (_nothing, ["out=p.json", "model.path=gone"], ["gone", "does not exist"]),
     "a misspelt key": (_nothing, ["out=p.json", "engine.num_engine=1"], ["engine.num_engines"]),
     "too few slots": (_nothing, ["out=p.json", "engine.max_num_seqs=2"], ["engine.max_num_seqs=2", "=3 or more"]),
+    "too short sequences": (
+        _nothing,
+        ["out=p.json", "data.max_prompt_tokens=16", "rollout.max_response_tokens=10"],
+        ["rollout.max_response_tokens=10", "at least 27", "Set rollout.max_response_tokens=11"],
+    ),
     "a modelled degree": (_nothing, ["out=p.json", "engine.tensor_parallel=2"], ["engine.tensor_parallel=2"]),
 }
 

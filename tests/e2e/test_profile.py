@@ -46,12 +46,17 @@ def words(inputs, *more):
     ]
 
 
-def test_an_interrupted_profile_leaves_no_file_and_no_process(inputs, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_profile_leaves_no_file_and_no_process(number, inputs, tmp_path, monkeypatch):
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
     out = tmp_path / "out" / "profile.json"
     profiling = Launched(tmp_path, "profile", *words(inputs, "reward=walk", f"out={out}"))
     profiling.wait_until(lambda: "of" in profiling.output() and "points" in profiling.output())
-    profiling.process.send_signal(signal.SIGINT)
-    assert profiling.wait() == 130
+    profiling.process.send_signal(number)
+    assert profiling.wait() == 128 + number
     assert "Traceback" not in profiling.output()
     profiling.assert_nothing_is_left()
     assert not out.parent.exists()
+    assert not list(folder.glob("rollpacker-*"))
