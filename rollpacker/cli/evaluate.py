@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from rollpacker.cli.scores import ScoreTable
     from rollpacker.config.schema import RunConfig
     from rollpacker.evaluation.comparison import Rewards
 
@@ -117,21 +118,36 @@ def run(arguments: Arguments) -> None:
         _check_sets(first, requirements, settings["against"], others_rewards)
         if against is not None and against.is_dir():
             show_notes(notes_of_other_settings(first, against))
-        if not _evaluate([*configs.values()], [model for model in policies.values() if model is not None]):
-            return  # another rank of the job has the results
-        from rollpacker.cli.scores import score_table
-        from rollpacker.cli.screen import output
-        from rollpacker.metrics.evaluation_files import write_responses
+        checkpoints = {model for model in policies.values() if model is not None}
+        scored: dict[int, Path] = {}
+        table: ScoreTable | None = None
+        try:
+            for step, config in configs.items():
+                _evaluate(config, checkpoints)
+                scored[step] = config.run.dir
+        finally:  # what was scored before a failure is not lost
+            if scored and _has_results():
+                table = _give(scored, out, others_rewards, other=settings["against"], has_steps=len(configs) > 1)
+    if table is not None:
+        _require(requirements, table.scores)
 
-        run_dirs = {step: config.run.dir for step, config in configs.items()}
-        table = score_table(run_dirs, others_rewards, other=settings["against"])
-        try:  # the table is printed also where the file cannot be written
-            if out is not None:
-                with suppress(BrokenPipeError):  # as above, where `out` is what nobody reads
-                    write_responses(out, run_dirs)
-        finally:
-            output().print(*table.shown, sep="\n")
-    _require(requirements, table.scores)
+
+def _give(
+    run_dirs: Mapping[int, Path], out: Path | None, others: Mapping[str, Rewards] | None, *, other: str, has_steps: bool
+) -> ScoreTable:
+    """Write the rewards, and print the table, also where the file cannot be written."""
+    from rollpacker.cli.scores import score_table
+    from rollpacker.cli.screen import output
+    from rollpacker.metrics.evaluation_files import write_responses
+
+    table = score_table(run_dirs, others, other=other, has_steps=has_steps)
+    try:
+        if out is not None:
+            with suppress(BrokenPipeError):  # as above, where `out` is what nobody reads
+                write_responses(out, run_dirs)
+    finally:
+        output().print(*table.shown, sep="\n")
+    return table
 
 
 def parse_requirements(text: str) -> list[Requirement]:
@@ -259,6 +275,7 @@ def _compose(
     """Configure a run of no steps for each policy."""
     from rollpacker.config.compose import compose
     from rollpacker.runtime.placing.automatic import complete
+    from rollpacker.runtime.run.run_folder import has_trained
 
     own = ["run.num_steps=0", *([f"config={run_dir}", "evaluation.at_end=true"] if run_dir else ["data.path=null"])]
     if run_dir is not None and not {*map(key_of, words)} & {"experiment", "data", "data.path"}:
@@ -268,6 +285,12 @@ def _compose(
         path = [f"model.path={quoted(model)}"] if model is not None else []
         config = compose(replaced([*own, *path], words), complete, not_from_file=_NOT_OF_THE_RUN)
         parent = folder or config.run.dir
+        if has_trained(parent):
+            raise ConfigError(
+                f"run.dir={parent} holds a run that has trained.",
+                "An evaluation has a folder of its own.",
+                "Choose a new folder.",
+            )
         section = {"dir": parent / f"step-{step:06d}" if len(policies) > 1 else parent}
         configs[step] = config.model_copy(update={"run": config.run.model_copy(update=section)})
     return configs
@@ -358,28 +381,32 @@ def _settings_of_scores(config: RunConfig) -> dict[str, object]:
     return found
 
 
-def _evaluate(configs: Sequence[RunConfig], of_checkpoints: Collection[Path]) -> bool:
-    """Evaluate one policy after the other; False in a process of the job that only serves its node."""
+def _evaluate(config: RunConfig, checkpoints: Collection[Path]) -> None:
+    """Evaluate one policy; `checkpoints` may be removed by a run that goes on."""
     from rollpacker.cli.train import validate_run
     from rollpacker.launch import ranks
+
+    try:
+        ranks.train(config, validate_run)
+    except Interrupted as error:
+        raise Interrupted(
+            "The evaluation was interrupted.", "A score needs every response.", "Start it again.", error.args[-1]
+        ) from None
+    except (ConfigError, EngineFailed, ModelError) as error:
+        policy = config.model.path
+        if policy is None or policy not in checkpoints or policy.exists():
+            raise
+        raise WorldError(
+            f"{error.problem}\n{policy} was removed meanwhile: its run goes on.",
+            "A run keeps the last run.keep_checkpoints; the best one too, with run.keep_best=true.",
+            "Start it again, or name another one: at=best.",
+        ) from error
+
+
+def _has_results() -> bool:
+    """False in a process of the job that only serves its node."""
     from rollpacker.runtime.job.allocation import current_allocation
 
-    for config in configs:
-        try:
-            ranks.train(config, validate_run)
-        except Interrupted as error:
-            raise Interrupted(
-                "The evaluation was interrupted.", "A score needs every response.", "Start it again.", error.args[-1]
-            ) from None
-        except (ConfigError, EngineFailed, ModelError) as error:
-            policy = config.model.path
-            if policy is None or policy not in of_checkpoints or policy.exists():
-                raise
-            raise WorldError(
-                f"{error.problem}\n{policy} was removed meanwhile: its run goes on.",
-                "A run keeps the last run.keep_checkpoints; the best one too, with run.keep_best=true.",
-                "Start it again, or name another one: at=best.",
-            ) from error
     allocation = current_allocation(os.environ)
     return allocation is None or allocation.is_head
 
@@ -395,6 +422,13 @@ def _require(requirements: Sequence[Requirement], scores: Mapping[tuple[int, str
         if score is None:
             failed.append(f"{name} has no score.")
         elif score < requirement.least - ROUNDING:
-            failed.append(f"{name} is {score:g}, below {requirement.least:g}.")
+            score_shown, least = _told_apart(score, requirement.least)
+            failed.append(f"{name} is {score_shown}, below {least}.")
     if failed:
         raise WorldError(" ".join(failed), "require= asks for more.", "")
+
+
+def _told_apart(one: float, other: float) -> tuple[str, str]:
+    """Two numbers in as few digits as show that they differ, but six."""
+    pairs = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in range(6, 18))
+    return next((one, other) for one, other in pairs if one != other)

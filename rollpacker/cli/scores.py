@@ -48,13 +48,16 @@ class ScoreTable:
     shown: Sequence[RenderableType]
 
 
-def score_table(run_dirs: Mapping[int, Path], others: Mapping[str, Rewards] | None, *, other: str) -> ScoreTable:
+def score_table(
+    run_dirs: Mapping[int, Path], others: Mapping[str, Rewards] | None, *, other: str, has_steps: bool = False
+) -> ScoreTable:
     """Make the table of evaluations.
 
     Args:
         run_dirs: Runs of no steps, by the step of the policy that they evaluated.
         others: Rewards to compare with, by set; None without any.
         other: Where these come from.
+        has_steps: Whether the step of each policy is shown.
     """
     rows = {step: read_table(run_dir, "evaluations").to_pylist() for step, run_dir in run_dirs.items()}
     of_pass = {
@@ -64,7 +67,6 @@ def score_table(run_dirs: Mapping[int, Path], others: Mapping[str, Rewards] | No
     }
     ends = {step: held_out_ends(run_dir) for step, run_dir in run_dirs.items()}
     has_failed = any(end == FAILED_END for of_run in ends.values() for _, _, end in of_run)
-    has_steps = len(run_dirs) > 1
     shown = _scores(rows, of_pass, ends, has_steps=has_steps, has_failed=has_failed)
     if others is not None:
         mine = {step: rewards_by_set(read_newest_responses(run_dir)) for step, run_dir in run_dirs.items()}

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
+from rollpacker.config.compose import compose
+from rollpacker.config.record import to_yaml
 from rollpacker.runtime.run import prompt_look
 from tests.cli.inputs import write_model, write_prompts
 
@@ -23,6 +25,22 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     return tmp_path
+
+
+@pytest.fixture
+def run_dir(workdir: Path) -> Path:
+    """A run with the checkpoints of steps 4 and 6, of which the first is the best; and a held-out file."""
+    (workdir / "test.jsonl").write_text('{"id": "t1", "domain": "math", "prompt": "91 + 2 =", "ground_truth": "93"}\n')
+    run_dir = workdir / "runs" / "x"
+    for step in (4, 6):
+        folder = run_dir / "checkpoints" / f"step-{step:06d}" / "trainer" / "model"
+        folder.mkdir(parents=True)
+        for file in (workdir / "model").iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+    (run_dir / "checkpoints" / "best").symlink_to("step-000004")
+    config = compose(["model.path=model", "data.path=prompts.jsonl", "rollout.num_prompts=8", f"run.dir={run_dir}"])
+    (run_dir / "config.yaml").write_text(to_yaml(config))
+    return run_dir
 
 
 def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:

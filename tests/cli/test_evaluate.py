@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from rollpacker.cli.scores import score_table
 from rollpacker.config.compose import compose
 from rollpacker.config.record import to_yaml
 from rollpacker.config.schema import RunConfig
-from rollpacker.core.errors import ConfigError, DataError, ModelError, WorldError
+from rollpacker.core.errors import ConfigError, DataError, WorldError
 from rollpacker.evaluation.comparison import differences_by_prompt, rewards_by_set
 from rollpacker.evaluation.statistics import mean_reward
 from rollpacker.metrics.evaluation_files import read_newest_responses, write_responses
@@ -33,22 +32,6 @@ from tests.cli.test_show import row
 
 MODEL = ["model.path=model", "reward=math"]
 SET = "evaluation.path=[{path: test.jsonl, name: aime24}]"
-
-
-@pytest.fixture
-def run_dir(workdir: Path) -> Path:
-    """A run with the checkpoints of steps 4 and 6, of which the first is the best; and a held-out file."""
-    (workdir / "test.jsonl").write_text('{"id": "t1", "domain": "math", "prompt": "91 + 2 =", "ground_truth": "93"}\n')
-    run_dir = workdir / "runs" / "x"
-    for step in (4, 6):
-        folder = run_dir / "checkpoints" / f"step-{step:06d}" / "trainer" / "model"
-        folder.mkdir(parents=True)
-        for file in (workdir / "model").iterdir():
-            (folder / file.name).write_bytes(file.read_bytes())
-    (run_dir / "checkpoints" / "best").symlink_to("step-000004")
-    config = compose(["model.path=model", "data.path=prompts.jsonl", "rollout.num_prompts=8", f"run.dir={run_dir}"])
-    (run_dir / "config.yaml").write_text(to_yaml(config))
-    return run_dir
 
 
 LENGTHS = {"length_p50_tokens": 0, "length_p90_tokens": 0}
@@ -125,6 +108,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["runs/x", SET, "against=prompts.jsonl"], "prompts.jsonl cannot be read as held-out responses"),
         (["runs/x", SET, "against=other"], "against=other has the sets math500, and this evaluation aime24"),
         (["runs/x", SET, "out=runs"], "out=runs is a folder"),
+        (["runs/x", SET, "run.dir=runs/x"], "run.dir=runs/x holds a run that has trained."),
+        (["runs/x", SET, "run.dir=runs/x", "at=all"], "Choose a new folder."),
         (["runs/x", "evaluation.path=prompts.jsonl"], "data.path and evaluation.path both read prompts.jsonl"),
         (["runs/x", "evaluation.path=nothing.jsonl"], "nothing.jsonl"),
         ([*MODEL, SET, "engine.num_engines=100000"], "100,001 processes"),
@@ -194,7 +179,7 @@ def test_the_table_fits_80_columns_and_compares_sample_by_sample(tmp_path: Path)
     mine = write_evaluation(tmp_path / "a", {"aime24": [[1.0, 0.0], [1.0, 1.0]], "longer": [[0.5]]})
     other = write_evaluation(tmp_path / "b", {"aime24": [[0.0, 0.0], [1.0, 0.0]], "longer": [[0.5], [1.0]]})
     others = rewards_by_set(read_newest_responses(other))
-    text = printed(score_table({0: mine, 40: mine}, others, other="runs/some-other-run"))
+    text = printed(score_table({0: mine, 40: mine}, others, other="runs/some-other-run", has_steps=True))
     assert max(map(len, text.splitlines())) <= 80
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "step set n x k reward +- pass@2 truncated length p50/p90"
@@ -219,7 +204,7 @@ def test_prompts_are_counted_by_their_means_and_those_that_lost_most_are_named(t
     assert f"same: 0 prompts better than {name}, 0 worse, 1 the same" in text
     assert text.count("`rollpacker show DIR kind=evaluation") == 1
     assert f"step 40, aime24: 1 prompt better than {name}" in printed(
-        score_table({0: mine, 40: mine}, others, other=name)
+        score_table({0: mine, 40: mine}, others, other=name, has_steps=True)
     )
     nothing_lost = printed(score_table({0: mine}, rewards_by_set(read_newest_responses(mine)), other=name))
     assert "0 worse" in nothing_lost
@@ -262,6 +247,7 @@ def test_where_names_leave_no_room_for_lengths_they_are_a_table_and_neither_step
             {step: write_evaluation(tmp_path / str(step), {name: [[1.0, 0.0]]}) for step in (0, 12_000)},
             None,
             other="",
+            has_steps=True,
         )
     )
     assert max(map(len, text.splitlines())) <= 80
@@ -368,22 +354,8 @@ def test_a_score_that_is_below_a_requirement_by_rounding_alone_meets_it() -> Non
     _require(parse_requirements("unseen>=0.56"), {(0, "unseen"): score})
     with pytest.raises(WorldError, match=r"unseen is 0\.53996, below 0\.54\."):
         _require(parse_requirements("unseen>=0.54"), {(0, "unseen"): 0.53996})
-
-
-def test_scores_are_shown_also_where_the_file_for_them_can_no_longer_be_written(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def evaluate(configs: Sequence[RunConfig], _of_checkpoints: Sequence[Path]) -> bool:
-        write_evaluation(configs[0].run.dir, {"aime24": [[0.25]]})
-        Path("scores.parquet").mkdir()
-        return True
-
-    monkeypatch.setattr("rollpacker.cli.evaluate._evaluate", evaluate)
-    assert main(["evaluate", *MODEL, SET, "out=scores.parquet"]) == 2
-    shown = capsys.readouterr()
-    assert "aime24" in shown.out
-    assert "0.250" in shown.out
-    assert "out=scores.parquet is a folder" in shown.err
+    with pytest.raises(WorldError, match=r"unseen is 0\.4166667, below 0\.416667\."):
+        _require(parse_requirements("unseen>=0.416667"), {(0, "unseen"): 5 / 12})
 
 
 def test_standard_output_has_nothing_but_the_file_where_it_is_written_there(
@@ -415,21 +387,6 @@ def test_a_run_that_only_evaluated_has_no_policy_but_that_which_it_began_with(
     config = compose([*MODEL, SET, "data.path=null", "run.num_steps=0", f"run.dir={evaluated}"])
     (evaluated / "config.yaml").write_text(to_yaml(config))
     assert main(["evaluate", str(evaluated)]) == 0
-
-
-def test_a_checkpoint_that_its_run_removes_before_it_is_loaded_is_no_mistake_of_the_command(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def train(config: RunConfig, *_: object) -> None:
-        shutil.rmtree(config.model.path)
-        raise ModelError(f"The model directory {config.model.path} does not exist.")
-
-    monkeypatch.setattr("rollpacker.launch.ranks.train", train)
-    assert main(["evaluate", str(run_dir), SET]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    model = f"{run_dir}/checkpoints/step-000006/trainer/model"
-    assert f"The model directory {model} does not exist. {model} was removed meanwhile: its run goes on." in said
-    assert "at=best" in said
 
 
 def test_a_folder_that_is_named_with_a_prefix_of_hydra_stays() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -30,11 +29,10 @@ def other(workdir: Path) -> Path:
 def test_another_reward_and_another_limit_than_those_of_the_other_run_are_named(
     other: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def evaluate(configs: Sequence[RunConfig], _of_checkpoints: Sequence[Path]) -> bool:
-        write_evaluation(configs[0].run.dir, {"aime24": [[0.25]]})
-        return True
+    def train(config: RunConfig, *_: object) -> None:
+        write_evaluation(config.run.dir, {"aime24": [[0.25]]})
 
-    monkeypatch.setattr("rollpacker.cli.evaluate._evaluate", evaluate)
+    monkeypatch.setattr("rollpacker.launch.ranks.train", train)
     assert main(["evaluate", *MODEL, SET, f"against={other}"]) == 0
     note = (
         "note: against=runs/y was scored otherwise, so differences are not the policy's alone: reward.name is walk "

@@ -88,7 +88,7 @@ def find_resumable(config: RunConfig) -> FoundCheckpoints:
     """
     run_dir = config.run.dir
     store = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
-    if not _has_trained(run_dir):
+    if not has_trained(run_dir):
         return FoundCheckpoints(newest=None, broken=())
     identity = _read_identity(run_dir)
     _check_same_run(config, identity)
@@ -117,15 +117,16 @@ def identify_run(config: RunConfig, note: Callable[[str], None]) -> RunIdentity:
     `note` is told where the records of another run are then, and which code of the run was edited.
     """
     run_dir, fingerprint = config.run.dir, config_fingerprint(config)
-    identity = _read_identity(run_dir) if _has_trained(run_dir) else _parse(run_dir / RUN_FILE)
+    identity = _read_identity(run_dir) if has_trained(run_dir) else _parse(run_dir / RUN_FILE)
     if _is_new_evaluation(config) or not isinstance(identity, RunIdentity) or identity.fingerprint != fingerprint:
+        what = _what_began(run_dir)
         kept = _set_aside(run_dir, [*_records(run_dir), *_other_jobs(run_dir)])
         if kept is not None:
-            note(f"Another run began in {run_dir} and finished no step. Its records are kept in {kept}.")
+            note(f"{what} Its records are kept in {kept}.")
         identity = RunIdentity(schema_version=SCHEMA_VERSION, run_id=uuid.uuid4().hex[:12], fingerprint=fingerprint)
     own_code = checksums(config)
     edited = [place for place, checksum in own_code.items() if identity.own_code.get(place, checksum) != checksum]
-    if edited and _has_trained(run_dir):
+    if edited and has_trained(run_dir):
         note(
             f"Edited since the last attempt of this run: {', '.join(edited)}. If rewards come from it, scores from "
             "before and after are not comparable."
@@ -143,6 +144,11 @@ def set_steps_aside(run_dir: Path, note: Callable[[str], None]) -> None:
             f"{run_dir} holds no checkpoint, so the run begins again. Done again: {counted(num_steps, 'step')}. "
             f"Their tables are kept in {kept}."
         )
+
+
+def has_trained(run_dir: Path) -> bool:
+    """True when the folder holds a step, in a checkpoint or in the tables."""
+    return bool(CheckpointStore(run_dir, keep=1).steps()) or _num_steps(run_dir / _TABLES) > 0
 
 
 def _records(run_dir: Path) -> list[Path]:
@@ -168,11 +174,6 @@ def _other_jobs(run_dir: Path) -> list[Path]:
     return sorted(path for path in run_dir.glob(f"{JOBS_FOLDER}/*") if path.name.partition(".")[0] != own)
 
 
-def _has_trained(run_dir: Path) -> bool:
-    """True when the folder holds a step, in a checkpoint or in the tables."""
-    return bool(CheckpointStore(run_dir, keep=1).steps()) or _num_steps(run_dir / _TABLES) > 0
-
-
 def _has_evaluated(run_dir: Path) -> bool:
     return any((run_dir / _EVALUATION).glob("evaluations/step*.parquet"))
 
@@ -180,12 +181,20 @@ def _has_evaluated(run_dir: Path) -> bool:
 def _is_new_evaluation(config: RunConfig) -> bool:
     """Whether scores that the folder holds are of another evaluation; one that Slurm requeues has the same section."""
     run_dir = config.run.dir
-    if _has_trained(run_dir) or not _has_evaluated(run_dir):
+    if has_trained(run_dir) or not _has_evaluated(run_dir):
         return False
     if config.run.resume != "auto":
         return True
     recorded = (_read_record(run_dir) or {}).get("evaluation")
     return not config.trains and recorded != config.evaluation.model_dump(mode="json")
+
+
+def _what_began(run_dir: Path) -> str:
+    """Say what a folder without steps holds."""
+    recorded = (_read_record(run_dir) or {}).get("run") or {}
+    if _has_evaluated(run_dir) and recorded.get("num_steps") == 0:
+        return f"{run_dir} held an earlier evaluation."
+    return f"Another run began in {run_dir} and finished no step."
 
 
 def _num_steps(tables: Path) -> int:

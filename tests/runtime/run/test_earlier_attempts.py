@@ -186,7 +186,7 @@ def test_scores_of_an_evaluation_are_kept_when_its_folder_takes_another_one(
         train(run_dir, "run.num_steps=0", f"run.resume={resume}", *words)
     assert read_frame(run_dir, "evaluations")["set"].tolist() == ["other"]
     assert read_frame(kept, "evaluations")["set"].tolist() == ["held"]
-    assert f"Its records are kept in {kept}." in capsys.readouterr().out
+    assert f"{run_dir} held an earlier evaluation. Its records are kept in {kept}." in capsys.readouterr().out
     train(run_dir, "run.num_steps=0", *other)
     assert not (run_dir / "replaced-002").exists(), "run.resume=auto goes on with it"
 
