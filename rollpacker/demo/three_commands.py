@@ -62,7 +62,7 @@ def run_demo(overrides: Sequence[str]) -> int:
     runs = folder / datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     own = [*words_of(inputs), f"system={','.join(SYSTEMS)}", f"run.dir={runs}/${{system.name}}"]
     words = replaced(own, overrides)
-    compose_sweep(words)  # a mistake is refused before anything is made
+    compose_sweep(words)  # an illegal setting is refused before anything is made
     _check_writable(runs)
     _announce(console, "1/3", "a task and a model to train")
     _prepare(console, inputs)
