@@ -72,13 +72,15 @@ class Network:
         """Of its buckets, beside the trainer's node."""
         self._bringing: dict[tuple[WorkerId, int, int], asyncio.Lock] = {}
         """Held while an engine of this worker brings, of this policy version, this bucket."""
+        self._gone: set[WorkerId] = set()
+        """They pull no more, and nobody pulls from them."""
         self._num_uploads: dict[WorkerId, int] = {}
         """Buckets under way from each source."""
         self._num_downloads: dict[WorkerId, int] = {}
         """Buckets under way to each worker."""
 
     async def pull(self, num_bytes: int, puller: EngineId, policy_version: int) -> None:
-        """Take the time of a pull."""
+        """Take the time of a pull; that of a worker that leaves ends early."""
         if policy_version > self._policy_version:
             self._policy_version, self._holders, self._bringing = policy_version, {}, {}
         worker = worker_of(puller)
@@ -89,6 +91,8 @@ class Network:
             is_last = bucket == num_buckets - 1
             size = num_bytes - bucket * self._bucket_bytes if is_last else self._bucket_bytes
             async with self._bringing.setdefault((worker, policy_version, bucket), asyncio.Lock()):
+                if worker in self._gone:
+                    return
                 if policy_version == self._policy_version and worker in self._holders.get(bucket, ()):
                     continue
                 await self._bring(bucket, size, worker)
@@ -96,7 +100,8 @@ class Network:
                     self._holders.setdefault(bucket, []).append(worker)
 
     async def _bring(self, bucket: int, num_bytes: int, worker: WorkerId) -> None:
-        sources = [_TRAINER, *(self._holders.get(bucket, ()) if self._relays else ())]
+        holders = self._holders.get(bucket, ()) if self._relays else ()
+        sources = [_TRAINER, *(holder for holder in holders if holder not in self._gone)]
         source = sources[self._chance.integers(len(sources))]
         self._num_uploads[source] = num_uploads = self._num_uploads.get(source, 0) + 1
         self._num_downloads[worker] = num_downloads = self._num_downloads.get(worker, 0) + 1
@@ -109,9 +114,7 @@ class Network:
 
     def leave(self, worker: WorkerId) -> None:
         """What a worker had is gone with it."""
-        for holders in self._holders.values():
-            if worker in holders:
-                holders.remove(worker)
+        self._gone.add(worker)
 
 
 class MemberEngine:
@@ -294,7 +297,7 @@ class ModelledMembers:
         for place in self._places.values():
             if place.worker == worker:
                 away_s = max(self._section.requeue_s, _LEAST_AWAY_S) if may_return else float("inf")
-                place.free_at_s = max(place.free_at_s, self._loop.time() + away_s)  # of a loss, too
+                self._keep_empty(place, away_s)
                 await self._end(place, silently=False)
 
     async def wish(self, num_workers: int) -> None:
@@ -322,7 +325,7 @@ class ModelledMembers:
         await asyncio.sleep(loss.delay_s)
         there = [place for place in self._places.values() if place.worker is not None and not place.is_leaving]
         for place in there[: loss.num_workers]:
-            place.free_at_s = float("inf") if loss.away_s is None else self._loop.time() + loss.away_s
+            self._keep_empty(place, float("inf") if loss.away_s is None else loss.away_s)
             self._preempt(place)
 
     # Nodes that come and go
@@ -336,7 +339,7 @@ class ModelledMembers:
             place = self._places.setdefault(change.place, _Place(number=change.place))
             place.is_up = change.is_up
             if not change.is_up and place.worker is not None:
-                place.free_at_s = max(place.free_at_s, self._loop.time() + self._section.requeue_s)  # of a loss, too
+                self._keep_empty(place, self._section.requeue_s)
                 self._preempt(place)
         self._fill()
 
@@ -344,14 +347,16 @@ class ModelledMembers:
         """Let workers arrive where there is a place for one."""
         num_there = sum(place.worker is not None for place in self._places.values())
         now = self._loop.time()  # the run's, in virtual time
-        free = [place for place in self._places.values() if place.is_up and place.worker is None]
-        for place in free:
-            if place.free_at_s > now:
-                if place.free_at_s < float("inf"):
-                    self._loop.call_at(place.free_at_s, self._fill)
-            elif num_there < self._limit:
+        for place in self._places.values():
+            if place.is_up and place.worker is None and place.free_at_s <= now and num_there < self._limit:
                 num_there += 1
                 self._arrive(place)
+
+    def _keep_empty(self, place: _Place, duration_s: float) -> None:
+        """Let no worker come for so long, nor before a time that was set earlier."""
+        place.free_at_s = max(place.free_at_s, self._loop.time() + duration_s)
+        if place.free_at_s < float("inf"):
+            self._loop.call_at(place.free_at_s, self._fill)
 
     def _arrive(self, place: _Place) -> None:
         place.life += 1

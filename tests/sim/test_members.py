@@ -10,7 +10,7 @@ from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.data.shapes import transformer_of
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
-from rollpacker.sim.members import Network
+from rollpacker.sim.members import ModelledMembers, Network
 from rollpacker.sim.run_facts import ModelledRunFacts
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.composed import composed, config_of, small
@@ -73,6 +73,32 @@ def test_a_run_whose_workers_flap_trains_every_batch_and_replays(tmp_path, alone
     assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()
     assert steps["num_members_lost"].sum() > 0
     replay(tmp_path / "run")
+
+
+def test_nodes_that_wait_to_come_again_set_one_timer_for_each_time_that_they_went():
+    chance = ("availability=random", "num_workers=8", "mean_up_s=600", "mean_down_s=10", "requeue_s=120")
+    words = [f"elastic.modelled.{word}" for word in chance]
+    elastic = composed(*WORKERS, "elastic.max_workers=8", *words).elastic
+
+    async def main():
+        loop, timers, changes = asyncio.get_running_loop(), [], []
+        call_at = loop.call_at
+        loop.call_at = lambda *args, **kwargs: timers.append(call_at(*args, **kwargs)) or timers[-1]
+        members = ModelledMembers(elastic, make_engine=None)
+
+        async def listen():
+            while True:
+                changes.extend(await members.changes())
+
+        listening = asyncio.create_task(listen())
+        await asyncio.sleep(1800)
+        listening.cancel()
+        await members.close()
+        return len(timers), len(changes)
+
+    num_timers, num_changes = run_in_virtual_time(main())
+    assert num_changes > 20
+    assert num_timers < 3 * num_changes
 
 
 @pytest.mark.parametrize("grace_s", [0, 20])
@@ -241,6 +267,23 @@ def test_what_an_engine_was_cut_off_from_bringing_another_one_of_its_worker_brin
         return asyncio.get_running_loop().time() - began
 
     assert run_in_virtual_time(main()) == pytest.approx(2)
+
+
+def test_a_worker_that_is_gone_neither_goes_on_to_pull_nor_is_pulled_from():
+    words = ("elastic.modelled.relay=true", "elastic.modelled.network_gb_per_s=1")
+    section = composed(*WORKERS, *words, "elastic.modelled.trainer_network_gb_per_s=0.5").elastic.modelled
+
+    async def main():
+        network, loop = Network(section, bucket_bytes=100_000_000), asyncio.get_running_loop()
+        lost = asyncio.create_task(network.pull(2_000_000_000, "e0_0-r0.0", 1))
+        await asyncio.sleep(1.05)
+        network.leave("e0_0-r0")
+        await lost
+        ended_s = loop.time()
+        await network.pull(2_000_000_000, "e0_1-r0.0", 1)
+        return ended_s, loop.time() - ended_s
+
+    assert run_in_virtual_time(main()) == pytest.approx((1.2, 4.0))
 
 
 def test_workers_that_relay_are_hardly_slower_together_than_alone():
