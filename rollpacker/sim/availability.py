@@ -9,8 +9,8 @@ or wishes. Changes come in order of time, perhaps without end, and depend on the
     file        as many places are up as a CSV file says (Bamboo's traces, NSDI '23); chance says which one leaves
     random      times up and down are exponential, and a preemption may take several places at once
 
-Of `random`: a preemption takes (1 + burst) / 2 places on average, so preemptions come that much more rarely than by the
-mean time up of one place, whose mean stays what was asked for.
+Of `random`: a preemption takes (1 + burst) / 2 places on average, less where fewer than `burst` are up, so preemptions
+come that much more rarely than by the mean time up of one place, whose mean stays what was asked for.
 """
 
 from __future__ import annotations
@@ -112,10 +112,13 @@ def on_and_off(
     for place in up:
         yield PlaceChanged(at_s=0.0, place=place, is_up=True)
     coming: list[tuple[float, int]] = []
-    now, mean_burst = 0.0, (1 + burst) / 2
+    now = 0.0
     while num_places:
-        rate = len(up) / (mean_up_s * mean_burst)
-        preempted_at_s = now + chance.wait_s(rate) if up else float("inf")
+        preempted_at_s = float("inf")
+        if up:
+            most = min(burst, len(up))
+            mean_burst = most * (2 * burst - most + 1) / (2 * burst)  # of min(k, most), k from 1 to burst
+            preempted_at_s = now + chance.wait_s(len(up) / (mean_up_s * mean_burst))
         if coming and coming[0][0] <= preempted_at_s:  # the next preemption is drawn again: it has no memory
             now, place = heapq.heappop(coming)
             up[place] = None

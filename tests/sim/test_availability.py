@@ -62,9 +62,9 @@ def test_a_file_of_counts_may_begin_as_excel_writes_it_and_count_as_many_as_a_ru
     assert sum(1 for _ in counted(read_counts(file), seed=0)) == 100_000
 
 
-@pytest.mark.parametrize("burst", [1, 4])
-def test_random_places_are_up_and_down_for_the_times_that_were_asked_for(burst):
-    changes = on_and_off(20, mean_up_s=1000, mean_down_s=250, burst=burst, seed=1)
+@pytest.mark.parametrize(("num_places", "burst"), [(20, 1), (20, 4), (2, 8)])
+def test_random_places_are_up_and_down_for_the_times_that_were_asked_for(num_places, burst):
+    changes = on_and_off(num_places, mean_up_s=1000, mean_down_s=250, burst=burst, seed=1)
     since, up_s, down_s = {}, [], []
     for change in itertools.islice(changes, 40_000):
         if change.place in since:
