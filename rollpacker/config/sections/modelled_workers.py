@@ -16,7 +16,7 @@ class LossSection(Section):
     step: Count
     """Training step in which they leave."""
     num_workers: Count = Field(1, ge=1)
-    """So many of those that are there and not about to be lost, the first to have come; fewer if fewer are there."""
+    """So many of those that are there and not about to be lost, in the order of their places; fewer if fewer are."""
     after: Literal["publication", "lending"] = "publication"
     """What `delay_s` counts from: the step's policy lies ready for workers, or local engines leave for the trainer."""
     delay_s: Seconds = 0.0
