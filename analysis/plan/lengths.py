@@ -44,8 +44,8 @@ class LengthFacts:
     """True when the source knows several lengths of one prompt."""
     drawn: dict[str, list[int]]
     """By domain: lengths as a run draws them, cut at the limit."""
-    share_at_limit: float
-    """Of all that were drawn."""
+    share_at_limit: float | None
+    """Of all that were drawn; None where they are lengths of turns, and the limit is that of all turns together."""
     is_extrapolated: bool
     """True when lengths beyond the source's longest were drawn."""
     notes: tuple[str, ...]
@@ -74,6 +74,9 @@ def length_facts(config: RunConfig) -> LengthFacts:
     workload = Workload(config)
     drawn = _draw(workload, limit)
     everything = [length for of_domain in drawn.values() for length in of_domain]
+    share_at_limit = None
+    if config.workload.environment is None:
+        share_at_limit = sum(length >= limit for length in everything) / len(everything)
     source, num_samples, longest, has_groups = _source(config.workload)
     return LengthFacts(
         source=source,
@@ -82,7 +85,7 @@ def length_facts(config: RunConfig) -> LengthFacts:
         limit=limit,
         has_groups=has_groups,
         drawn=drawn,
-        share_at_limit=sum(length >= limit for length in everything) / len(everything),
+        share_at_limit=share_at_limit,
         is_extrapolated=max(everything) > longest,
         notes=workload.notes(),
     )

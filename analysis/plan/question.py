@@ -264,7 +264,15 @@ def _refuse_other_gpus(configs: Iterable[RunConfig]) -> None:
 
 def _refuse_cut(lengths: LengthFacts, *, is_default: bool) -> None:
     """Refuse to plan for a limit that nobody chose and that cuts the tail off, which a plan is about."""
-    if is_default and lengths.share_at_limit > _MOST_CUT:
+    if not is_default:
+        return
+    if lengths.share_at_limit is None:
+        raise ConfigError(
+            f"rollout.max_response_tokens={lengths.limit} with workload.environment.",
+            "It limits all turns of a response and the answers to them together, and the lengths are those of turns.",
+            "Add rollout.max_response_tokens=N, the limit that you train with.",
+        )
+    if lengths.share_at_limit > _MOST_CUT:
         raise ConfigError(
             f"{lengths.share_at_limit:.0%} of the responses are longer than "
             f"rollout.max_response_tokens={lengths.limit}.",

@@ -277,11 +277,15 @@ def _cost_model(base: RunConfig, num_gpus: int) -> str:
 
 
 def _about_lengths(lengths: LengthFacts) -> str:
-    number = "" if lengths.num_samples is None else f"{lengths.num_samples:,} responses, "
-    text = f"{lengths.source}: {number}the longest {lengths.longest:,.0f} tokens; "
-    text += f"{lengths.share_at_limit:.1%} are cut at {lengths.limit:,}."
+    if lengths.share_at_limit is None:
+        things = "turns"
+        limited = f" of a turn; {lengths.limit:,} are the limit of all turns of a response together."
+    else:
+        things, limited = "responses", f"; {lengths.share_at_limit:.1%} are cut at {lengths.limit:,}."
+    number = "" if lengths.num_samples is None else f"{lengths.num_samples:,} {things}, "
+    text = f"{lengths.source}: {number}the longest {lengths.longest:,.0f} tokens{limited}"
     if lengths.num_samples is not None and lengths.num_samples < FEW_SAMPLES:
-        text += f" So few say little of the tail: its top 1 % is {lengths.num_samples // 100} responses."
+        text += f" So few say little of the tail: its top 1 % is {lengths.num_samples // 100} {things}."
     if lengths.is_extrapolated:
         text += f" Beyond {lengths.longest:,.0f} the tail is extrapolated (Pareto)."
     elif lengths.longest < lengths.limit:

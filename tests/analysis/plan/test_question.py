@@ -96,6 +96,12 @@ def test_a_limit_that_nobody_chose_is_replaced_by_the_longest_of_log_normal_leng
     assert caught.value.remedy.startswith(f"Add rollout.max_response_tokens={math.ceil(900 * math.exp(4.5))},")
 
 
+def test_a_limit_that_nobody_chose_is_refused_without_a_number_where_the_lengths_are_those_of_turns(tmp_path):
+    with pytest.raises(ConfigError, match=r"max_response_tokens=256 with workload\.environment\.") as caught:
+        space(tmp_path, "workload=agents")
+    assert caught.value.remedy.startswith("Add rollout.max_response_tokens=N,")
+
+
 @pytest.mark.parametrize(("num_gpus", "fewer"), [(631, 630), (200_000_000, 620 * 161_280)])
 def test_gpus_for_which_no_number_of_engines_can_be_tried_are_refused_with_the_next_smaller_one(
     tmp_path, num_gpus, fewer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -40,6 +41,7 @@ def shown(
     hardware: str = "h800",
     left_out: Mapping[str, int] | None = None,
     more_words: Sequence[str] = (),
+    lengths: LengthFacts = LENGTHS,
 ) -> str:
     """What is printed of made-up outcomes."""
     found = add_speedups(pd.concat(trials, ignore_index=True), "verl")
@@ -53,7 +55,7 @@ def shown(
         num_seeds=2,
     )
     output = io.StringIO()
-    show(Terminal(file=output, width=width), found, LENGTHS, space, left_out=left_out or {})
+    show(Terminal(file=output, width=width), found, lengths, space, left_out=left_out or {})
     return output.getvalue()
 
 
@@ -146,3 +148,10 @@ def test_what_the_source_of_the_lengths_does_not_tell_is_said_with_what_it_is():
     text = " ".join(shown(200, outcomes("verl", 200), outcomes("rollpacker", 100, eta=1.25)).split())
     assert "0.0% are cut at 4,096. 3 of 9 were aborted." in text
     assert "trainer Whether it fits into the memory of its GPUs is not checked." in text
+
+
+def test_of_lengths_of_turns_no_share_is_said_to_be_cut_at_the_limit_of_all_turns():
+    trials = (outcomes("verl", 200), outcomes("rollpacker", 100, eta=1.25))
+    text = " ".join(shown(200, *trials, lengths=replace(LENGTHS, share_at_limit=None)).split())
+    assert "2,000 turns, the longest 4,096 tokens of a turn; 4,096 are the limit of all turns of a response" in text
+    assert "are cut" not in text
