@@ -85,6 +85,7 @@ def refuse_impossible(tree: ast.Module, response_names: set[str]) -> None:
         objects.refuse(node)
         if isinstance(node, ast.ClassDef):
             _refuse_base(node, response_names)
+            _refuse_fixtures_of_unittest(node)
 
 
 def last_name(node: ast.AST) -> str:
@@ -137,6 +138,10 @@ def _refuse_unknown_pytest(node: ast.AST) -> None:
             for keyword in node.keywords:
                 if (last_name(node.func), keyword.arg) in {("parametrize", "indirect"), ("fixture", "params")}:
                     raise _impossible(f"{last_name(node.func)}({keyword.arg}=...)", "the sandbox's pytest lacks it")
+            if last_name(node.func) in {"skipif", "xfail"}:
+                conditions = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "condition")]
+                if any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in conditions):
+                    raise _impossible(ast.unparse(node), "the sandbox's pytest evaluates no condition that is a text")
     for name in names:
         if name not in _PYTEST_NAMES:
             raise _impossible(f"pytest.{name}", f"the sandbox's pytest has {', '.join(_PYTEST_NAMES)}")
@@ -156,6 +161,14 @@ def _refuse_base(given: ast.ClassDef, response_names: set[str]) -> None:
                 f"Not allowed: {ONE_PROCESS}, and only calls and data pass between them",
                 "Delete the class, or leave out the prompt",
             )
+
+
+def _refuse_fixtures_of_unittest(given: ast.ClassDef) -> None:
+    if any(last_name(base).endswith("TestCase") for base in given.bases):
+        members = [node for node in given.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        for name in (last_name(each) for node in (given, *members) for each in node.decorator_list):
+            if name in {"fixture", "usefixtures"}:
+                raise _impossible(f"{name} in {given.name}", "the sandbox's unittest has no fixtures of pytest")
 
 
 def _refuse_state(node: ast.AST) -> None:

@@ -196,6 +196,21 @@ NO_TEST = "no test in it would run and check something"
             "import pytest\n@pytest.mark.parametrize('x', [1], indirect=True)\ndef test_a(x):\n    assert f(x)",
             ["`parametrize(indirect=...)`"],
         ),
+        (
+            (
+                "import pytest, unittest\nclass A(unittest.TestCase):\n    @pytest.fixture(autouse=True)\n"
+                "    def two(self): self.two = 2\n    def test_a(self): self.assertEqual(f(1), self.two)"
+            ),
+            ["`fixture in A`"],
+        ),
+        (
+            "import pytest\n@pytest.mark.skipif('f(2) == 0', reason='x')\ndef test_a():\n    assert f(2)",
+            ["`pytest.mark.skipif('f(2) == 0', reason='x')`", "a text"],
+        ),
+        (
+            "import pytest\ndef test_a(): assert f(2)\n@pytest.mark.xfail(condition='1')\ndef test_b(): assert f(2)",
+            ["`pytest.mark.xfail(condition='1')`"],
+        ),
         ("from solution import Stack\nclass Own(Stack): pass\nassert Own().pop() == 1", ["inherits from", "`Stack`"]),
         ("def test_a(:\n    assert f(2)", ["is not Python: line 1"]),
         ("return f(2)", ["is not Python", "outside function"]),

@@ -15,7 +15,7 @@ from rollpacker.rewards.sandbox.values import SOLUTION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import CodeType
     from typing import Any
 
@@ -77,21 +77,27 @@ class _Run:
                 elif name.startswith("Test"):
                     self._run_class(value)
             elif name.startswith("test") and callable(value) and not hasattr(value, "fixture_of_test"):
-                self._run_cases(value, None)
+                self._run_function(value)
         self._end(None)
         _call(self._own.get("teardown_module"), self._module)
+
+    def _run_function(self, function: Any) -> None:
+        if getattr(function, "__test__", True):
+            _apply_marks(function, self._own)
+            self._run_cases(function, None)
 
     def _run_class(self, kind: type) -> None:
         if kind.__init__ is not object.__init__ or not getattr(kind, "__test__", True):  # type: ignore[misc]
             return
+        _apply_marks(kind, self._own, vars(kind))
         members = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
         names = [name for name, value in members.items() if name.startswith("test") and not isinstance(value, type)]
-        _call(getattr(kind, "setup_class", None))
+        _call(getattr(kind, "setup_class", None), kind)
         for name in names:
             if callable(getattr(kind, name)):
                 self._run_cases(name, kind)
         self._end(kind)
-        _call(getattr(kind, "teardown_class", None))
+        _call(getattr(kind, "teardown_class", None), kind)
         for name, value in members.items():
             if name.startswith("Test") and isinstance(value, type):
                 self._run_class(value)
@@ -100,12 +106,14 @@ class _Run:
         import io
         import unittest
 
+        _apply_marks(kind, self._own, vars(kind))
         suite = unittest.defaultTestLoader.loadTestsFromTestCase(kind)
         result = unittest.TextTestRunner(stream=io.StringIO()).run(suite)
         if not result.wasSuccessful():
             raise AssertionError(kind.__name__)
-        self.num_skipped += len(result.skipped)
-        self.num_passed += result.testsRun - len(result.skipped)
+        skipped = {getattr(test, "test_case", test) for test, _ in result.skipped}  # a subtest as its test
+        self.num_skipped += len(skipped)
+        self.num_passed += max(0, result.testsRun - len(skipped))  # a class that is skipped whole has run no test
 
     def _run_cases(self, test: Any, kind: type | None) -> None:
         """Run a function, or a method by its name, once for each of its cases."""
@@ -215,6 +223,14 @@ def _call(function: Any, *given: object) -> None:
         _finish(function(*given[: len(_parameters(function))]))
 
 
+def _apply_marks(test: Any, *owners: Mapping[str, Any]) -> None:
+    """Set the marks that a module or a class has in `pytestmark`."""
+    for owner in owners:
+        marks = owner.get("pytestmark", ())
+        for mark in marks if isinstance(marks, list | tuple) else [marks]:
+            mark(test)
+
+
 def _finish(value: Any) -> Any:
     """Run a coroutine to its end."""
     if type(value).__name__ != "coroutine" or isinstance(value, Remote):
@@ -245,6 +261,18 @@ def _make_pytest() -> Any:  # noqa: C901 one small function per name
                 raise AssertionError(f"{self.value!r} does not match {pattern!r}")
             return True
 
+        @property
+        def typename(self) -> str:
+            return self.type.__name__
+
+        def exconly(self) -> str:
+            import traceback
+
+            return "".join(traceback.format_exception_only(self.value)).rstrip()
+
+        def __repr__(self) -> str:
+            return f"<ExceptionInfo {self.value!r}>"
+
     @contextmanager
     def expecting(kinds: Any, match: str | None) -> Any:
         seen = Seen()
@@ -257,10 +285,10 @@ def _make_pytest() -> Any:  # noqa: C901 one small function per name
         else:
             raise AssertionError(f"did not raise {kinds}")
 
-    def raises(kinds: Any, *call: Any, match: str | None = None, **named: object) -> Any:
+    def raises(expected_exception: Any, *call: Any, match: str | None = None, **named: object) -> Any:
         if not call:
-            return expecting(kinds, match)
-        with expecting(kinds, match) as seen:
+            return expecting(expected_exception, match)
+        with expecting(expected_exception, match) as seen:
             call[0](*call[1:], **named)
         return seen
 
@@ -294,20 +322,28 @@ def _make_pytest() -> Any:  # noqa: C901 one small function per name
     def importorskip(name: str, **_options: object) -> Any:
         import importlib
 
-        return importlib.import_module(name)
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            raise _Skipped(str(error)) from None
 
     def skipping(*given: Any, **_named: object) -> Any:
         """As `@skip`, `@skip("reason")` or in `param(..., marks=skip)`."""
 
         def mark(test: Any) -> Any:
-            test.is_skipped_test = True
+            test.is_skipped_test = test.__unittest_skip__ = True
             return test
 
         return mark(given[0]) if given and (callable(given[0]) or isinstance(given[0], _Case)) else mark
 
     class Mark:
         parametrize: Any
-        skip = xfail = staticmethod(skipping)
+        skip = staticmethod(skipping)
+
+        @staticmethod
+        def xfail(condition: Any = True, **_options: object) -> Any:
+            """As `@xfail`, or as `skipif`; the condition may be left out."""
+            return skipping(condition) if condition else lambda test: test
 
         @staticmethod
         def skipif(condition: object, **_options: object) -> Any:

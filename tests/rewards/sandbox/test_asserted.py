@@ -160,6 +160,47 @@ def test_b():
 @pytest.mark.parametrize("x", [pytest.param(1), pytest.param(2, marks=pytest.mark.skip)])
 def test_c(x): assert f(x) == 2 and x == 1
 """
+OF_SKIPS = """
+import unittest, pytest
+class TestA:
+    pytestmark = [pytest.mark.skipif(True, reason="x"), pytest.mark.slow]
+    def test_a(self): assert f(1) == 0
+class A(unittest.TestCase):
+    @pytest.mark.skip
+    def test_a(self): self.assertEqual(f(1), 0)
+    def test_b(self): self.assertEqual(f(1), 2)
+    def test_c(self):
+        for x in range(2):
+            with self.subTest(x): self.skipTest("x")
+def helper(): assert f(1) == 0
+test_helper = helper
+test_helper.__test__ = False
+def test_d(): pytest.importorskip("no_such_package")
+"""
+SKIPPED_WHOLE = """
+import unittest
+class A(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): raise unittest.SkipTest
+    def test_a(self): self.assertEqual(f(1), 2)
+"""
+MARKED = """
+import pytest
+pytestmark = [pytest.mark.skipif(False, reason="x"), pytest.mark.asyncio]
+def test_a(): assert f(0) == 0
+@pytest.mark.xfail(False, reason="x")
+def test_b(): assert f(1) == 2
+"""
+CLASSES = """
+import pytest
+class TestA:
+    def setup_class(cls): cls.k = 2
+    def teardown_class(cls): assert cls.k == 2
+    def test_a(self):
+        assert f(1) == self.k
+        with pytest.raises(expected_exception=TypeError) as e: f()
+        assert "missing 1" in str(e) and e.typename == "TypeError" and e.exconly().startswith("TypeError: ")
+"""
 UNITTEST = """
 import unittest
 class Base(unittest.TestCase):
@@ -303,6 +344,9 @@ FEATURES = [
     ),
     (PYTEST, DOUBLE),
     (SKIPS, DOUBLE),
+    (OF_SKIPS, DOUBLE),
+    (MARKED, DOUBLE),
+    (CLASSES, DOUBLE),
     (UNITTEST, DOUBLE),
 ]
 NOTHING = "def f(x): return 0"
@@ -311,6 +355,9 @@ WRONG = [
     ("class TestA:\n class TestB:\n  def test_a(self): assert f(2) == 4", NOTHING),
     (UNITTEST, NOTHING),
     (PYTEST, NOTHING),
+    (MARKED, NOTHING),
+    (SKIPPED_WHOLE, NOTHING),
+    ("import pytest\npytestmark = pytest.mark.skipif(True, reason='x')\ndef test_a(): assert f(2) == 4", DOUBLE),
     ("async def test_a(): assert await f(2) == 4", "async def f(x): return 0"),
     ("import asyncio\nassert asyncio.run(f(2)) == 4", "async def f(x): return 0"),
     ("assert all(map(lambda x: f(x) == 2 * x, [1, 2]))", "def f(x): raise StopIteration"),
