@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MAX_DEPTH = 200
 """Of nested containers; what is deeper is not encoded."""
 
+OPAQUE = '{"x":'
+"""How the text of a value begins that is not encoded. No string holds it: its quotation marks are escaped."""
+
 SOLUTION = "solution"
 """The module of a program, as its tests see it."""
 
@@ -66,7 +69,7 @@ def encode(value: object, export: Callable[[object], str] | None = None, depth: 
     if isinstance(value, float):
         return float.__repr__(value) if math.isfinite(value) else f'{{"f":"{float.__repr__(value)}"}}'
     if depth > MAX_DEPTH:
-        return f'{{"x":{encode_basestring_ascii(type(value).__name__)}}}'
+        return f"{OPAQUE}{encode_basestring_ascii(type(value).__name__)}}}"
     if isinstance(value, list):
         return f"[{_items(list.__iter__(value), export, depth)}]"
     if isinstance(value, tuple):
@@ -106,7 +109,7 @@ def encode(value: object, export: Callable[[object], str] | None = None, depth: 
         return encode(value.item(), export, depth + 1)  # type: ignore[attr-defined]
     if export is not None:
         return export(value)
-    return f'{{"x":{encode_basestring_ascii(kind.__name__)}}}'
+    return f"{OPAQUE}{encode_basestring_ascii(kind.__name__)}}}"
 
 
 def decode(tree: object, restore: Callable[[dict[str, object]], object] | None = None) -> object:

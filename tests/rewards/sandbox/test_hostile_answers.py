@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.rewards.sandbox import comparison_process
+from rollpacker.rewards.sandbox.values import MAX_DEPTH, encode
 from tests.rewards.sandbox.programs import Pool, reasons_of, request_of, write_prompts
 
 LONG_S = 60.0
@@ -122,6 +123,15 @@ def test_an_answer_written_as_the_expected_one_or_far_longer_needs_no_process():
     assert comparison_process.result_at_once(value, b'{"d":[["a",[1,null]]]}') is True
     assert comparison_process.result_at_once(text, b"1" * 100_000) is False
     assert comparison_process.result_at_once(value, b"1" * 100_000) is False
+
+
+def test_what_is_nested_too_deeply_to_be_compared_is_equal_to_nothing():
+    value = [1]
+    for _ in range(MAX_DEPTH + 1):
+        value = [value]
+    case = {"kind": "call", "accepted": [value]}
+    assert comparison_process.result_at_once(case, encode(value).encode()) is None
+    assert result_of(case, encode(value).encode()) is False
 
 
 def result_of(case, given):
