@@ -1,9 +1,9 @@
 """Starts a runner in a sandbox of namespaces and resource limits.
 
 `bubblewrap` creates namespaces for users, processes, IPC, host name, network and mounts. The root is empty but for
-Python with its libraries (read-only, see `interpreter`), four devices, and a /tmp of bounded size in memory. There is
-no /proc. The environment is fixed. The kernel kills everything inside with the sandbox's first process, that with
-bubblewrap, and that with the supervisor.
+Python with its libraries and time zones (read-only, see `interpreter`), four devices, and a /tmp of bounded size in
+memory. There is no /proc. The environment is fixed. The kernel kills everything inside with the sandbox's first
+process, that with bubblewrap, and that with the supervisor.
 
 `rlimits` starts the same runner with the same resource limits, and without isolation.
 
@@ -287,8 +287,9 @@ class Sandbox:
                 raise ChildProcessError("the runner has ended")
             runner = pids[2]
             self._kernel_memory = KernelMemory(runner)
+            output = os.open(f"/proc/{runner}/root{_STDOUT}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.close(self.output)
-            self.output = os.open(f"/proc/{runner}/root{_STDOUT}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self.output = output
 
     def kernel_bytes(self) -> int:
         """Kernel memory of the sandbox beside that of its processes; not known with `rlimits`."""

@@ -1,9 +1,9 @@
-"""The files of this machine that Python needs to run: its program, its standard library, and shared libraries.
+"""The files of this machine that Python needs to run: its program, its standard library, shared libraries, time zones.
 
-Invariant: the only folders are those of the standard library and the system's libraries, which hold software and
-nothing else. Other library folders may be the user's (a conda environment's, one of LD_LIBRARY_PATH) and hold any file.
-So the interpreter is run once to list the files that it maps when it loads everything of the standard library, and
-these are listed one by one.
+Invariant: the only folders are those of the standard library, the system's libraries and its time zones, which hold
+nothing of a user. Other library folders may be the user's (a conda environment's, one of LD_LIBRARY_PATH) and hold any
+file. So the interpreter is run once to list the files that it maps when it loads everything of the standard library,
+and these are listed one by one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from rollpacker.core.errors import WorldError
 from rollpacker.processes.programs import run_program
 
 _SYSTEM_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
+
+_TIME_ZONES = "/usr/share/zoneinfo"
+"""What `zoneinfo` reads, where the system has it."""
 
 _RUNTIMES = ("libstdc++.so.6", "libgcc_s.so.1", "libgomp.so.1", "libgfortran.so.5", "libquadmath.so.0")
 """Runtimes of compilers: the end of a thread needs one, compiled packages the others."""
@@ -57,7 +60,7 @@ def find_interpreter_files() -> InterpreterFiles:
     """
     program = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     modules = [folder for folder in sys.path if folder.endswith("lib-dynload")]
-    folders = [*_SYSTEM_FOLDERS, str(Path(os.__file__).parent), *modules]
+    folders = [*_SYSTEM_FOLDERS, _TIME_ZONES, str(Path(os.__file__).parent), *modules]
     found = _outermost([os.path.realpath(folder) for folder in folders if Path(folder).is_dir()])
     libraries = [path for path in _loaded_files(program, modules) if not _is_in(path, found)]
     searched = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/")]

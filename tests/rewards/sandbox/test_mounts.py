@@ -99,10 +99,16 @@ async def test_packages_can_be_imported_wherever_they_are_also_under_tmp(for_any
     assert await reasons_of(tmp_path, cases, packages=for_anybody / "packages") == ["correct", "error"]
 
 
+@pytest.mark.skipif(not Path("/usr/share/zoneinfo/UTC").exists(), reason="the system has no time zones")
+async def test_a_program_knows_time_zones(tmp_path):
+    program = f"import zoneinfo; zoneinfo.ZoneInfo('Europe/Paris'); print({TOLD!r})"
+    assert await reasons_of(tmp_path, [(ONE, program)]) == ["correct"]
+
+
 def test_what_is_needed_is_files_but_for_the_standard_library_and_the_systems_libraries():
     needed = find_interpreter_files()
     folders = {path for path in needed.paths if Path(path).is_dir()}
-    system = {os.path.realpath(path) for path in ("/usr/lib", "/usr/lib64", "/lib", "/lib64")}
+    system = {os.path.realpath(path) for path in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")}
     library = os.path.realpath(Path(os.__file__).parent)
     assert folders - system <= {library, f"{library}/lib-dynload"}
     assert all(target in needed.paths for _, target in needed.links)
