@@ -178,7 +178,7 @@ def _make(check: Check, section: RewardSection) -> RewardWorker:
         case "modelled" | "judge" | "environment":
             raise ConfigError(
                 f"reward.name={check} scores no texts by itself.",
-                "Texts are scored by math, walk, sandbox, a function or a server.",
+                "Texts are scored by math, walk, sandbox, judge, a function or a server.",
                 "Choose reward=math.",
             )
 

@@ -11,6 +11,7 @@ import difflib
 import json
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollpacker.config.sections.data import PromptFile
@@ -33,7 +34,6 @@ from rollpacker.rewards.trial import try_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.config.sections.reward import RewardSection
@@ -84,7 +84,9 @@ def score_file(
         raise DataError(
             f"The response file {responses_path} is a directory", "Allowed: a file", "Name a file in that directory"
         )
-    _refuse_inputs(out_path, *(each for file in files for each in data_files(file)), responses_path)
+    _refuse_inputs(
+        out_path, *(each for file in files for each in data_files(file)), responses_path, *_own_files(reward)
+    )
     check_output(out_path, can_replace=can_replace)
     data_names = ", ".join(file.written for file in files)
     prompts, legal_ids, remedy = dict[str, Prompt](), f"an id from {data_names}", _OTHER_FILE
@@ -177,6 +179,14 @@ def _prompt_text(reward: RewardSection, prompt: Prompt) -> str:
     if reward.is_judged(prompt.domain):
         return dialogue(prompt)
     return "\n".join(message["content"] for message in prompt.messages)
+
+
+def _own_files(reward: RewardSection) -> list[Path]:
+    """Give the files that a user has written for the reward."""
+    checks = [each.check for scoring in reward.scorings for each in scoring]
+    functions = [check.source.rpartition(":")[0] for check in checks if check.kind == "function"]
+    template = reward.judge.template if reward.has_judge else None
+    return [*(Path(name) for name in functions if name.endswith(".py")), *([template] if template is not None else [])]
 
 
 def _refuse_inputs(out_path: Path, *inputs: Path) -> None:

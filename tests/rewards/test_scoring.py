@@ -127,6 +127,23 @@ def test_an_input_file_is_never_overwritten(tmp_path, prompts):
         score_file(WALK, [PromptFile(path=folder)], responses, part)
 
 
+def test_the_function_or_template_of_a_reward_is_never_overwritten(tmp_path, prompts):
+    responses = write(tmp_path / "answers.jsonl", [{"id": "walk-1", "response": "+2 5"}])
+    own, template = tmp_path / "my.py", tmp_path / "my.jinja"
+    own.write_text("def score(response): return 1.0\n")
+    template.write_text("{{ response }}")
+    judge = {"model": {"path": str(tmp_path)}, "template": template}
+    for reward, out in (
+        (RewardSection(function=f"{own}:score"), own),
+        (RewardSection(parts={"own": {"function": f"{own}:score"}}), own),
+        (RewardSection(name="judge", judge=judge), template),
+    ):
+        before = out.read_text()
+        with pytest.raises(DataError, match="one of the input files"):
+            score_file(reward, [PromptFile(path=prompts)], responses, out)
+        assert out.read_text() == before
+
+
 def test_a_folder_of_responses_is_refused(tmp_path, prompts):
     (tmp_path / "answers").mkdir()
     write(tmp_path / "answers" / "a.jsonl", [{"id": "walk-1", "response": "+2 5"}])
