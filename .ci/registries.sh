@@ -3,11 +3,13 @@
 
 # Prints what pip would use, here and now: `pip_setting PYTHON KEY`.
 pip_setting() {
-    local listed from value words
+    local variable="PIP_${2^^}" listed from value words
+    variable="${variable//-/_}"
+    value="${!variable:-}"
     listed="$("$1" -m pip config list 2>/dev/null || true)"
-    for from in :env: install global; do
-        value="$(sed -n "s/^$from\.$2='\(.*\)'\$/\1/p" <<<"$listed")"
+    for from in install global; do
         if [[ -n "$value" ]]; then break; fi
+        value="$(sed -n "s/^$from\.$2=['\"]\(.*\)['\"]\$/\1/p" <<<"$listed")"
     done
     read -ra words <<<"${value//\\n/ }"
     printf '%s' "${words[*]}"
