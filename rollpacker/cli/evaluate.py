@@ -125,8 +125,9 @@ def run(arguments: Arguments) -> None:
             for step, config in configs.items():
                 _evaluate(config, checkpoints)
                 scored[step] = config.run.dir
-        finally:  # what was scored before a failure is not lost
+        finally:  # what was scored before a failure is shown; `out` has all or none: the command can be repeated
             if scored and _has_results():
+                out = out if len(scored) == len(configs) else None
                 table = _give(scored, out, others_rewards, other=settings["against"], has_steps=len(configs) > 1)
     if table is not None:
         _require(requirements, table.scores)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from rollpacker.cli.main import main
@@ -14,7 +13,7 @@ from rollpacker.core.errors import EngineFailed, ModelError
 from tests.cli.test_evaluate import MODEL, SET, write_evaluation
 
 
-def test_what_was_scored_before_a_failure_is_shown_and_written(
+def test_what_was_scored_before_a_failure_is_shown(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(config: RunConfig, *_: object) -> None:
@@ -29,7 +28,7 @@ def test_what_was_scored_before_a_failure_is_shown_and_written(
     assert [line[:2] for line in lines[:2]] == [["step", "set"], ["0", "aime24"]]
     assert "An engine has died." in shown.err
     assert "require" not in shown.err
-    assert pq.read_table("scores.parquet")["step"].to_pylist() == [0]
+    assert not Path("scores.parquet").exists(), "the command may be repeated"
 
 
 def test_scores_are_shown_also_where_the_file_for_them_can_no_longer_be_written(
