@@ -71,7 +71,8 @@ takes the imaginary unit for a real number."""
 _NUMBER_AS_TEXT = re.compile(r"(?<![_^\w])\\text\s*\{\s*(\d[\d.,]*)((?:\s+[A-Za-z]+)*)\s*\}")
 _COUNTED = re.compile(
     r"(?<![\w^_.,}])(\d[\d.,]*)((?:\s|\\ )+\(?"
-    r"(?!hundred|thousand|\w+illion|dozen|tenth|third|hal[fv]|squared|cubed|factorial|plus|minus)"
+    r"(?!hundred|thousand|\w+illion|dozen|third|hal[fv]|quarter|(?:four|fif|six|seven|eigh|nin|ten|\w*teen|\w*ie)ths?\b)"
+    r"(?!squared|cubed|factorial|root|choose|plus|minus|times|over|less|more|pairs?\b)"
     r"(?!ab|(?:sin|cos|tan|log|exp)\w\b)(?=[a-z]*[aeiou])[a-z]{4,}"
     r"(?:\s+(?!or\b|and\b|to\b)[a-z]{2,})*\)?)(?=\s*[}$])"
 )

@@ -102,6 +102,11 @@ def test_words_behind_a_number_say_what_it_counts(counted):
     [
         "18 million",
         "18 hundredths",
+        "18 fifths",
+        "18 quarters",
+        "18 root three",
+        "18 choose two",
+        "18 less than zero",
         "18 squared",
         "18 xyz",
         "18 abcd",
