@@ -184,9 +184,10 @@ def _prompt_text(reward: RewardSection, prompt: Prompt) -> str:
 def _own_files(reward: RewardSection) -> list[Path]:
     """Give the files that a user has written for the reward."""
     checks = [each.check for scoring in reward.scorings for each in scoring]
-    functions = [check.source.rpartition(":")[0] for check in checks if check.kind == "function"]
+    places = [check.source.rpartition(":")[0] for check in checks if check.kind == "function"]
+    functions = [place if place.endswith(".py") else f"{place.replace('.', '/')}.py" for place in places]
     template = reward.judge.template if reward.has_judge else None
-    return [*(Path(name) for name in functions if name.endswith(".py")), *([template] if template is not None else [])]
+    return [*map(Path, functions), *([template] if template is not None else [])]
 
 
 def _refuse_inputs(out_path: Path, *inputs: Path) -> None:

@@ -127,7 +127,8 @@ def test_an_input_file_is_never_overwritten(tmp_path, prompts):
         score_file(WALK, [PromptFile(path=folder)], responses, part)
 
 
-def test_the_function_or_template_of_a_reward_is_never_overwritten(tmp_path, prompts):
+def test_the_function_or_template_of_a_reward_is_never_overwritten(tmp_path, prompts, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     responses = write(tmp_path / "answers.jsonl", [{"id": "walk-1", "response": "+2 5"}])
     own, template = tmp_path / "my.py", tmp_path / "my.jinja"
     own.write_text("def score(response): return 1.0\n")
@@ -135,6 +136,7 @@ def test_the_function_or_template_of_a_reward_is_never_overwritten(tmp_path, pro
     judge = {"model": {"path": str(tmp_path)}, "template": template}
     for reward, out in (
         (RewardSection(function=f"{own}:score"), own),
+        (RewardSection(function="my:score"), own),
         (RewardSection(parts={"own": {"function": f"{own}:score"}}), own),
         (RewardSection(name="judge", judge=judge), template),
     ):

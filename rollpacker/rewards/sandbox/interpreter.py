@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,8 @@ from rollpacker.processes.programs import run_program
 
 _SYSTEM_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 
-_TIME_ZONES = "/usr/share/zoneinfo"
-"""What `zoneinfo` reads, where the system has it."""
+_TIME_ZONES = tuple(filter(None, (sysconfig.get_config_var("TZPATH") or "").split(":")))
+"""What `zoneinfo` reads, unless a user's variable says otherwise."""
 
 _RUNTIMES = ("libstdc++.so.6", "libgcc_s.so.1", "libgomp.so.1", "libgfortran.so.5", "libquadmath.so.0")
 """Runtimes of compilers: the end of a thread needs one, compiled packages the others."""
@@ -60,7 +61,7 @@ def find_interpreter_files() -> InterpreterFiles:
     """
     program = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     modules = [folder for folder in sys.path if folder.endswith("lib-dynload")]
-    folders = [*_SYSTEM_FOLDERS, _TIME_ZONES, str(Path(os.__file__).parent), *modules]
+    folders = [*_SYSTEM_FOLDERS, *_TIME_ZONES, str(Path(os.__file__).parent), *modules]
     found = _outermost([os.path.realpath(folder) for folder in folders if Path(folder).is_dir()])
     libraries = [path for path in _loaded_files(program, modules) if not _is_in(path, found)]
     searched = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/")]

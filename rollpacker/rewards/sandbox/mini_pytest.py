@@ -89,7 +89,7 @@ class _Run:
     def _run_class(self, kind: type) -> None:
         if kind.__init__ is not object.__init__ or not getattr(kind, "__test__", True):  # type: ignore[misc]
             return
-        _apply_marks(kind, self._own, vars(kind))
+        _apply_marks(kind, self._own, *map(vars, kind.__mro__))
         members = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
         names = [name for name, value in members.items() if name.startswith("test") and not isinstance(value, type)]
         _call(getattr(kind, "setup_class", None), kind)
@@ -106,7 +106,7 @@ class _Run:
         import io
         import unittest
 
-        _apply_marks(kind, self._own, vars(kind))
+        _apply_marks(kind, self._own, *map(vars, kind.__mro__))
         suite = unittest.defaultTestLoader.loadTestsFromTestCase(kind)
         result = unittest.TextTestRunner(stream=io.StringIO()).run(suite)
         if not result.wasSuccessful():

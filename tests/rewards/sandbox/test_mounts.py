@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from rollpacker.core.errors import WorldError
 from rollpacker.rewards.sandbox import interpreter
 from rollpacker.rewards.sandbox.interpreter import find_interpreter_files
 from tests.rewards.sandbox.programs import reasons_of
+
+TIME_ZONES = sysconfig.get_config_var("TZPATH").split(":")
 
 TOLD = "4711"
 ONE = {"test_cases": [{"input": "", "output": TOLD}]}
@@ -99,7 +102,7 @@ async def test_packages_can_be_imported_wherever_they_are_also_under_tmp(for_any
     assert await reasons_of(tmp_path, cases, packages=for_anybody / "packages") == ["correct", "error"]
 
 
-@pytest.mark.skipif(not Path("/usr/share/zoneinfo/UTC").exists(), reason="the system has no time zones")
+@pytest.mark.skipif(not any(Path(each, "UTC").exists() for each in TIME_ZONES), reason="Python has no time zones")
 async def test_a_program_knows_time_zones(tmp_path):
     program = f"import zoneinfo; zoneinfo.ZoneInfo('Europe/Paris'); print({TOLD!r})"
     assert await reasons_of(tmp_path, [(ONE, program)]) == ["correct"]
@@ -108,7 +111,7 @@ async def test_a_program_knows_time_zones(tmp_path):
 def test_what_is_needed_is_files_but_for_the_standard_library_and_the_systems_libraries():
     needed = find_interpreter_files()
     folders = {path for path in needed.paths if Path(path).is_dir()}
-    system = {os.path.realpath(path) for path in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")}
+    system = {os.path.realpath(path) for path in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", *TIME_ZONES)}
     library = os.path.realpath(Path(os.__file__).parent)
     assert folders - system <= {library, f"{library}/lib-dynload"}
     assert all(target in needed.paths for _, target in needed.links)
