@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rollpacker.rewards.sandbox import comparison_process
-from rollpacker.rewards.sandbox.values import MAX_DEPTH, encode
+from rollpacker.rewards.sandbox.comparison import is_one_of
+from rollpacker.rewards.sandbox.values import MAX_DEPTH, decode, encode
 from tests.rewards.sandbox.programs import Pool, reasons_of, request_of, write_prompts
 
 LONG_S = 60.0
@@ -130,8 +131,9 @@ def test_what_is_nested_too_deeply_to_be_compared_is_equal_to_nothing():
     for _ in range(MAX_DEPTH + 1):
         value = [value]
     case = {"kind": "call", "accepted": [value]}
-    assert comparison_process.result_at_once(case, encode(value).encode()) is None
-    assert result_of(case, encode(value).encode()) is False
+    given = encode(value).encode()
+    assert comparison_process.result_at_once(case, given) is None
+    assert not is_one_of(decode(json.loads(given)), case["accepted"])
 
 
 def result_of(case, given):
