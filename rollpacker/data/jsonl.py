@@ -365,7 +365,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        allowed = f"{_ALLOWED}, or a folder of these"
+        allowed = f"{_ALLOWED}; of prompts and data sets a folder of these, too"
         raise DataError(f"The {kind} {path} does not exist", allowed, _nearest_name(path)) from None
     except IsADirectoryError:
         raise DataError(f"The {kind} {path} is a directory", _ALLOWED, "Name a file in that directory") from None

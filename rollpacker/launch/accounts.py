@@ -94,8 +94,8 @@ def _config_of(run_dir: Path) -> RunConfig:
     except ValidationError as error:
         raise DataError(
             f"{run_dir / CONFIG_FILE} is missing, or another version wrote it",
-            "It has the settings of rollout workers",
-            "Use the rollpacker that wrote it",
+            "It has the settings of the run's rollout workers, and the prices of GPUs",
+            "Copy it again from where the run wrote it, or use the rollpacker that wrote it",
         ) from error
 
 

@@ -298,6 +298,16 @@ def test_of_engines_that_are_lost_in_one_step_the_longest_wait_counts(story):
     assert second.why == "engine-3 was lost; engine-3-r1 took its place after 1.0 s."
 
 
+@pytest.mark.parametrize("change", ["fleet_change", "tail_change"])
+def test_a_lost_engine_is_waited_for_until_other_engines_take_the_place_of_all(story, change):
+    ended_s = story.steps["finished_at_s"][0]
+    lost = Moment(at_s=ended_s - 3, what="lost", engine="engine-0")
+    moments = (lost, Moment(at_s=ended_s - 1, what=change, engine=None, tensor_parallel=2))
+    waits = Waits(Presence(story.tables.logged, None), Cuts({}))
+    waits.add_lost_engines(replace(story.tables, logged=replace(story.tables.logged, moments=moments)))
+    assert waits.worst(1.0)[0].why == "engine-0 was lost; other engines took the place of all after 2.0 s."
+
+
 def test_only_a_request_whose_tokens_are_all_lost_begins_again():
     moves = [("a", "evicted", 5, 1.0), ("a", "lost", 0, 2.0), ("b", "lost", 0, 1.0), ("c", "evicted", 0, 1.0)]
     moves += [("d", "turn", 7, 1.0), ("d", "lost", 0, 2.0), ("e", "start", None, 1.0)]

@@ -26,6 +26,12 @@ LONGROPES = {
     "flat": {**_PHI3, "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": LIMIT}},
     "as Phi-4-mini": {**_PHI3, "original_max_position_embeddings": LIMIT, "rope_scaling": {"type": "longrope"}},
     "as an older file says it": {**_PHI3, "original_max_position_embeddings": LIMIT, "rope_scaling": {"type": "su"}},
+    "of Phi-4-multimodal": {
+        **_PHI3,
+        "model_type": "phi4_multimodal",
+        "original_max_position_embeddings": LIMIT,
+        "rope_scaling": {"type": "su"},
+    },
     "or this": {**_PHI3, "original_max_position_embeddings": LIMIT, "rope_scaling": {"type": "yarn"}},
     "by layer type": {
         **_PHI3,
